@@ -1,0 +1,1 @@
+"""Where it runs: one box through `make serve`, Kubernetes through KubeRay."""

@@ -1,0 +1,113 @@
+"""Processes and ports of one run, found by the session they belong to.
+
+Each child of the launcher leads a session of its own, and whatever Ray starts, HAProxy included,
+stays in it. The kernel keeps that number even when parents die; command lines and environments
+would not do, because Ray's processes write their titles over both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+# Two readings of one process's start differ by less than this (seconds).
+CLOCK_SLACK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session by its leader, whose start time tells it from a later one of the same number."""
+
+    sid: int
+    started_s: float  # seconds since the epoch
+
+    @classmethod
+    def of(cls, leader_pid: int) -> Session:
+        """The session led by a live process."""
+        return cls(leader_pid, psutil.Process(leader_pid).create_time())
+
+    def members(self) -> Iterator[psutil.Process]:
+        """Live members; none if the number has passed to somebody else's session."""
+        with contextlib.suppress(psutil.Error):
+            leader = psutil.Process(self.sid)
+            if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
+                return
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                ours = os.getsid(process.pid) == self.sid
+                after = process.create_time() >= self.started_s - CLOCK_SLACK_S
+                if ours and after and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+
+def sweep(sessions: Iterable[Session], *, patience_s: float = 10.0) -> int:
+    """Kill what is left of `sessions`; the number of processes that had to be killed.
+
+    Loops, because a supervisor that dies last may have started something meanwhile.
+    """
+    killed = 0
+    give_up_s = time.monotonic() + patience_s
+    sessions = tuple(sessions)
+    while left := [process for session in sessions for process in session.members()]:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        killed += len(left)
+        psutil.wait_procs(left, timeout=1)
+        if time.monotonic() > give_up_s:
+            break
+    return killed
+
+
+def remember(path: Path, sessions: Iterable[Session]) -> None:
+    """Write the sessions of a run where the next start finds them."""
+    path.write_text(json.dumps([asdict(session) for session in sessions]), encoding="utf-8")
+
+
+def recall(path: Path) -> list[Session]:
+    """The sessions of the run before; none when it left no readable note."""
+    try:
+        return [Session(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether this process could listen on `host`:`port` now."""
+    with socket.socket() as probe:
+        # As HAProxy does: connections in TIME_WAIT do not count as somebody else.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(preferred: int) -> int:
+    """`preferred` if nobody listens there, else one the kernel picks."""
+    if port_is_free("0.0.0.0", preferred):
+        return preferred
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_owner(port: int) -> str:
+    """Who listens on `port`, in words; root sees every owner, others their own processes."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            at_port = getattr(connection.laddr, "port", None) == port
+            if at_port and connection.status == psutil.CONN_LISTEN and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"pid {process.pid} ({process.name()})"
+    return "another process"

@@ -1,0 +1,293 @@
+"""One box: start Ray with the right environment, run the config, clean up on every way out.
+
+    launcher (this) ── ray start --head --block ── everything Ray starts
+             └──────── serve run <config>
+
+Both children lead sessions of their own, so that Ctrl-C reaches the launcher only and it can stop
+them in order. The kernel tells them (setpriv --pdeathsig) when the launcher is killed. Whatever
+is left of their sessions is swept, at the end or by the next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from cluster.errors import CannotStart
+from cluster.local import LocalPorts, local_environment
+from cluster.processes import (
+    Session,
+    port_is_free,
+    port_owner,
+    recall,
+    remember,
+    sweep,
+)
+from cluster.progress import Progress, not_ready, port_closed
+
+RUN_DIR = ".run"
+OBJECT_STORE_BYTES = 256 << 20  # messages travel by gRPC; the object store holds next to nothing
+SERVE_STOP_S = 8.0  # seconds in-flight requests get after Ctrl-C
+RAY_STOP_S = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """What the command line says."""
+
+    config: Path
+    host: str | None = None  # None: as the config says
+    port: int | None = None
+    num_gpus: int | None = None  # None: what Ray finds
+    start_timeout_s: float = 180.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m cluster up`."""
+    parser.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"))
+    parser.add_argument("--host", help="address to listen on (default: as in the config)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
+    parser.add_argument("--num-gpus", type=int, help="GPUs to tell Ray of (default: those found)")
+    parser.add_argument("--start-timeout-s", type=float, default=180.0)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until told to stop; 0 after a stop that was asked for."""
+    settings = UpSettings(
+        config=arguments.config,
+        host=arguments.host,
+        port=arguments.port,
+        num_gpus=arguments.num_gpus,
+        start_timeout_s=arguments.start_timeout_s,
+    )
+    try:
+        with stop_signals_raise():
+            return serve_until_stopped(settings)
+    except CannotStart as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"\nhint: {error.hint}", file=sys.stderr)
+        return 1
+
+
+class Stopped(BaseException):
+    """A signal asked us to stop. Not an Exception: nothing on the way may swallow it."""
+
+
+@contextmanager
+def stop_signals_raise() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal all raise Stopped, once."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for number in signals:  # the way out must not be interrupted half-way
+            signal.signal(number, signal.SIG_IGN)
+        raise Stopped
+
+    former = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def serve_until_stopped(settings: UpSettings) -> int:
+    """The whole life of a run."""
+    progress = Progress()
+    run_dir = settings.config.resolve().parent / RUN_DIR
+    run_dir.mkdir(exist_ok=True)
+    with only_run_in(run_dir):
+        if killed := sweep(recall(run_dir / "sessions.json")):
+            progress.say(f"ended {killed} processes a former run had left")
+        config = effective_config(settings)
+        host, port = config["http_options"]["host"], config["http_options"]["port"]
+        check_port(host, port)
+        children = Children(run_dir)
+        try:
+            start(children, config, settings, progress)
+            url = f"http://{reachable(host)}:{port}"
+            progress.wait(not_ready(url), children.failure, settings.start_timeout_s)
+            progress.say(invitation(url, config))
+            children.wait()
+            raise CannotStart(children.failure() or "a child ended", hint=f"see {run_dir}")
+        except Stopped:
+            progress.say("stopping")
+            return 0
+        finally:
+            children.stop()
+            progress.say("stopped; nothing is left running")
+
+
+@contextmanager
+def only_run_in(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory's lock; the kernel drops it however this process ends."""
+    with (run_dir / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            lock.seek(0)
+            raise CannotStart(
+                f"this checkout is already being served by pid {lock.read().strip()}",
+                hint="stop it with Ctrl-C there, or serve from another checkout with PORT=...",
+            ) from exc
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def effective_config(settings: UpSettings) -> dict[str, Any]:
+    """The config with host and port from the command line."""
+    try:
+        config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise CannotStart(f"cannot read `{settings.config}`: {exc.strerror}") from exc
+    http = config.setdefault("http_options", {})
+    http["host"] = settings.host or http.get("host", "127.0.0.1")
+    http["port"] = settings.port or http.get("port", 8000)
+    return config
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that is taken, before anything is started."""
+    if not port_is_free(host, port):
+        raise CannotStart(
+            f"port {port} on {host} is taken by {port_owner(port)}",
+            hint=f"stop it, or move: make serve PORT={port + 1}",
+        )
+
+
+def reachable(host: str) -> str:
+    """An address a client on this box can use."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def start(
+    children: Children, config: dict[str, Any], settings: UpSettings, progress: Progress
+) -> None:
+    """Bring up Ray, then hand it the config."""
+    ports = LocalPorts.choose()
+    environment = os.environ | local_environment(ports)
+    ensure_token(environment)
+    effective = children.run_dir / "serve_config.yaml"
+    effective.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+    progress.say(f"starting Ray (dashboard on 127.0.0.1:{ports.dashboard})")
+    children.start("ray", ray_command(ports, settings.num_gpus), environment)
+    address = f"127.0.0.1:{ports.gcs}"
+    up = port_closed("127.0.0.1", ports.dashboard)
+    progress.wait(up, children.failure, settings.start_timeout_s)
+    progress.say(f"serve run {settings.config.name}")
+    environment["RAY_ADDRESS"] = address
+    children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
+
+
+def ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
+    """`ray start` on loopback with every port named, so that two clusters fit on one box."""
+    # At least two logical CPUs, or the deployments' shares do not fit on a one-core machine.
+    num_cpus = max(2, len(os.sched_getaffinity(0)))
+    command = [
+        bin_path("ray"),
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--node-ip-address=127.0.0.1",
+        "--dashboard-host=127.0.0.1",
+        f"--port={ports.gcs}",
+        f"--dashboard-port={ports.dashboard}",
+        f"--ray-client-server-port={ports.client}",
+        f"--dashboard-agent-listen-port={ports.agent}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--num-cpus={num_cpus}",
+    ]
+    return command if num_gpus is None else [*command, f"--num-gpus={num_gpus}"]
+
+
+def bin_path(name: str) -> str:
+    """A console script of this Python's environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def ensure_token(environment: dict[str, str]) -> None:
+    """Ray's token guards its control ports; the first run on a machine makes one."""
+    if (Path.home() / ".ray" / "auth_token").exists() or "RAY_AUTH_TOKEN" in environment:
+        return
+    command = [bin_path("ray"), "get-auth-token", "--generate"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+def invitation(url: str, config: dict[str, Any]) -> str:
+    """The last line: where it is, and one thing to try."""
+    model = config["applications"][0]["args"]["models"][0]["id"]
+    return f'serving on {url} - try: curl {url}/models/{model} -d \'{{"inputs": "Hello world"}}\''
+
+
+class Children:
+    """The two processes of a run, and how they end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._sessions: list[Session] = []
+
+    def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        """Start a child in a session of its own, its output in the run directory."""
+        setpriv = shutil.which("setpriv")
+        leash = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+        with (self.run_dir / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*leash, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._sessions.append(Session.of(process.pid))
+        remember(self.run_dir / "sessions.json", self._sessions)
+
+    def failure(self) -> str | None:
+        """Which child has ended, and how; None while all run."""
+        for name, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                log = self.run_dir / f"{name}.log"
+                tail = log.read_text(errors="replace").strip().splitlines()[-5:]
+                return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
+        return None
+
+    def wait(self) -> None:
+        """Return when a child has ended."""
+        while self.failure() is None:
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Serve first, so that requests under way finish; then Ray; then whatever is left."""
+        self._end("serve", signal.SIGINT, SERVE_STOP_S)
+        self._end("ray", signal.SIGTERM, RAY_STOP_S)
+        sweep(self._sessions)
+        (self.run_dir / "sessions.json").unlink(missing_ok=True)
+
+    def _end(self, name: str, number: signal.Signals, patience_s: float) -> None:
+        process = self._processes.get(name)
+        if process is None:
+            return
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            process.send_signal(number)
+            process.wait(patience_s)

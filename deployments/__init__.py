@@ -1,0 +1,1 @@
+"""Serving: Ray Serve deployments that answer requests from sealed artifacts."""

@@ -1,0 +1,114 @@
+"""Composition root: typed args from serve_config.yaml to the Serve application graph.
+
+The shells below are all that Ray sees; what they hold are plain objects. How often, where and
+with which resources each runs is said in serve_config.yaml only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from deployments.config import (
+    AppArgs,
+    IngressUserConfig,
+    LaneUserConfig,
+    TokenizerUserConfig,
+)
+from deployments.ingress.app import build_http_app
+from deployments.ingress.exposition import gather_from_ray
+from deployments.ingress.lanes import LANE_DEPLOYMENTS, LaneBoard, look_at_serve
+from deployments.ingress.microbatch import serve_batched
+from deployments.ingress.router import Router
+from deployments.ingress.service import InferenceService
+from deployments.manifest import Device
+from deployments.messages import CallBatch, EncodedBatch, Outcome
+from deployments.metrics import ServingMetrics
+from deployments.registry import Registry
+from deployments.replicas.lane import BatchReplica
+from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.transports.serve import ServeLaneClient
+
+
+class Tokenizer:
+    """Shell of TokenizerReplica."""
+
+    def __init__(self, args: AppArgs) -> None:
+        self._replica = TokenizerReplica(args)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Apply `user_config` without a restart."""
+        self._replica.configure(TokenizerUserConfig.parse(user_config))
+
+    async def encode(self, batch: CallBatch) -> EncodedBatch:
+        """Texts to token ids."""
+        return await self._replica.encode(batch)
+
+    async def check_health(self) -> None:
+        """Raise when the replica should be replaced."""
+        await self._replica.check()
+
+    def __del__(self) -> None:
+        self._replica.close()
+
+
+class Lane:
+    """Shell of BatchReplica; deployed once per device."""
+
+    def __init__(self, args: AppArgs, device: Device) -> None:
+        self._replica = BatchReplica(args, device)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Apply `user_config` without a restart."""
+        self._replica.configure(LaneUserConfig.parse(user_config).batching)
+
+    async def infer(self, batch: EncodedBatch) -> list[Outcome]:
+        """Token ids to answers."""
+        return await self._replica.infer(batch)
+
+    async def check_health(self) -> None:
+        """Raise when the replica should be replaced."""
+        await self._replica.check()
+
+    async def __del__(self) -> None:
+        await self._replica.close()
+
+
+class Ingress:
+    """Shell of the HTTP application."""
+
+    def __init__(
+        self, args: AppArgs, tokenizer: DeploymentHandle, lanes: dict[Device, DeploymentHandle]
+    ) -> None:
+        settings = IngressUserConfig()
+        app_name = serve.get_replica_context().app_name
+        clients = {device: ServeLaneClient(tokenizer, lane) for device, lane in lanes.items()}
+        self._service = InferenceService(
+            registry=Registry.of(args),
+            router=Router(clients, serve_batched, settings.batching),
+            board=LaneBoard(args.lanes, lambda: look_at_serve(app_name)),
+            recorder=ServingMetrics(),
+            settings=settings,
+        )
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Apply `user_config` without a restart."""
+        self._service.configure(IngressUserConfig.parse(user_config))
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """Called by Serve once the replica stands."""
+        return build_http_app(self._service, gather_from_ray)
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """Wire the graph described by serve_config.yaml. Raises BadSetting."""
+    settings = AppArgs.parse(args)
+    tokenizer = serve.deployment(Tokenizer).bind(settings)
+    lanes = {
+        device: serve.deployment(Lane, name=LANE_DEPLOYMENTS[device]).bind(settings, device)
+        for device in settings.lanes
+    }
+    return serve.deployment(serve.ingress()(Ingress)).bind(settings, tokenizer, lanes)

@@ -1,0 +1,214 @@
+"""The one place that knows both worlds: asyncio callers and blocking engines.
+
+Not a loop in the literal sense: whenever an item arrives or a pass ends, `_pump` starts passes
+until every engine thread is busy. There is no background task that could die unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.batching.collate import collate
+from deployments.batching.plan import plan
+from deployments.config import BatchSettings
+from deployments.engines.base import Engine
+from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from deployments.messages import ModelRef, Timings, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class CallRows:
+    """A call's part of the engine's output."""
+
+    rows: NDArray[np.float32]  # [items, W], in the call's order
+    timings: Timings
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """One submitted call until all of its items are done."""
+
+    future: asyncio.Future[CallRows]
+    deadline_s: float  # time.time
+    rows: list[NDArray[np.float32] | None]
+    missing: int
+    tokens: int
+    queue_s: float = 0.0
+    forward_s: float = 0.0
+    batch_items: int = 0
+
+
+@dataclass(slots=True)
+class _Item:
+    ids: TokenIds
+    ticket: _Ticket
+    index: int
+    arrived_s: float  # time.perf_counter
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one forward pass gave: a row or an error per item."""
+
+    results: list[NDArray[np.float32] | ServeError] = field(default_factory=list)
+    started_s: float = 0.0
+    forward_s: float = 0.0
+
+
+class BatchLoop:
+    """Queues items per model and runs them in token-budget batches on engine threads.
+
+    Bounded: more than `queue_items` waiting items are refused. Use from one event loop.
+    """
+
+    def __init__(
+        self, engines: Mapping[ModelRef, Engine], rules: BatchSettings, *, runs: int
+    ) -> None:
+        self.rules = rules
+        self._engines = engines
+        self._runs = runs
+        self._busy = 0
+        self._waiting: dict[ModelRef, list[_Item]] = {}
+        self._pool = ThreadPoolExecutor(runs, thread_name_prefix="engine")
+
+    @property
+    def waiting_items(self) -> int:
+        """Items not yet given to an engine."""
+        return sum(map(len, self._waiting.values()))
+
+    def submit(
+        self, model: ModelRef, items: Sequence[TokenIds], deadline_s: float
+    ) -> asyncio.Future[CallRows]:
+        """Queue the items of one call; the future gives their rows or raises a ServeError.
+
+        Raises Overloaded at once when the line is full. Cancelling the future, or letting
+        `deadline_s` (time.time) pass, drops what has not started.
+        """
+        if self.waiting_items + len(items) > self.rules.queue_items:
+            raise Overloaded(f"{self.waiting_items} items wait already; try again later")
+        ticket = _Ticket(
+            future=asyncio.get_running_loop().create_future(),
+            deadline_s=deadline_s,
+            rows=[None] * len(items),
+            missing=len(items),
+            tokens=sum(map(len, items)),
+        )
+        now = time.perf_counter()
+        line = self._waiting.setdefault(model, [])
+        line.extend(_Item(ids, ticket, i, now) for i, ids in enumerate(items))
+        # Not at once: the caller may be about to submit the rest of a list.
+        asyncio.get_running_loop().call_soon(self._pump)
+        return ticket.future
+
+    async def drain(self) -> None:
+        """Wait until nothing waits and nothing runs, then stop the threads."""
+        while self._waiting or self._busy:
+            await asyncio.sleep(0.01)
+        self._pool.shutdown()
+
+    def oldest_age_s(self) -> float:
+        """How long the oldest waiting item has waited."""
+        heads = [line[0].arrived_s for line in self._waiting.values() if line]
+        return time.perf_counter() - min(heads) if heads else 0.0
+
+    def _pump(self) -> None:
+        while self._busy < self._runs and self._waiting:
+            model = min(self._waiting, key=lambda m: self._waiting[m][0].arrived_s)
+            batch = self._take(model)
+            if batch:
+                self._start(model, batch)
+
+    def _take(self, model: ModelRef) -> list[_Item]:
+        line = [item for item in self._waiting.pop(model) if _wanted(item.ticket)]
+        if not line:
+            return []
+        idle_runs = self._runs - self._busy
+        chosen = plan([len(item.ids) for item in line], self.rules, idle_runs)
+        batch = [line[i] for i in chosen]
+        taken = set(chosen)
+        if rest := [item for i, item in enumerate(line) if i not in taken]:
+            self._waiting[model] = rest
+        return batch
+
+    def _start(self, model: ModelRef, batch: list[_Item]) -> None:
+        self._busy += 1
+        ids = [item.ids for item in batch]
+        running = asyncio.get_running_loop().run_in_executor(
+            self._pool, _run, self._engines[model], ids
+        )
+        running.add_done_callback(lambda done: self._finish(batch, done.result()))
+
+    def _finish(self, batch: list[_Item], done: _Pass) -> None:
+        self._busy -= 1
+        for item, result in zip(batch, done.results, strict=True):
+            _settle(item, result, done, len(batch))
+        self._pump()
+
+
+def _run(engine: Engine, ids: list[TokenIds]) -> _Pass:
+    """One forward pass in an engine thread; never raises.
+
+    When a pass fails as a whole its items run again one by one, so that only the guilty fail.
+    """
+    done = _Pass(started_s=time.perf_counter())
+    try:
+        done.results.extend(_finite_rows(engine.run(collate(ids)).rows))
+    except EngineFailed as error:
+        if len(ids) == 1:
+            done.results.append(error)
+        else:
+            done.results.extend(_run(engine, [one]).results[0] for one in ids)
+    except Exception as error:  # noqa: BLE001  the caller must hear of it, whatever it is
+        done.results.extend([EngineFailed(f"this is a bug: {error!r}")] * len(ids))
+    done.forward_s = time.perf_counter() - done.started_s
+    return done
+
+
+def _finite_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32] | ServeError]:
+    if np.isfinite(rows.sum()):  # one cheap look at all of them
+        return list(rows)
+    finite = [bool(np.isfinite(row).all()) for row in rows]
+    broken = EngineFailed("the model's output is not a finite number")
+    return [row if ok else broken for row, ok in zip(rows, finite, strict=True)]
+
+
+def _wanted(ticket: _Ticket) -> bool:
+    """Whether somebody still waits for this ticket; tells an expired one."""
+    if ticket.future.done():
+        return False
+    if time.time() > ticket.deadline_s:
+        ticket.future.set_exception(DeadlineExceeded("the deadline passed while waiting"))
+        return False
+    return True
+
+
+def _settle(
+    item: _Item, result: NDArray[np.float32] | ServeError, done: _Pass, batch_items: int
+) -> None:
+    ticket = item.ticket
+    if ticket.future.done():
+        return
+    if isinstance(result, ServeError):
+        ticket.future.set_exception(result)
+        return
+    ticket.rows[item.index] = result
+    ticket.missing -= 1
+    ticket.queue_s = max(ticket.queue_s, done.started_s - item.arrived_s)
+    ticket.forward_s = max(ticket.forward_s, done.forward_s)
+    ticket.batch_items = max(ticket.batch_items, batch_items)
+    if ticket.missing == 0:
+        timings = Timings(
+            queue_s=ticket.queue_s,
+            forward_s=ticket.forward_s,
+            tokens=ticket.tokens,
+            batch_items=ticket.batch_items,
+        )
+        rows = np.stack([row for row in ticket.rows if row is not None])
+        ticket.future.set_result(CallRows(rows, timings))

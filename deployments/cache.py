@@ -1,0 +1,103 @@
+"""The response cache: bounded in bytes, expiring, one computation per key in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from deployments.config import CacheSettings
+
+V = TypeVar("V")
+
+# What an entry costs besides its value: key tuple, dict slot, entry object.
+ENTRY_OVERHEAD_BYTES = 400
+
+
+@dataclass(slots=True)
+class _Entry(Generic[V]):
+    value: V
+    size: int
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Flight(Generic[V]):
+    task: asyncio.Task[V]
+    waiters: int
+
+
+class ResponseCache(Generic[V]):
+    """Least recently used out first. Failures are never kept.
+
+    `size_of` gives the bytes of a value and its key together. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        size_of: Callable[[Any, V], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.bytes = 0
+        self._size_of = size_of
+        self._clock = clock
+        self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
+        self._flights: dict[Hashable, _Flight[V]] = {}
+
+    def get(self, key: Hashable) -> V | None:
+        """The kept value, or None when there is none or it has expired."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if self._clock() >= entry.expires_s:
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def put(self, key: Hashable, value: V) -> None:
+        """Keep `value`, unless it alone exceeds the bound."""
+        size = self._size_of(key, value) + ENTRY_OVERHEAD_BYTES
+        if size > self.settings.max_bytes:
+            return
+        if key in self._entries:
+            self._drop(key)
+        self._entries[key] = _Entry(value, size, self._clock() + self.settings.ttl_s)
+        self.bytes += size
+        while self.bytes > self.settings.max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    async def compute_once(self, key: Hashable, compute: Callable[[], Coroutine[Any, Any, V]]) -> V:
+        """`compute()`, shared with whoever asks for the same key meanwhile, then kept.
+
+        When the last one waiting is cancelled the computation is cancelled too.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(self._fly(key, compute())), waiters=0)
+            self._flights[key] = flight
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                self._flights.pop(key, None)
+                flight.task.cancel()
+
+    async def _fly(self, key: Hashable, computation: Awaitable[V]) -> V:
+        try:
+            value = await computation
+            self.put(key, value)
+            return value
+        finally:
+            if (flight := self._flights.get(key)) and flight.task is asyncio.current_task():
+                del self._flights[key]
+
+    def _drop(self, key: Hashable) -> None:
+        self.bytes -= self._entries.pop(key).size

@@ -1,0 +1,131 @@
+"""Settings: read once, frozen, unknown keys refused with the path of the key.
+
+`AppArgs` is `args` of the application in serve_config.yaml; the `*UserConfig` types are the
+`user_config` of the deployments, which `serve deploy` changes without a restart. This is the one
+module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.errors import BadSetting
+from deployments.manifest import LATEST_NAME, Device
+
+STORE_VARIABLE = "HUNDREDFOLD_STORE"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any] | None) -> Self:
+        """The settings in `raw`; raises BadSetting naming the key that is wrong."""
+        try:
+            return cls.model_validate({} if raw is None else dict(raw))
+        except ValidationError as exc:
+            lines = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in exc.errors())
+            raise BadSetting(f"{cls.__name__}: " + "; ".join(lines)) from exc
+
+
+class ModelSettings(_Settings):
+    """One model to serve."""
+
+    id: str
+    version: str = LATEST_NAME
+
+
+class LaneSettings(_Settings):
+    """How a lane runs its graphs; changing it restarts the lane's replicas."""
+
+    threads_per_run: int = Field(1, ge=1)
+    runs: int = Field(1, ge=1)  # forward passes at once
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    available: Literal["auto", "always"] = "always"
+
+
+class AppArgs(_Settings):
+    """What is served and by which lanes."""
+
+    store: Path | None = None
+    models: tuple[ModelSettings, ...] = Field(min_length=1)
+    lanes: dict[Device, LaneSettings]
+
+    def store_path(self) -> Path:
+        """The artifact store of this process."""
+        return default_store() if self.store is None else self.store.expanduser()
+
+
+class LimitSettings(_Settings):
+    """What one request, and all of them together, may ask for."""
+
+    body_bytes: int = Field(2_000_000, ge=1)
+    items: int = Field(1_024, ge=1)
+    item_chars: int = Field(200_000, ge=1)
+    inflight_items: int = Field(4_096, ge=1)
+
+
+class MicroBatchSettings(_Settings):
+    """How the ingress collects calls into lists before the first hop (@serve.batch)."""
+
+    max_batch_size: int = Field(32, ge=1)
+    batch_wait_timeout_s: float = Field(0.0, ge=0)
+    max_concurrent_batches: int = Field(4, ge=1)
+    long_call_chars: int = Field(1_000, ge=1)
+
+
+class CacheSettings(_Settings):
+    """The response cache of one ingress replica."""
+
+    max_bytes: int = Field(64 << 20, ge=0)
+    ttl_s: float = Field(300.0, gt=0)
+
+
+class IngressUserConfig(_Settings):
+    """`user_config` of the Ingress."""
+
+    limits: LimitSettings = LimitSettings()
+    batching: MicroBatchSettings = MicroBatchSettings()
+    cache: CacheSettings = CacheSettings()
+    timeout_s: float = Field(30.0, gt=0)
+    loading_wait_s: float = Field(25.0, ge=0)
+
+
+class TokenizerUserConfig(_Settings):
+    """`user_config` of the Tokenizer."""
+
+    cache_bytes: int = Field(16 << 20, ge=0)
+
+
+class BatchSettings(_Settings):
+    """How a lane cuts its waiting items into forward passes."""
+
+    budget_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass: the real cost
+    max_items: int = Field(32, ge=1)
+    queue_items: int = Field(4_096, ge=1)  # waiting items; more get Overloaded
+
+
+class LaneUserConfig(_Settings):
+    """`user_config` of a lane."""
+
+    batching: BatchSettings = BatchSettings()
+
+
+# Which type reads the `user_config` of which deployment.
+USER_CONFIGS: Mapping[str, type[_Settings]] = {
+    "Ingress": IngressUserConfig,
+    "Tokenizer": TokenizerUserConfig,
+    "CpuLane": LaneUserConfig,
+    "GpuLane": LaneUserConfig,
+}
+
+
+def default_store() -> Path:
+    """$HUNDREDFOLD_STORE, else a directory of the user's cache."""
+    named = os.environ.get(STORE_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "hundredfold" / "store"

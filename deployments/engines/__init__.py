@@ -1,0 +1,31 @@
+"""Engines: one file each, heavy imports only when chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deployments.config import LaneSettings
+from deployments.engines.base import Engine, EngineInfo
+from deployments.manifest import ArtifactManifest, Candidate
+
+__all__ = ["Engine", "EngineInfo", "open_engine"]
+
+
+def open_engine(
+    directory: Path, manifest: ArtifactManifest, candidate: Candidate, lane: LaneSettings
+) -> Engine:
+    """The engine for one sealed candidate. Raises EngineFailed."""
+    from deployments.engines.onnx import OnnxEngine
+
+    info = EngineInfo(
+        compute_type=f"{candidate.device}-{candidate.precision}",
+        width=manifest.width,
+        company_cosine_worst=candidate.parity.company_cosine_worst,
+    )
+    return OnnxEngine(
+        directory / candidate.graph,
+        info,
+        providers=lane.providers,
+        threads=lane.threads_per_run,
+        disabled_optimizers=candidate.disabled_optimizers,
+    )

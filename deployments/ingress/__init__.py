@@ -1,0 +1,1 @@
+"""HTTP in, JSON out: one file per API family, and what they share."""

@@ -1,0 +1,61 @@
+"""How models are described, for every family that lists them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deployments.ingress.lanes import LaneBoard
+from deployments.ingress.service import InferenceService
+from deployments.manifest import MANIFEST_NAME
+from deployments.registry import OpenModel
+
+
+def model_list(service: InferenceService) -> dict[str, Any]:
+    """OpenAI's list shape, which Infinity's clients read too; refused models come last."""
+    served = [model_facts(model, service.board) for model in service.registry.open_models()]
+    refused = [
+        {
+            "id": model_id,
+            "object": "model",
+            "created": 0,
+            "owned_by": owner(model_id),
+            "state": "refused",
+            "reason": error.message,
+        }
+        for model_id, error in service.registry.refused().items()
+    ]
+    return {"object": "list", "data": served + refused}
+
+
+def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
+    """One model: OpenAI's keys, then ours."""
+    manifest = model.manifest
+    states = board.states
+    lanes = {
+        candidate.device.value: {
+            "compute_type": f"{candidate.device}-{candidate.precision}",
+            "available": candidate.device in states and states[candidate.device].available,
+            "replicas": states[candidate.device].running if candidate.device in states else 0,
+        }
+        for candidate in manifest.candidates
+    }
+    running = any(lane["replicas"] for lane in lanes.values())
+    return {
+        "id": model.ref.id,
+        "object": "model",
+        "created": int((model.directory / MANIFEST_NAME).stat().st_mtime),
+        "owned_by": owner(model.ref.id),
+        "version": model.ref.version,
+        "state": "ready" if running else "loading",
+        "tasks": list(manifest.tasks),
+        "max_tokens": manifest.max_tokens,
+        "width": manifest.width,
+        "labels": list(manifest.labels),
+        "source": manifest.source.model_dump(),
+        "lanes": lanes,
+    }
+
+
+def owner(model_id: str) -> str:
+    """The organisation in front of the slash."""
+    return model_id.partition("/")[0] if "/" in model_id else "hundredfold"

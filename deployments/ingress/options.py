@@ -1,0 +1,63 @@
+"""What a request may say about how it is served, in the body or in headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from deployments.errors import InvalidField
+from deployments.manifest import Device
+from deployments.tasks.base import parse_parameters
+
+TRUE_WORDS = {"1", "true"}
+FALSE_WORDS = {"0", "false"}
+
+
+class RequestOptions(BaseModel):
+    """`options` of the Hugging Face body. null means "not given"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    use_cache: bool | None = None
+    wait_for_model: bool | None = None
+    use_gpu: bool | None = None
+    hardware: Literal["cpu", "gpu"] | None = None
+
+    @property
+    def device(self) -> Device | None:
+        """The hardware asked for; `hardware` is the newer spelling and wins."""
+        if self.hardware is not None:
+            return Device(self.hardware)
+        return Device.GPU if self.use_gpu else None
+
+
+# Header twins, for APIs whose bodies have no options.
+HEADERS = {
+    "x-use-cache": "use_cache",
+    "x-wait-for-model": "wait_for_model",
+    "x-use-gpu": "use_gpu",
+    "x-hardware": "hardware",
+}
+
+
+def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
+    """`options` of the body, completed from the headers; the body wins.
+
+    Raises InvalidField or UnknownParameter.
+    """
+    if body is not None and not isinstance(body, dict):
+        raise InvalidField("`options` must be an object", field="options")
+    given: dict[str, Any] = {}
+    for header, key in HEADERS.items():
+        if (text := headers.get(header)) is not None:
+            given[key] = text.lower() if key == "hardware" else _flag(header, text)
+    return parse_parameters(RequestOptions, {**given, **(body or {})}, path="options")
+
+
+def _flag(header: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise InvalidField(f"header `{header}` must be `true` or `false`", field=header)
+    return word in TRUE_WORDS

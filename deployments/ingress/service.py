@@ -1,0 +1,272 @@
+"""What every API family shares: from a parsed question to an answer, with limits and records."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+
+from deployments.cache import ResponseCache
+from deployments.config import IngressUserConfig
+from deployments.errors import (
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidField,
+    ModelLoading,
+    Overloaded,
+    ServeError,
+    TooManyItems,
+    WrongTask,
+)
+from deployments.ingress.hardware import choose_device
+from deployments.ingress.lanes import LaneBoard
+from deployments.ingress.options import RequestOptions
+from deployments.ingress.router import Router
+from deployments.manifest import TaskName
+from deployments.messages import Answer, BatchKey, Call, Timings, Truncation
+from deployments.metrics import RequestRecord
+from deployments.registry import OpenModel, Registry
+from deployments.tasks import TASKS, TaskInput
+
+log = logging.getLogger("ray.serve")
+
+# Requests slower than this are worth a line at INFO.
+SLOW_REQUEST_S = 1.0
+# A cold lane's guess until the first measured start: process, imports, graphs.
+ESTIMATED_START_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request, whichever family it came through."""
+
+    inputs: Any
+    model_id: str | None = None  # None: the default model of the task
+    task: TaskName | None = None  # None: the model's own, or the one the inputs have the shape of
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    options: RequestOptions = field(default_factory=RequestOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer and what is worth telling about it."""
+
+    answer: Answer
+    model: OpenModel
+    task: TaskName
+    characters: int
+    items: int
+    total_s: float
+
+
+class Recorder(Protocol):
+    """Where finished requests are published; ServingMetrics in service."""
+
+    def record(self, request: RequestRecord) -> None:
+        """Publish one finished request."""
+        ...
+
+
+class InferenceService:
+    """The ingress without HTTP."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        router: Router,
+        board: LaneBoard,
+        recorder: Recorder,
+        settings: IngressUserConfig,
+    ) -> None:
+        self.registry = registry
+        self.board = board
+        self.settings = settings
+        self.inflight_items = 0
+        self.cache: ResponseCache[Answer] = ResponseCache(settings.cache, answer_bytes)
+        self._router = router
+        self._recorder = recorder
+
+    def configure(self, settings: IngressUserConfig) -> None:
+        """Serve new requests by other settings."""
+        self.settings = settings
+        self.cache.settings = settings.cache
+        self._router.configure(settings.batching)
+
+    async def answer(self, question: Question) -> Reply:
+        """The reply to one request. Raises ServeError."""
+        started_s = time.perf_counter()
+        note = _Note()
+        try:
+            reply = await self._answer(question, note)
+        except ServeError as error:
+            self._record(note, error.status, time.perf_counter() - started_s, None)
+            raise
+        reply = replace(reply, total_s=time.perf_counter() - started_s)
+        note.compute = reply.answer.compute_type
+        self._record(note, 200, reply.total_s, reply.answer.timings)
+        return reply
+
+    async def _answer(self, question: Question, note: _Note) -> Reply:
+        model = self._find_model(question)
+        note.model = model.ref.id
+        task = choose_task(question, model)
+        note.task = task.value
+        parsed = self._limited(
+            TASKS[task].parse(question.inputs, question.parameters, model.manifest)
+        )
+        note.items = len(parsed.texts)
+        characters = sum(map(len, parsed.texts))
+        device = choose_device(question.options.device, model.manifest, self.board.states)
+        key = BatchKey(model.ref, task, device, characters > self.settings.batching.long_call_chars)
+        with self._admitted(len(parsed.texts)):
+            answer = await self._cached(key, parsed, question.options)
+        return Reply(answer, model, task, characters, len(parsed.texts), 0.0)
+
+    async def _cached(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
+        if options.use_cache is False or self.settings.cache.max_bytes == 0:
+            return await self._compute(key, parsed, options)
+        cache_key = (key, parsed)
+        kept = self.cache.get(cache_key)
+        if kept is not None:
+            return kept._replace(compute_type="cache", timings=Timings())
+        return await self.cache.compute_once(cache_key, lambda: self._compute(key, parsed, options))
+
+    async def _compute(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
+        cold = self.board.states[key.device].running == 0
+        patience_s = self.settings.timeout_s
+        if cold and not options.wait_for_model:
+            patience_s = min(patience_s, self.settings.loading_wait_s)
+        call = Call(
+            texts=parsed.texts,
+            fields=parsed.fields,
+            options=parsed.options,
+            truncation=parsed.truncation,
+            deadline_s=time.time() + patience_s,
+        )
+        try:
+            return await self._router.run(key, call)
+        except DeadlineExceeded:
+            await self.board.refresh()
+            if self.board.states[key.device].running == 0:
+                raise ModelLoading(
+                    f"Model {key.model.id} is currently loading",
+                    estimated_time_s=ESTIMATED_START_S,
+                ) from None
+            raise
+
+    def _find_model(self, question: Question) -> OpenModel:
+        if question.model_id:
+            return self.registry.find(question.model_id)
+        for model in self.registry.open_models():
+            if question.task is None or question.task in model.manifest.tasks:
+                return model
+        raise InvalidField("`model` is required: no default model fits", field="model")
+
+    def _limited(self, parsed: TaskInput) -> TaskInput:
+        limits = self.settings.limits
+        if len(parsed.texts) > limits.items:
+            path = parsed.fields[-1].rpartition("[")[0]
+            raise TooManyItems(
+                f"`{path}` has {len(parsed.texts)} items; at most {limits.items} are taken",
+                field=path,
+            )
+        return within_characters(parsed, limits.item_chars)
+
+    @contextmanager
+    def _admitted(self, items: int) -> Iterator[None]:
+        """Hold a place for `items`, or refuse at once: a full house answers 429, not late."""
+        if self.inflight_items + items > self.settings.limits.inflight_items:
+            raise Overloaded("Model is overloaded")
+        self.inflight_items += items
+        try:
+            yield
+        finally:
+            self.inflight_items -= items
+
+    def _record(self, note: _Note, status: int, total_s: float, timings: Timings | None) -> None:
+        self._recorder.record(
+            RequestRecord(note.model, note.task, note.compute, status, note.items, total_s, timings)
+        )
+        level = log_level(status, total_s)
+        if log.isEnabledFor(level):
+            log.log(
+                level,
+                "%s %s status=%d compute=%s items=%d total=%.1fms",
+                note.task,
+                note.model,
+                status,
+                note.compute,
+                note.items,
+                total_s * 1e3,
+            )
+
+
+@dataclass(slots=True)
+class _Note:
+    """What is known of a request so far, for its record even when it fails half-way."""
+
+    model: str = "none"
+    task: str = "none"
+    compute: str = "none"
+    items: int = 0
+
+
+def choose_task(question: Question, model: OpenModel) -> TaskName:
+    """The task asked for, else the one the inputs have the shape of, else the model's own.
+
+    Raises WrongTask naming what the model can do.
+    """
+    tasks = model.manifest.tasks
+    if question.task is not None:
+        if question.task not in tasks:
+            known = ", ".join(f"`{task}`" for task in tasks)
+            raise WrongTask(
+                f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}",
+                field="task",
+            )
+        return question.task
+    return next((t for t in tasks if TASKS[t].claims(question.inputs)), tasks[0])
+
+
+def log_level(status: int, total_s: float) -> int:
+    """How loudly a finished request is told.
+
+    A line for every request measured a quarter of the ingress's own time, so the ordinary ones
+    are told at DEBUG only; the metrics count them all.
+    """
+    if status >= 500:
+        return logging.WARNING
+    return logging.INFO if status >= 400 or total_s > SLOW_REQUEST_S else logging.DEBUG
+
+
+def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
+    """`parsed` with no text longer than `item_chars`, so that tokenization is bounded too.
+
+    Raises InputTooLong unless truncation was asked for.
+    """
+    if all(len(text) <= item_chars for text in parsed.texts):
+        return parsed
+    if parsed.truncation is Truncation.REFUSE:
+        i = next(i for i, text in enumerate(parsed.texts) if len(text) > item_chars)
+        raise InputTooLong(
+            f"`{parsed.fields[i]}` has {len(parsed.texts[i])} characters, at most {item_chars} "
+            "are read; shorten it or ask for truncation",
+            field=parsed.fields[i],
+        )
+    kept = (
+        slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
+    )
+    return replace(parsed, texts=tuple(text[kept] for text in parsed.texts))
+
+
+def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
+    """What a cached answer occupies: its texts (4 bytes a character at most) and its value."""
+    value = answer.value
+    size = value.nbytes if isinstance(value, np.ndarray) else 4 * len(orjson.dumps(value))
+    return size + 4 * sum(map(len, key[1].texts))

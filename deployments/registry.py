@@ -1,0 +1,70 @@
+"""Which models are served: ids and versions to manifests, read once and checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.config import AppArgs, ModelSettings
+from deployments.errors import ArtifactError, UnknownModel
+from deployments.manifest import ArtifactManifest, model_directory, resolve_version
+from deployments.messages import ModelRef
+
+log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose artifact passed every check."""
+
+    ref: ModelRef
+    manifest: ArtifactManifest
+    directory: Path
+
+
+class Registry:
+    """The configured models. A damaged one is kept with its reason; the others serve.
+
+    Ingress, tokenizer and lanes each read the same store, so they come to the same conclusions.
+    """
+
+    def __init__(self, store: Path, models: Iterable[ModelSettings]) -> None:
+        self._entries: dict[str, OpenModel | ArtifactError] = {}
+        for settings in models:
+            try:
+                self._entries[settings.id] = _open(store, settings)
+            except ArtifactError as error:
+                log.error("model %s refused: %s", settings.id, error)
+                self._entries[settings.id] = error
+
+    @classmethod
+    def of(cls, args: AppArgs) -> Registry:
+        """The registry of a replica."""
+        return cls(args.store_path(), args.models)
+
+    def open_models(self) -> Iterator[OpenModel]:
+        """Every model that can be served, in the order of the configuration."""
+        return (entry for entry in self._entries.values() if isinstance(entry, OpenModel))
+
+    def refused(self) -> dict[str, ArtifactError]:
+        """Model ids that cannot be served, and why."""
+        return {k: e for k, e in self._entries.items() if isinstance(e, ArtifactError)}
+
+    def find(self, model_id: str) -> OpenModel:
+        """The model of that id. Raises UnknownModel, or the reason its artifact was refused."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            raise UnknownModel(f"Model {model_id} does not exist", field="model")
+        if isinstance(entry, ArtifactError):
+            # A fresh exception each time: a shared one would gather tracebacks for ever.
+            raise type(entry)(f"Model {model_id} is refused: {entry.message}")
+        return entry
+
+
+def _open(store: Path, settings: ModelSettings) -> OpenModel:
+    version = resolve_version(store, settings.id, settings.version)
+    directory = model_directory(store, settings.id) / version
+    manifest = ArtifactManifest.read(directory)
+    return OpenModel(ModelRef(settings.id, version), manifest, directory)

@@ -1,0 +1,61 @@
+"""The tokenizer deployment: lists of calls in, ragged token ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from deployments.config import AppArgs, TokenizerUserConfig
+from deployments.encoding.encoder import Encoder
+from deployments.errors import ServeError, UnknownModel
+from deployments.messages import CallBatch, EncodedBatch, EncodedCall, ModelRef
+from deployments.registry import Registry
+
+
+class TokenizerReplica:
+    """Encodes on one thread of its own, so that long texts never block the event loop."""
+
+    def __init__(self, args: AppArgs) -> None:
+        self._encoders: dict[ModelRef, Encoder] = {
+            model.ref: Encoder(model.directory, model.manifest.max_tokens)
+            for model in Registry.of(args).open_models()
+        }
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    def configure(self, settings: TokenizerUserConfig) -> None:
+        """Share the cache bytes among the models."""
+        for encoder in self._encoders.values():
+            self._thread.submit(encoder.resize_cache, settings.cache_bytes // len(self._encoders))
+
+    async def encode(self, batch: CallBatch) -> EncodedBatch:
+        """The batch with token ids for texts; calls that cannot be encoded become errors."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, batch)
+
+    async def check(self) -> None:
+        """Raise unless the thread answers."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, time.perf_counter)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown()
+
+    def _encode(self, batch: CallBatch) -> EncodedBatch:
+        started_s = time.perf_counter()
+        encoder = self._encoders.get(batch.key.model)
+        if encoder is None:
+            gone = UnknownModel(f"Model {batch.key.model.id} is not loaded here", field="model")
+            return EncodedBatch(batch.key, b"", (gone,) * len(batch.calls), 0.0)
+        ids = []
+        calls: list[EncodedCall | ServeError] = []
+        for call, outcome in zip(batch.calls, encoder.encode(batch.calls), strict=True):
+            if isinstance(outcome, ServeError):
+                calls.append(outcome)
+                continue
+            ids += outcome.ids
+            lengths = tuple(map(len, outcome.ids))
+            calls.append(EncodedCall(lengths, outcome.truncated, call.options, call.deadline_s))
+        flat = np.concatenate(ids).tobytes() if ids else b""
+        return EncodedBatch(batch.key, flat, tuple(calls), time.perf_counter() - started_s)
