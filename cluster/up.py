@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,22 +25,17 @@ from typing import Any
 
 import yaml
 
+from cluster.children import Children, sweep_former_run
 from cluster.errors import CannotStart
 from cluster.local import LocalPorts, local_environment
 from cluster.processes import (
-    Session,
     port_is_free,
     port_owner,
-    recall,
-    remember,
-    sweep,
 )
 from cluster.progress import Progress, not_ready, port_closed
 
 RUN_DIR = ".run"
 OBJECT_STORE_BYTES = 256 << 20  # messages travel by gRPC; the object store holds next to nothing
-SERVE_STOP_S = 8.0  # seconds in-flight requests get after Ctrl-C
-RAY_STOP_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +105,11 @@ def serve_until_stopped(settings: UpSettings) -> int:
     run_dir = settings.config.resolve().parent / RUN_DIR
     run_dir.mkdir(exist_ok=True)
     with only_run_in(run_dir):
-        if killed := sweep(recall(run_dir / "sessions.json")):
+        if killed := sweep_former_run(run_dir):
             progress.say(f"ended {killed} processes a former run had left")
         config = effective_config(settings)
+        progress.say(f"checking {settings.config.name}")
+        refuse_problems(settings.config)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
         check_port(host, port)
         children = Children(run_dir)
@@ -122,6 +117,7 @@ def serve_until_stopped(settings: UpSettings) -> int:
             start(children, config, settings, progress)
             url = f"http://{reachable(host)}:{port}"
             progress.wait(not_ready(url), children.failure, settings.start_timeout_s)
+            check_environment_took_effect(children)
             progress.say(invitation(url, config))
             children.wait()
             raise CannotStart(children.failure() or "a child ended", hint=f"see {run_dir}")
@@ -161,6 +157,23 @@ def effective_config(settings: UpSettings) -> dict[str, Any]:
     http["host"] = settings.host or http.get("host", "127.0.0.1")
     http["port"] = settings.port or http.get("port", 8000)
     return config
+
+
+def refuse_problems(config: Path) -> None:
+    """Lint before anything is started, because Serve ignores what it does not know."""
+    from cluster.check import check_file, report  # imports Ray, which takes a second
+
+    if problems := check_file(config):
+        raise CannotStart(f"`{config}` has problems\n{report(config.name, problems)}")
+
+
+def check_environment_took_effect(children: Children) -> None:
+    """Serve falls back to its slow Python proxy without a word; HAProxy shows it did not."""
+    if not any(process.name() == "haproxy" for process in children.members()):
+        raise CannotStart(
+            "Serve runs without HAProxy although it was switched on",
+            hint=f"see {children.run_dir}/serve.log",
+        )
 
 
 def check_port(host: str, port: int) -> None:
@@ -236,58 +249,3 @@ def invitation(url: str, config: dict[str, Any]) -> str:
     """The last line: where it is, and one thing to try."""
     model = config["applications"][0]["args"]["models"][0]["id"]
     return f'serving on {url} - try: curl {url}/models/{model} -d \'{{"inputs": "Hello world"}}\''
-
-
-class Children:
-    """The two processes of a run, and how they end."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._sessions: list[Session] = []
-
-    def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Start a child in a session of its own, its output in the run directory."""
-        setpriv = shutil.which("setpriv")
-        leash = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
-        with (self.run_dir / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*leash, *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._processes[name] = process
-        self._sessions.append(Session.of(process.pid))
-        remember(self.run_dir / "sessions.json", self._sessions)
-
-    def failure(self) -> str | None:
-        """Which child has ended, and how; None while all run."""
-        for name, process in self._processes.items():
-            if (code := process.poll()) is not None:
-                log = self.run_dir / f"{name}.log"
-                tail = log.read_text(errors="replace").strip().splitlines()[-5:]
-                return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
-        return None
-
-    def wait(self) -> None:
-        """Return when a child has ended."""
-        while self.failure() is None:
-            time.sleep(0.5)
-
-    def stop(self) -> None:
-        """Serve first, so that requests under way finish; then Ray; then whatever is left."""
-        self._end("serve", signal.SIGINT, SERVE_STOP_S)
-        self._end("ray", signal.SIGTERM, RAY_STOP_S)
-        sweep(self._sessions)
-        (self.run_dir / "sessions.json").unlink(missing_ok=True)
-
-    def _end(self, name: str, number: signal.Signals, patience_s: float) -> None:
-        process = self._processes.get(name)
-        if process is None:
-            return
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            process.send_signal(number)
-            process.wait(patience_s)

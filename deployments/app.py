@@ -6,6 +6,7 @@ with which resources each runs is said in serve_config.yaml only.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ray import serve
@@ -26,18 +27,24 @@ from deployments.ingress.router import Router
 from deployments.ingress.service import InferenceService
 from deployments.manifest import Device
 from deployments.messages import CallBatch, EncodedBatch, Outcome
-from deployments.metrics import ServingMetrics
+from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics
 from deployments.registry import Registry
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.serve import ServeLaneClient
 
 
+def show_own_log_lines() -> None:
+    """Ours from INFO on, whatever serve_config.yaml says of Serve's own, which are one a hop."""
+    logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
+
+
 class Tokenizer:
     """Shell of TokenizerReplica."""
 
     def __init__(self, args: AppArgs) -> None:
-        self._replica = TokenizerReplica(args)
+        show_own_log_lines()
+        self._replica = TokenizerReplica(args, EncodeMetrics())
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""
@@ -59,7 +66,8 @@ class Lane:
     """Shell of BatchReplica; deployed once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        self._replica = BatchReplica(args, device)
+        show_own_log_lines()
+        self._replica = BatchReplica(args, device, PassMetrics())
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""
@@ -83,6 +91,7 @@ class Ingress:
     def __init__(
         self, args: AppArgs, tokenizer: DeploymentHandle, lanes: dict[Device, DeploymentHandle]
     ) -> None:
+        show_own_log_lines()
         settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
         clients = {device: ServeLaneClient(tokenizer, lane) for device, lane in lanes.items()}
@@ -90,7 +99,7 @@ class Ingress:
             registry=Registry.of(args),
             router=Router(clients, serve_batched, settings.batching),
             board=LaneBoard(args.lanes, lambda: look_at_serve(app_name)),
-            recorder=ServingMetrics(),
+            recorder=RequestMetrics(),
             settings=settings,
         )
 

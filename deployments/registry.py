@@ -12,7 +12,7 @@ from deployments.errors import ArtifactError, UnknownModel
 from deployments.manifest import ArtifactManifest, model_directory, resolve_version
 from deployments.messages import ModelRef
 
-log = logging.getLogger("ray.serve")
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def read_document(text: str) -> Document:
     except yaml.YAMLError as exc:
         raise Unreadable(1, str(exc)) from exc
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def _walk(node: yaml.Node, path: KeyPath, above: frozenset[int]) -> Iterator[tuple[KeyPath, int]]:

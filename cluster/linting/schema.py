@@ -138,7 +138,7 @@ def _wrong_values(section: Section) -> Iterator[Finding]:
 
 
 def _place(value: Any, location: tuple[int | str, ...], *, missing: bool) -> KeyPath:
-    """pydantic's location without the names of union members, which are no keys of the file."""
+    """The error's location without the names of union members, which are no keys of the file."""
     path: list[str | int] = []
     for part in location:
         inside_list = isinstance(value, list) and isinstance(part, int) and part < len(value)

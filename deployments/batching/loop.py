@@ -21,6 +21,7 @@ from deployments.config import BatchSettings
 from deployments.engines.base import Engine
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
 from deployments.messages import ModelRef, Timings, TokenIds
+from deployments.records import PassRecord, PassRecorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,15 @@ class BatchLoop:
     """
 
     def __init__(
-        self, engines: Mapping[ModelRef, Engine], rules: BatchSettings, *, runs: int
+        self,
+        engines: Mapping[ModelRef, Engine],
+        rules: BatchSettings,
+        *,
+        runs: int,
+        recorder: PassRecorder,
     ) -> None:
         self.rules = rules
+        self._recorder = recorder
         self._engines = engines
         self._runs = runs
         self._busy = 0
@@ -143,13 +150,27 @@ class BatchLoop:
         running = asyncio.get_running_loop().run_in_executor(
             self._pool, _run, self._engines[model], ids
         )
-        running.add_done_callback(lambda done: self._finish(batch, done.result()))
+        running.add_done_callback(lambda done: self._finish(model, batch, done.result()))
 
-    def _finish(self, batch: list[_Item], done: _Pass) -> None:
+    def _finish(self, model: ModelRef, batch: list[_Item], done: _Pass) -> None:
         self._busy -= 1
         for item, result in zip(batch, done.results, strict=True):
             _settle(item, result, done, len(batch))
         self._pump()
+        # Last: a failing metric must not keep callers or the next pass waiting.
+        lengths = [len(item.ids) for item in batch]
+        self._recorder.record(
+            PassRecord(
+                model=model.id,
+                compute=self._engines[model].info.compute_type,
+                items=len(batch),
+                tokens=sum(lengths),
+                padded_tokens=max(lengths) * len(batch),
+                queue_s=done.started_s - min(item.arrived_s for item in batch),
+                forward_s=done.forward_s,
+                waiting_items=self.waiting_items,
+            )
+        )
 
 
 def _run(engine: Engine, ids: list[TokenIds]) -> _Pass:
@@ -159,7 +180,10 @@ def _run(engine: Engine, ids: list[TokenIds]) -> _Pass:
     """
     done = _Pass(started_s=time.perf_counter())
     try:
-        done.results.extend(_finite_rows(engine.run(collate(ids)).rows))
+        rows = engine.run(collate(ids)).rows
+        if len(rows) != len(ids):
+            raise EngineFailed(f"{len(rows)} rows came back for {len(ids)} items")
+        done.results.extend(_finite_rows(rows))
     except EngineFailed as error:
         if len(ids) == 1:
             done.results.append(error)

@@ -1,7 +1,9 @@
 """Which waiting items run next: a pure function of their lengths.
 
-The cost of a forward pass is its padded size, longest x count, so a batch is a window of the
-items sorted by length. The window always holds the item that waited longest, so nothing starves.
+The cost of a forward pass is what its padded size, longest x count, costs, plus something for the
+pass itself. So a batch is a window of the items sorted by length, and it grows only while the
+padding it brings costs less than another pass would. The window always holds the item that waited
+longest, so nothing starves.
 """
 
 from __future__ import annotations
@@ -24,24 +26,40 @@ def plan(lengths: Sequence[int], rules: BatchSettings, idle_runs: int = 1) -> li
     considered = lengths[:LOOK_AHEAD]
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
     share = -(-len(considered) // max(idle_runs, 1))
-    count_limit = min(rules.max_items, share)
+    window = _Window([considered[i] for i in order], start=order.index(0))
+    while window.count < min(rules.max_items, share) and window.grow(rules):
+        pass
+    return order[window.low : window.high]
 
-    low = order.index(0)
-    high = low + 1
-    while high - low < count_limit:
-        longest = considered[order[high - 1]]
-        anchor = considered[0]
-        shorter = low > 0 and longest * (high - low + 1) <= rules.budget_tokens
-        longer = (
-            high < len(order) and considered[order[high]] * (high - low + 1) <= rules.budget_tokens
-        )
-        if not (shorter or longer):
-            break
-        if shorter and longer:
-            # Grow towards the nearer length: that side wastes less padding.
-            shorter = anchor - considered[order[low - 1]] <= considered[order[high]] - anchor
-        if shorter:
-            low -= 1
-        else:
-            high += 1
-    return order[low:high]
+
+class _Window:
+    """A run of sorted lengths, `low` to `high` (exclusive), that grows by one item at a time."""
+
+    def __init__(self, lengths: list[int], start: int) -> None:
+        self._lengths = lengths
+        self.low = start
+        self.high = start + 1
+        self._padding = 0
+
+    @property
+    def count(self) -> int:
+        """Items in the window."""
+        return self.high - self.low
+
+    def grow(self, rules: BatchSettings) -> bool:
+        """Take the neighbour that brings less padding; False when neither pays."""
+        longest = self._lengths[self.high - 1]
+        sides: list[tuple[int, int, int]] = []  # padding, low, high after growing
+        if self.low > 0:
+            shorter = self._lengths[self.low - 1]
+            sides.append((longest - shorter, self.low - 1, self.high))
+        if self.high < len(self._lengths):
+            longer = self._lengths[self.high]
+            sides.append(((longer - longest) * self.count, self.low, self.high + 1))
+        for padding, low, high in sorted(sides):
+            within_budget = self._lengths[high - 1] * (high - low) <= rules.budget_tokens
+            if within_budget and self._padding + padding <= rules.pass_cost_tokens:
+                self._padding += padding
+                self.low, self.high = low, high
+                return True
+        return False

@@ -19,7 +19,7 @@ from deployments.ingress.openai import OpenAIRoutes
 from deployments.ingress.operations import OperationsRoutes
 from deployments.ingress.service import InferenceService
 
-log = logging.getLogger("ray.serve")
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 def build_http_app(service: InferenceService, gather: Gather) -> Starlette:

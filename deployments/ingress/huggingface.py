@@ -28,6 +28,8 @@ from deployments.tasks import TASKS
 ENVELOPE = {"inputs", "parameters", "options", "stream", "model"}
 # Clients before 0.30 send these beside, or instead of, `inputs`.
 LIFTED = ("source_sentence", "sentences")
+# Parameters newer clients write at the top level.
+PARAMETERS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 
 
 class HuggingFaceRoutes:
@@ -119,9 +121,8 @@ def parameters_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if nested is not None and not isinstance(nested, dict):
         raise InvalidField("`parameters` must be an object", field="parameters")
     loose = {k: v for k, v in body.items() if k not in ENVELOPE and k not in LIFTED}
-    known = set().union(*(task.parameters.model_fields for task in TASKS.values()))
     for key in loose:
-        if key not in known:
+        if key not in PARAMETERS:
             raise UnknownParameter(f"`{key}` is not known here", field=key)
     return {**loose, **(nested or {})}
 

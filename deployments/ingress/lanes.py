@@ -12,7 +12,7 @@ from deployments.config import LaneSettings
 from deployments.ingress.hardware import LaneState
 from deployments.manifest import Device
 
-log = logging.getLogger("ray.serve")
+log = logging.getLogger("ray.serve.hundredfold")
 
 # Seconds between looks. A look costs 40 ms of CPU (Serve builds its whole status from validated
 # models), so an ingress that has seen everything run looks rarely.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import orjson
@@ -30,11 +30,11 @@ from deployments.ingress.options import RequestOptions
 from deployments.ingress.router import Router
 from deployments.manifest import TaskName
 from deployments.messages import Answer, BatchKey, Call, Timings, Truncation
-from deployments.metrics import RequestRecord
+from deployments.records import RequestRecord, RequestRecorder
 from deployments.registry import OpenModel, Registry
 from deployments.tasks import TASKS, TaskInput
 
-log = logging.getLogger("ray.serve")
+log = logging.getLogger("ray.serve.hundredfold")
 
 # Requests slower than this are worth a line at INFO.
 SLOW_REQUEST_S = 1.0
@@ -65,14 +65,6 @@ class Reply:
     total_s: float
 
 
-class Recorder(Protocol):
-    """Where finished requests are published; ServingMetrics in service."""
-
-    def record(self, request: RequestRecord) -> None:
-        """Publish one finished request."""
-        ...
-
-
 class InferenceService:
     """The ingress without HTTP."""
 
@@ -81,7 +73,7 @@ class InferenceService:
         registry: Registry,
         router: Router,
         board: LaneBoard,
-        recorder: Recorder,
+        recorder: RequestRecorder,
         settings: IngressUserConfig,
     ) -> None:
         self.registry = registry
@@ -105,11 +97,11 @@ class InferenceService:
         try:
             reply = await self._answer(question, note)
         except ServeError as error:
-            self._record(note, error.status, time.perf_counter() - started_s, None)
+            self._record(note, error.status, time.perf_counter() - started_s)
             raise
         reply = replace(reply, total_s=time.perf_counter() - started_s)
         note.compute = reply.answer.compute_type
-        self._record(note, 200, reply.total_s, reply.answer.timings)
+        self._record(note, 200, reply.total_s)
         return reply
 
     async def _answer(self, question: Question, note: _Note) -> Reply:
@@ -189,9 +181,9 @@ class InferenceService:
         finally:
             self.inflight_items -= items
 
-    def _record(self, note: _Note, status: int, total_s: float, timings: Timings | None) -> None:
+    def _record(self, note: _Note, status: int, total_s: float) -> None:
         self._recorder.record(
-            RequestRecord(note.model, note.task, note.compute, status, note.items, total_s, timings)
+            RequestRecord(note.model, note.task, note.compute, status, note.items, total_s)
         )
         level = log_level(status, total_s)
         if log.isEnabledFor(level):

@@ -19,6 +19,7 @@ from deployments.messages import (
     Outcome,
     TokenIds,
 )
+from deployments.records import PassRecorder
 from deployments.registry import OpenModel, Registry
 from deployments.tasks import TASKS
 
@@ -29,7 +30,7 @@ STUCK_AFTER_S = 60.0
 class BatchReplica:
     """Runs encoded batches; deployed once per device."""
 
-    def __init__(self, args: AppArgs, device: Device) -> None:
+    def __init__(self, args: AppArgs, device: Device, recorder: PassRecorder) -> None:
         lane = args.lanes[device]
         self._device = device
         self._models: dict[ModelRef, OpenModel] = {}
@@ -41,7 +42,7 @@ class BatchReplica:
                 self._engines[model.ref] = open_engine(
                     model.directory, model.manifest, candidate, lane
                 )
-        self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs)
+        self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
 
     def configure(self, rules: BatchSettings) -> None:
         """Use other batching rules from the next pass on."""

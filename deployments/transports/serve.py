@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.errors import EngineFailed, Overloaded
 from deployments.messages import CallBatch, Outcome
 
-log = logging.getLogger("ray.serve")
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 class ServeLaneClient:

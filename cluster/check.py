@@ -1,0 +1,72 @@
+"""Lint a Serve config strictly; Serve itself ignores what it does not know."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.linting.application import applications, our_sections, wrong_names
+from cluster.linting.document import Document, Problem, Unreadable, read_document
+from cluster.linting.rules import broken_rules
+from cluster.linting.schema import Finding, findings, sections
+
+DEFAULT_CONFIG = Path("serve_config.yaml")
+
+
+def check_text(text: str) -> list[Problem]:
+    """All problems of a config, by line; empty if there are none."""
+    try:
+        document = read_document(text)
+    except Unreadable as exc:
+        return [exc.problem]
+    found = dict.fromkeys(document.problem(*finding) for finding in _findings(document))
+    return sorted(found, key=lambda problem: problem.line)
+
+
+def check_file(path: Path) -> list[Problem]:
+    """`check_text` of a file. Raises OSError and UnicodeDecodeError."""
+    return check_text(path.read_text(encoding="utf-8"))
+
+
+def report(name: str, problems: list[Problem]) -> str:
+    """One line per problem, as compilers write them: `name:LINE: path: message`."""
+    return "\n".join(
+        f"{name}:{p.line}: " + (f"{p.path}: " if p.path else "") + p.message for p in problems
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m cluster check`."""
+    parser.add_argument("config", nargs="?", type=Path, default=DEFAULT_CONFIG)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the problems; 0 if there are none, 1 if there are, 2 if the file cannot be read."""
+    config: Path = arguments.config
+    try:
+        problems = check_file(config)
+    except (OSError, UnicodeDecodeError) as exc:
+        print(f"error: cannot read `{config}`: {exc}\n", file=sys.stderr)
+        print("hint: name the file, `python -m cluster check FILE`", file=sys.stderr)
+        return 2
+    print(report(str(config), problems) if problems else f"{config}: no problems")
+    return 1 if problems else 0
+
+
+def _findings(document: Document) -> Iterator[Finding]:
+    if not isinstance(document.value, dict):
+        yield (), "a Serve config is a mapping with a list of `applications`"
+        return
+    for path in document.repeated:
+        yield path, "this key is given twice; the first value is lost"
+    for section in sections(ServeDeploySchema, document.value, ()):
+        yield from findings(section)
+    for application in applications(document.value):
+        yield from wrong_names(application)
+        for section in our_sections(application):
+            yield from findings(section)
+    yield from broken_rules(document.value)

@@ -1,0 +1,109 @@
+"""production.yaml: what Kubernetes does differently from one box, parsed and laid over."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class BadOverlay(Exception):
+    """production.yaml and serve_config.yaml do not make a deployment that can work."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Images(_Part):
+    """Image names, one per extra of the package."""
+
+    cpu: str
+    gpu: str
+
+
+class Shutdown(_Part):
+    """Seconds a leaving worker still serves, and seconds until it is killed."""
+
+    drain_s: int = Field(ge=0)
+    grace_s: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _grace_outlasts_drain(self) -> Self:
+        if self.grace_s <= self.drain_s:
+            raise ValueError(f"grace_s ({self.grace_s}) must exceed drain_s ({self.drain_s})")
+        return self
+
+
+class Pod(_Part):
+    """Size of one pod: whole cores and GiB, requested = limit."""
+
+    cpu: int = Field(ge=1)
+    memory_gib: int = Field(ge=1)
+
+
+class WorkerGroup(Pod):
+    """Pods of one kind that the autoscaler adds and removes."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    image: Literal["cpu", "gpu"]
+    gpus: int = Field(0, ge=0)
+    min_replicas: int = Field(ge=0)
+    max_replicas: int = Field(ge=1)
+    idle_timeout_s: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas exceeds max_replicas ({self.max_replicas})")
+        return self
+
+
+class Production(_Part):
+    """The whole file. `serve` is laid over serve_config.yaml by `merge`."""
+
+    name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,45}[a-z0-9])?$")
+    images: Images
+    artifacts_claim: str
+    shutdown: Shutdown
+    head: Pod
+    workers: tuple[WorkerGroup, ...] = Field(min_length=1)
+    serve: dict[str, Any]
+
+
+def read_production(path: Path) -> Production:
+    """Parse the overlay. Raises BadOverlay naming the key, and OSError."""
+    try:
+        return Production.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError) as exc:
+        raise BadOverlay(f"`{path.name}`: {exc}") from exc
+
+
+def merge(base: Any, changes: Any, path: str = "serve") -> Any:
+    """`base` with `changes` laid over it; neither is modified.
+
+    Mappings are merged key by key and lists of items with a `name` item by item; anything else is
+    replaced. A change to an item that `base` does not have raises BadOverlay.
+    """
+    if isinstance(base, dict) and isinstance(changes, dict):
+        merged = {key: copy.deepcopy(value) for key, value in base.items()}
+        for key, value in changes.items():
+            merged[key] = merge(base.get(key), value, f"{path}.{key}")
+        return merged
+    if _is_named(base) and _is_named(changes):
+        by_name = {item["name"]: item for item in changes}
+        for stranger in by_name.keys() - {item["name"] for item in base}:
+            raise BadOverlay(f"`{path}`: there is no `{stranger}` in serve_config.yaml")
+        return [merge(i, by_name.get(i["name"], {}), f"{path}[{i['name']}]") for i in base]
+    return copy.deepcopy(changes)
+
+
+def _is_named(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and "name" in item for item in value)
+    )

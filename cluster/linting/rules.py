@@ -1,0 +1,161 @@
+"""Settings that are legal one by one and cannot work together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ray.serve.config import AutoscalingConfig
+
+from cluster.environment import RAY_ENVIRONMENT
+from cluster.linting.application import ApplicationEntry, DeploymentEntry, applications
+from cluster.linting.schema import Finding
+from deployments.config import IngressUserConfig
+from deployments.errors import BadSetting
+
+INGRESS = "Ingress"
+UNLIMITED = -1
+HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
+# What Serve uses for a key that is not given.
+AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
+    name: field.default for name, field in AutoscalingConfig.model_fields.items()
+}
+DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
+
+
+def broken_rules(config: Any) -> Iterator[Finding]:
+    """Every rule that the config breaks. Values of a wrong type are left to the schema."""
+    for application in applications(config):
+        yield from _prefix_of_no_path(application)
+        yield from _same_name_twice(application)
+        for entry in application.deployments():
+            yield from _queue_without_end(entry)
+            yield from _window_too_short(entry)
+            yield from _target_out_of_reach(entry)
+            if entry.ours and entry.name == INGRESS:
+                yield from _ingress_that_scales(entry)
+                yield from _ingress_smaller_than_a_list(entry)
+                yield from _timeouts_in_wrong_order(config, entry)
+
+
+def _prefix_of_no_path(application: ApplicationEntry) -> Iterator[Finding]:
+    """Serve checks this only in what it reports, not in what it reads."""
+    prefix = application.raw.get("route_prefix")
+    if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
+        path = (*application.path, "route_prefix")
+        yield path, f"`{prefix}` must start with `/`, not end with it, and have no wildcard"
+
+
+def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
+    seen: Counter[str] = Counter()
+    for entry in application.deployments():
+        seen[entry.name] += 1
+        if seen[entry.name] > 1:
+            yield (*entry.path, "name"), f"`{entry.name}` is listed twice"
+    models = _mapping(application.raw, "args").get("models") if application.ours else None
+    ids: Counter[str] = Counter()
+    for index, model in enumerate(models if isinstance(models, list) else ()):
+        if isinstance(model, dict) and "id" in model:
+            ids[str(model["id"])] += 1
+            if ids[str(model["id"])] > 1:
+                path = (*application.path, "args", "models", index, "id")
+                yield path, f"`{model['id']}` is listed twice"
+
+
+def _queue_without_end(entry: DeploymentEntry) -> Iterator[Finding]:
+    if entry.raw.get("max_queued_requests") in (None, UNLIMITED):
+        yield (
+            (*entry.path, "max_queued_requests"),
+            "must be set: without a limit overload becomes waiting time and memory",
+        )
+
+
+def _window_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
+    autoscaling = _mapping(entry.raw, "autoscaling_config")
+    interval = _number(autoscaling, "metrics_interval_s", AUTOSCALING_DEFAULTS)
+    window = _number(autoscaling, "look_back_period_s", AUTOSCALING_DEFAULTS)
+    if autoscaling and interval is not None and window is not None and window <= interval:
+        yield (
+            (*entry.path, "autoscaling_config", "look_back_period_s"),
+            f"{window:g} s must be longer than metrics_interval_s ({interval:g} s)",
+        )
+
+
+def _target_out_of_reach(entry: DeploymentEntry) -> Iterator[Finding]:
+    if not _scales(entry):
+        return
+    autoscaling = _mapping(entry.raw, "autoscaling_config")
+    target = _number(autoscaling, "target_ongoing_requests", AUTOSCALING_DEFAULTS)
+    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    if target is not None and ongoing is not None and target >= ongoing:
+        yield (
+            (*entry.path, "autoscaling_config", "target_ongoing_requests"),
+            f"{target:g} must be below max_ongoing_requests ({ongoing:g}), "
+            "or no load ever asks for another replica",
+        )
+
+
+def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[Finding]:
+    if _scales(entry) or not isinstance(entry.raw.get("num_replicas"), int):
+        key = "autoscaling_config" if "autoscaling_config" in entry.raw else "num_replicas"
+        yield (
+            (*entry.path, key),
+            "the ingress needs a fixed num_replicas: each change reloads HAProxy "
+            "and cuts long requests",
+        )
+
+
+def _ingress_smaller_than_a_list(entry: DeploymentEntry) -> Iterator[Finding]:
+    settings = _ingress_settings(entry)
+    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    if settings is not None and ongoing is not None and ongoing < settings.batching.max_batch_size:
+        yield (
+            (*entry.path, "max_ongoing_requests"),
+            f"{ongoing:g} is less than user_config.batching.max_batch_size "
+            f"({settings.batching.max_batch_size}): no list could fill",
+        )
+
+
+def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Finding]:
+    path = ("http_options", "request_timeout_s")
+    settings = _ingress_settings(entry)
+    limit = _number(_mapping(config, "http_options"), "request_timeout_s", {})
+    if limit is None:
+        if _mapping(config, "http_options").get("request_timeout_s") is None:
+            yield path, "must be set: it is what ends a request whose replica hangs"
+        return
+    if settings is not None and limit <= settings.timeout_s:
+        yield (
+            path,
+            f"{limit:g} s must be longer than the Ingress's user_config.timeout_s "
+            f"({settings.timeout_s:g} s), which has the better answer",
+        )
+    if limit >= HAPROXY_TIMEOUT_S:
+        yield (
+            path,
+            f"{limit:g} s must be shorter than HAProxy's own limit ({HAPROXY_TIMEOUT_S:g} s, "
+            "in cluster/environment.py), which answers 500",
+        )
+
+
+def _scales(entry: DeploymentEntry) -> bool:
+    return entry.raw.get("num_replicas") == "auto" or bool(entry.raw.get("autoscaling_config"))
+
+
+def _ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
+    try:
+        return IngressUserConfig.parse(_mapping(entry.raw, "user_config"))
+    except BadSetting:  # reported key by key
+        return None
+
+
+def _mapping(owner: Any, key: str) -> Mapping[str, Any]:
+    value = owner.get(key) if isinstance(owner, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _number(owner: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> float | None:
+    value = owner.get(key, defaults.get(key))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

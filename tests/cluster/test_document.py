@@ -1,0 +1,50 @@
+"""A YAML file keeps its lines."""
+
+import pytest
+
+from cluster.check import check_text
+from cluster.linting.document import Unreadable, read_document
+
+TEXT = """\
+# a comment
+http:
+  port: 1
+
+items:
+  - name: a
+    size: 2
+  - {name: b, size: 3}
+"""
+
+
+def test_every_key_and_item_has_its_line() -> None:
+    document = read_document(TEXT)
+    assert document.value["items"][1] == {"name": "b", "size": 3}
+    assert document.lines[("http",)] == 2
+    assert document.lines[("http", "port")] == 3
+    assert document.lines[("items", 0)] == 6
+    assert document.lines[("items", 0, "size")] == 7
+    assert document.lines[("items", 1, "size")] == 8
+
+
+def test_a_key_that_is_missing_is_reported_at_its_nearest_ancestor() -> None:
+    problem = read_document(TEXT).problem(("items", 0, "shape", "depth"), "missing")
+    assert (problem.line, problem.path) == (6, "items[0].shape.depth")
+
+
+def test_a_key_given_twice_is_a_problem() -> None:
+    document = read_document("a:\n  b: 1\n  b: 2\n")
+    assert document.repeated == (("a", "b"),)
+    found = check_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n")
+    assert [(p.line, p.path) for p in found] == [(4, "http_options.port")]
+
+
+def test_a_syntax_error_has_its_line() -> None:
+    with pytest.raises(Unreadable) as caught:
+        read_document("a: 1\nb: [1, 2\nc: 3\n")
+    assert caught.value.problem.line == 3
+
+
+def test_aliases_are_read_and_an_anchor_within_itself_ends() -> None:
+    assert read_document("a: &x {k: 1}\nb: *x\n").lines[("b", "k")] == 1
+    assert read_document("a: &x [1, *x]\n").lines[("a", 1)] == 1

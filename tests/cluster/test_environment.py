@@ -1,0 +1,16 @@
+"""The variables exist in the pinned Ray: a name it does not know would be ignored silently."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cluster.environment import RAY_ENVIRONMENT
+
+
+@pytest.mark.parametrize("name", [n for n in RAY_ENVIRONMENT if n.startswith("RAY_SERVE_")])
+def test_serve_reads_the_variable(name: str) -> None:
+    spec = find_spec("ray.serve._private.constants")
+    assert spec is not None
+    assert spec.origin is not None
+    assert f'"{name}"' in Path(spec.origin).read_text()

@@ -1,0 +1,1 @@
+"""A real cluster, real models, real clients."""

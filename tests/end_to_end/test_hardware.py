@@ -1,0 +1,50 @@
+"""The request chooses the hardware; the GPU lane runs its FP16 graph on the CPU provider here."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+
+from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.conftest import CLASSIFIER, EMBEDDER
+
+TEXT = "Hardware is a property of the request."
+
+
+def ask(cluster: Cluster, model: str, **options: object) -> httpx.Response:
+    body = {"inputs": TEXT, "options": {"use_cache": False, **options}}
+    return httpx.post(f"{cluster.url}/models/{model}", json=body, timeout=90)
+
+
+def test_a_lane_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -> None:
+    assert cluster.replicas("GpuLane") == []
+    cold = ask(cluster, EMBEDDER, use_gpu=True)
+    assert cold.status_code == 503
+    assert cold.json()["estimated_time"] > 0
+    assert int(cold.headers["retry-after"]) > 0
+    warm = ask(cluster, EMBEDDER, use_gpu=True, wait_for_model=True)
+    assert warm.status_code == 200
+    assert warm.headers["x-compute-type"] == "gpu-fp16"
+    assert len(cluster.replicas("GpuLane")) == 1
+
+
+def test_both_lanes_agree_within_what_the_gate_allows(cluster: Cluster) -> None:
+    on_gpu = ask(cluster, EMBEDDER, use_gpu=True, wait_for_model=True)
+    on_cpu = ask(cluster, EMBEDDER, use_gpu=False)
+    assert on_cpu.headers["x-compute-type"] == "cpu-int8"
+    gpu, cpu = (np.array(reply.json()[0]) for reply in (on_gpu, on_cpu))
+    assert float(gpu @ cpu) > 0.93
+
+
+def test_the_header_chooses_where_a_body_has_no_options(cluster: Cluster) -> None:
+    reply = httpx.post(
+        f"{cluster.url}/v1/embeddings",
+        json={"input": TEXT, "model": EMBEDDER},
+        headers={"x-use-gpu": "true", "x-use-cache": "false", "x-wait-for-model": "1"},
+        timeout=90,
+    )
+    assert reply.headers["x-compute-type"] == "gpu-fp16"
+
+
+def test_without_a_wish_the_cpu_answers(cluster: Cluster) -> None:
+    assert ask(cluster, CLASSIFIER).headers["x-compute-type"] == "cpu-int8"

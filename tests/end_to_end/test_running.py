@@ -1,0 +1,138 @@
+"""What operators do to a running cluster: reconfigure, load, kill, scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.end_to_end.cluster import Cluster, wait_for
+from tests.end_to_end.conftest import EMBEDDER
+
+RESIDENT_LIMIT_MIB = 350
+
+
+def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
+    body = {"inputs": inputs, "options": {"use_cache": False}}
+    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=60)
+
+
+async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
+    """Closed-loop requests of eight sentences; the statuses."""
+    stop_s = time.monotonic() + seconds
+    statuses: list[int] = []
+
+    async def one(client: httpx.AsyncClient) -> None:
+        body = {"inputs": ["A sentence of middling length."] * 8, "options": {"use_cache": False}}
+        while time.monotonic() < stop_s:
+            reply = await client.post(f"/models/{EMBEDDER}", json=body)
+            statuses.append(reply.status_code)
+
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        await asyncio.gather(*(one(client) for _ in range(clients)))
+    return statuses
+
+
+def test_replicas_load_neither_torch_nor_transformers_and_stay_small(cluster: Cluster) -> None:
+    embed(cluster, ["word " * n for n in range(1, 200, 7)])
+    for deployment in ("Ingress", "Tokenizer", "CpuLane"):
+        (replica, *_) = cluster.replicas(deployment)
+        libraries = {m.path for m in replica.memory_maps()}
+        assert not [path for path in libraries if "torch" in path]
+        assert replica.memory_info().rss < RESIDENT_LIMIT_MIB << 20, deployment
+
+
+def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
+    before = {p.pid for name in ("Ingress", "Tokenizer") for p in cluster.replicas(name)}
+    changed = copy.deepcopy(config)
+    ingress = changed["applications"][0]["deployments"][0]
+    ingress["user_config"]["limits"]["items"] = 2
+    ingress["user_config"]["batching"]["batch_wait_timeout_s"] = 0.001
+    cluster.deploy(changed)
+    wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 413, 30)
+    cluster.deploy(config)
+    wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 200, 30)
+    after = {p.pid for name in ("Ingress", "Tokenizer") for p in cluster.replicas(name)}
+    assert before == after
+
+
+def test_a_lane_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
+    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while most < 2:
+            most = max(most, len(cluster.replicas("CpuLane")))
+            await asyncio.sleep(0.5)
+
+    async def under_load() -> list[int]:
+        watcher = asyncio.ensure_future(watch())
+        statuses = await load(cluster, clients=24, seconds=20)
+        watcher.cancel()
+        return statuses
+
+    statuses = asyncio.run(under_load())
+    assert set(statuses) == {200}
+    assert most == 2
+    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+
+
+def test_a_killed_lane_replica_comes_back_and_no_answer_is_wrong(cluster: Cluster) -> None:
+    (victim, *_) = cluster.replicas("CpuLane")
+
+    async def scene() -> list[int]:
+        traffic = asyncio.ensure_future(load(cluster, clients=4, seconds=20))
+        await asyncio.sleep(2)
+        victim.kill()
+        return await traffic
+
+    statuses = asyncio.run(scene())
+    assert statuses[-1] == 200
+    assert set(statuses) <= {200, 429, 500, 503, 504}
+    assert statuses.count(200) > len(statuses) / 2
+    assert victim.pid not in {p.pid for p in cluster.replicas("CpuLane")}
+
+
+def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> None:
+    embed(cluster, "counted")
+    needed = {
+        "hundredfold_requests_total",
+        "hundredfold_request_seconds_count",
+        "hundredfold_forward_seconds_count",
+        "hundredfold_encode_seconds_count",
+    }
+
+    def all_there() -> bool:
+        text = httpx.get(f"{cluster.url}/metrics").text
+        names = {line.partition("{")[0] for line in text.splitlines() if line[:1] != "#"}
+        return needed <= names
+
+    wait_for(all_there, 40)
+    text = httpx.get(f"{cluster.url}/metrics").text
+    assert f'model="{EMBEDDER}"' in text
+    assert "SessionName" not in text
+
+
+def test_nothing_but_haproxy_and_guarded_ports_listen_outside_loopback(cluster: Cluster) -> None:
+    open_to_all: dict[str, set[int]] = {}
+    for process in cluster.processes():
+        for connection in process.net_connections("tcp"):
+            outside = connection.laddr and connection.laddr.ip not in ("127.0.0.1", "::ffff:127.0.0.1")
+            if connection.status == psutil.CONN_LISTEN and outside:
+                open_to_all.setdefault(process.name(), set()).add(connection.laddr.port)
+    # HAProxy's status and metrics pages; replicas' gRPC, which asks for Ray's token.
+    assert {name.partition(":")[0] for name in open_to_all} <= {"haproxy", "ray"}
+    assert cluster.port not in open_to_all.get("haproxy", set())
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/"])
+def test_probes_answer_json(cluster: Cluster, path: str) -> None:
+    reply = httpx.get(cluster.url + path)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
