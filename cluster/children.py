@@ -15,7 +15,7 @@ import psutil
 from cluster.processes import Session, recall, remember, sweep
 
 SESSIONS_NAME = "sessions.json"
-SERVE_STOP_S = 8.0  # seconds in-flight requests get after Ctrl-C
+SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
 RAY_STOP_S = 8.0
 
 

@@ -140,7 +140,10 @@ class ArtifactManifest(_Frozen):
         """
         manifest = cls._parse(directory / MANIFEST_NAME)
         for name, sealed in manifest.files.items():
-            _check_file(directory, name, sealed)
+            try:
+                _check_file(directory, name, sealed)
+            except OSError as exc:
+                raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
         needed = [TOKENIZER_NAME, *(c.graph for c in manifest.candidates)]
         if unsealed := sorted(set(needed) - set(manifest.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")
@@ -152,7 +155,7 @@ class ArtifactManifest(_Frozen):
             raw = json.loads(path.read_bytes())
         except FileNotFoundError as exc:
             raise ArtifactMissing(f"no `{MANIFEST_NAME}` in {path.parent}") from exc
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise ManifestInvalid(f"{path}: {exc}") from exc
         if not isinstance(raw, dict):
             raise ManifestInvalid(f"{path}: not a JSON object")
@@ -187,9 +190,12 @@ def contained(directory: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
     path = directory / pure
-    if not inside or not path.resolve().is_relative_to(directory.resolve()):
-        raise PathOutsideArtifact(f"{directory}: `{name}` leads out of the artifact")
-    return path
+    try:
+        if inside and path.resolve().is_relative_to(directory.resolve()):
+            return path
+    except (OSError, RuntimeError, ValueError) as exc:  # links in a circle, a null byte
+        raise PathOutsideArtifact(f"{directory}: `{name}` leads nowhere: {exc}") from exc
+    raise PathOutsideArtifact(f"{directory}: `{name}` leads out of the artifact")
 
 
 def file_sha256(path: Path) -> str:
@@ -211,7 +217,7 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
     if version == LATEST_NAME:
         try:
             version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
-        except OSError as exc:
+        except (OSError, UnicodeDecodeError) as exc:
             raise ArtifactMissing(
                 f"`{model_id}` is not built; run `python -m build_artifacts build`"
             ) from exc

@@ -126,7 +126,9 @@ class InferenceService:
         cache_key = (key, parsed)
         kept = self.cache.get(cache_key)
         if kept is not None:
-            return kept._replace(compute_type="cache", timings=Timings())
+            # Nothing was computed, but the tokens still count in the caller's `usage`.
+            timings = Timings(tokens=kept.timings.tokens)
+            return kept._replace(compute_type="cache", timings=timings)
         return await self.cache.compute_once(cache_key, lambda: self._compute(key, parsed, options))
 
     async def _compute(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
