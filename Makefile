@@ -19,8 +19,9 @@ test: .venv/ready
 lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy deployments build_artifacts cluster
+	$(BIN)/mypy deployments build_artifacts cluster benchmarks
 	$(BIN)/python -m cluster check
+	$(BIN)/python -m cluster render --check
 
 # Reinstalled when the pins change; torch comes as pip finds it (README, "Environment").
 .venv/ready: pyproject.toml

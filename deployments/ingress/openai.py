@@ -7,6 +7,7 @@ GET  /v1/models  /v1/models/{id}
 from __future__ import annotations
 
 import base64
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,7 @@ def texts_of(body: Mapping[str, Any]) -> str | list[str]:
     value = body.get("input")
     if value is None:
         raise InvalidField("`input` is required", field="input")
-    first = value[0] if isinstance(value, list) and value else value
+    first = next(iter(value), None) if isinstance(value, list) else value
     if isinstance(first, (int, list)):
         raise InvalidField(
             "`input` holds token ids; send text, this model's tokenizer is not OpenAI's",
@@ -115,15 +116,19 @@ def parameters_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_openai_words(error: ServeError) -> ServeError:
-    """The same error with `inputs` and `parameters.x` named as this API names them."""
+    """A copy with `inputs` and `parameters.x` named as this API names them.
+
+    A copy, because requests that share a computation get one and the same error.
+    """
     if error.field is None:
         return error
     field = error.field.removeprefix("parameters.")
     if field.startswith("inputs"):
         field = "input" + field.removeprefix("inputs")
-    error.message = error.message.replace(f"`{error.field}", f"`{field}")
-    error.field = field
-    return error
+    reworded = copy.copy(error)
+    reworded.message = error.message.replace(f"`{error.field}", f"`{field}")
+    reworded.field = field
+    return reworded
 
 
 def embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:

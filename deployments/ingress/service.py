@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,15 +110,17 @@ class InferenceService:
         note.model = model.ref.id
         task = choose_task(question, model)
         note.task = task.value
-        parsed = self._limited(
-            TASKS[task].parse(question.inputs, question.parameters, model.manifest)
-        )
+        whole = TASKS[task].parse(question.inputs, question.parameters, model.manifest)
+        parsed = self._limited(whole)
         note.items = len(parsed.texts)
         characters = sum(map(len, parsed.texts))
         device = choose_device(question.options.device, model.manifest, self.board.states)
         key = BatchKey(model.ref, task, device, characters > self.settings.batching.long_call_chars)
         with self._admitted(len(parsed.texts)):
             answer = await self._cached(key, parsed, question.options)
+        if parsed is not whole:
+            shortened = sum(map(operator.ne, parsed.texts, whole.texts))
+            answer = answer._replace(truncated=max(answer.truncated, shortened))
         return Reply(answer, model, task, characters, len(parsed.texts), 0.0)
 
     async def _cached(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:

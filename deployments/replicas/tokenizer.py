@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,23 +31,22 @@ class TokenizerReplica:
             for model in Registry.of(args).open_models()
         }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._in_thread = 0  # lists the thread works on; encoders serve one caller at a time
+        # Encoders serve one caller at a time, and a list whose caller is gone is still encoded.
+        self._encoders_in_use = threading.Lock()
 
     def configure(self, settings: TokenizerUserConfig) -> None:
         """Share the cache bytes among the models."""
-        for encoder in self._encoders.values():
-            self._thread.submit(encoder.resize_cache, settings.cache_bytes // len(self._encoders))
+        self._thread.submit(self._resize_caches, settings.cache_bytes)
 
     async def encode(self, batch: CallBatch) -> EncodedBatch:
         """The batch with token ids for texts; calls that cannot be encoded become errors."""
-        if self._in_thread == 0 and characters(batch) <= INLINE_CHARACTERS:
-            return self._encode(batch)
-        self._in_thread += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._encode, batch)
-        finally:
-            self._in_thread -= 1
+        if characters(batch) <= INLINE_CHARACTERS and self._encoders_in_use.acquire(blocking=False):
+            try:
+                return self._encode(batch)
+            finally:
+                self._encoders_in_use.release()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._encode_in_thread, batch)
 
     async def check(self) -> None:
         """Raise unless the thread answers."""
@@ -55,6 +55,15 @@ class TokenizerReplica:
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown()
+
+    def _resize_caches(self, cache_bytes: int) -> None:
+        with self._encoders_in_use:
+            for encoder in self._encoders.values():
+                encoder.resize_cache(cache_bytes // len(self._encoders))
+
+    def _encode_in_thread(self, batch: CallBatch) -> EncodedBatch:
+        with self._encoders_in_use:
+            return self._encode(batch)
 
     def _encode(self, batch: CallBatch) -> EncodedBatch:
         started_s = time.perf_counter()

@@ -82,7 +82,7 @@ class Cluster:
             [serve, "deploy", "-a", self.dashboard(), path],
             check=True,
             capture_output=True,
-            env=self._environment,
+            env={**self._environment, "RAY_AUTH_MODE": "token"},
         )
 
     def processes(self) -> list[psutil.Process]:

@@ -1,0 +1,1 @@
+"""Seeded load and engine benchmarks; see `python -m benchmarks --help`."""

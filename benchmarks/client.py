@@ -1,0 +1,85 @@
+"""A plain blocking client for everything around the measured requests."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.target import Target, inference_body, model_path, task_path
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One good answer. `headers` have lower-case names."""
+
+    value: Any
+    headers: Mapping[str, str]
+
+    @property
+    def compute_type(self) -> str | None:
+        """What ran, such as `cpu-int8`, where the server says so."""
+        return self.headers.get("x-compute-type")
+
+
+class Client:
+    """One keep-alive connection. Every answer but 200 raises BenchmarkError."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def describe_model(self, model_id: str) -> dict[str, Any]:
+        """What `GET /models/{id}` says."""
+        value = self._ask("GET", model_path(model_id), None).value
+        if not isinstance(value, dict):
+            raise self._unexpected(model_path(model_id), "with no JSON object")
+        return value
+
+    def infer(self, task: str, model_id: str, inputs: Any, *, use_gpu: bool = False) -> Reply:
+        """One task request, past the response cache."""
+        return self._ask("POST", task_path(task, model_id), inference_body(inputs, use_gpu=use_gpu))
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
+        try:
+            self._connection.request(
+                method, self._target.prefix + path, body, {"Content-Type": "application/json"}
+            )
+            response = self._connection.getresponse()
+            raw = response.read()
+        except (OSError, http.client.HTTPException) as exc:
+            raise BenchmarkError(
+                f"no answer from {self._target.url}: {exc!r}", hint="start it with `make serve`"
+            ) from exc
+        if response.status != 200:
+            reason = raw[:300].decode(errors="replace")
+            raise self._unexpected(path, f"{response.status}: {reason}")
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        try:
+            return Reply(orjson.loads(raw), headers)
+        except orjson.JSONDecodeError as exc:
+            raise self._unexpected(path, f"with no JSON: {exc}") from exc
+
+    def _unexpected(self, path: str, answer: str) -> BenchmarkError:
+        return BenchmarkError(
+            f"`{path}` answered {answer}",
+            hint=f"see what is served with `curl {self._target.url}/models`",
+        )

@@ -1,0 +1,163 @@
+"""Task metrics through the HTTP API: STS-B Spearman correlation and SST-2 accuracy.
+
+What a client gets, not what the engine computes: texts travel as JSON in batches and every layer
+of the cluster takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from benchmarks.agreement import row_cosines
+from benchmarks.client import Client
+from benchmarks.errors import BenchmarkError
+from benchmarks.options import add_common_options, add_url_option
+from benchmarks.report import say, start_run, table, write_result
+from benchmarks.sentences import (
+    DEFAULT_DATA,
+    SST2_NAME,
+    STSB_NAME,
+    LabelledText,
+    ScoredPair,
+    labelled_texts,
+    scored_pairs,
+)
+from benchmarks.target import Target
+from deployments.manifest import TaskName
+
+DEFAULT_CLASSIFIER = "hundredfold/minilm-sst2"
+TEXTS_PER_REQUEST = 64
+SENTIMENTS = ("negative", "positive")  # what the labels 0 and 1 of SST-2 mean
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One metric of one model on one data set."""
+
+    metric: str
+    data: str
+    value: float
+    examples: int
+    model: Mapping[str, Any]  # as the server describes it
+    compute_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model of a running cluster."""
+
+    client: Client
+    model_id: str
+    use_gpu: bool
+
+    def describe(self) -> dict[str, Any]:
+        """What the server says of the model."""
+        return self.client.describe_model(self.model_id)
+
+    def compute_type(self, task: TaskName) -> str | None:
+        """What answers, such as `cpu-int8`."""
+        reply = self.client.infer(task, self.model_id, ["warm-up"], use_gpu=self.use_gpu)
+        return reply.compute_type
+
+    def answers(self, task: TaskName, texts: Sequence[str]) -> Iterator[Any]:
+        """One answer per text. Raises BenchmarkError."""
+        for start in range(0, len(texts), TEXTS_PER_REQUEST):
+            part = list(texts[start : start + TEXTS_PER_REQUEST])
+            value = self.client.infer(task, self.model_id, part, use_gpu=self.use_gpu).value
+            if not isinstance(value, list) or len(value) != len(part):
+                raise BenchmarkError(
+                    f"`{self.model_id}` did not answer {len(part)} texts with as many answers",
+                    hint="check what listens at --url",
+                )
+            yield from value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m benchmarks quality`."""
+    add_url_option(parser)
+    add_common_options(parser)
+    parser.add_argument(
+        "--classifier",
+        default=DEFAULT_CLASSIFIER,
+        metavar="ID",
+        help="a model with two labels, the negative one first (default: %(default)s)",
+    )
+    parser.add_argument("--use-gpu", action="store_true", help="ask for the GPU lane")
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Both metrics. Raises BenchmarkError."""
+    facts = start_run("quality", command, arguments.seed)
+    data: Path = arguments.data or DEFAULT_DATA
+    pairs = scored_pairs(data / STSB_NAME)
+    labelled = labelled_texts(data / SST2_NAME)
+    with Client(Target.parse(arguments.url)) as client:
+        scores = (
+            score_similarity(Served(client, arguments.model, arguments.use_gpu), pairs),
+            score_sentiment(Served(client, arguments.classifier, arguments.use_gpu), labelled),
+        )
+    print(describe(scores))
+    print(write_result(arguments.out, facts, {"scores": scores}))
+    return 0
+
+
+def score_similarity(served: Served, pairs: Sequence[ScoredPair]) -> Score:
+    """Spearman correlation of the cosine of two embeddings with what people said."""
+    task = TaskName.FEATURE_EXTRACTION
+    texts = [text for pair in pairs for text in (pair.left, pair.right)]
+    say(f"{served.model_id}: {len(texts)} sentences")
+    vectors = np.array(list(served.answers(task, texts)), dtype=np.float32)
+    value = spearman(row_cosines(vectors[0::2], vectors[1::2]), [pair.score for pair in pairs])
+    return Score(
+        "Spearman", STSB_NAME, value, len(pairs), served.describe(), served.compute_type(task)
+    )
+
+
+def score_sentiment(served: Served, labelled: Sequence[LabelledText]) -> Score:
+    """Share of sentences whose best label is the right one."""
+    task = TaskName.TEXT_CLASSIFICATION
+    model = served.describe()
+    say(f"{served.model_id}: {len(labelled)} sentences")
+    answers = served.answers(task, [example.text for example in labelled])
+    best = [str(answer[0]["label"]) for answer in answers]
+    right = [example.label for example in labelled]
+    labels = list(model.get("labels", ()))
+    if len(labels) != len(SENTIMENTS):
+        raise BenchmarkError(
+            f"`{served.model_id}` has {len(labels)} labels, not {len(SENTIMENTS)}",
+            hint="name a sentiment model with --classifier ID",
+        )
+    value = accuracy(best, right, labels)
+    return Score("accuracy", SST2_NAME, value, len(labelled), model, served.compute_type(task))
+
+
+def spearman(left: ArrayLike, right: ArrayLike) -> float:
+    """Rank correlation of two lists of numbers."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(left, right).statistic)
+
+
+def accuracy(best: Sequence[str], right: Sequence[int], labels: Sequence[str]) -> float:
+    """Share of the best labels that are the right ones; `right` are indices into `labels`."""
+    hits: NDArray[np.bool_] = np.array(
+        [label == labels[index] for label, index in zip(best, right, strict=True)]
+    )
+    return float(hits.mean())
+
+
+def describe(scores: Sequence[Score]) -> str:
+    """The result for people."""
+    rows = [
+        [score.data, score.metric, f"{score.value:.4f}", str(score.examples),
+         str(score.model["id"]), score.compute_type or "-"]
+        for score in scores
+    ]  # fmt: skip
+    return table(["data", "metric", "value", "examples", "model", "ran on"], rows)

@@ -1,0 +1,120 @@
+"""Sentences per second of the engine itself, without HTTP, tokenizer and hops: the ceiling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.agreement import COSINE_SLACK, Agreement
+from benchmarks.local_model import LocalModel, rows_alone
+from deployments.batching.collate import collate
+from deployments.engines import Engine
+from deployments.messages import Batch, TokenIds
+
+SENTENCES_PER_BATCH = 32
+CHECKED_SENTENCES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How the cores are shared out."""
+
+    threads: int  # per forward pass
+    runs: int  # forward passes at once
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"runs={self.runs} threads={self.threads}"
+
+
+def placements(cores: int) -> tuple[Placement, ...]:
+    """Every core a pass of its own, and all cores for one pass."""
+    return tuple(dict.fromkeys((Placement(1, cores), Placement(cores, 1))))
+
+
+@dataclass(frozen=True, slots=True)
+class SortedBatches:
+    """Items sorted by length, the longest first, so that no long batch runs alone at the end."""
+
+    batches: tuple[Batch, ...]
+    order: tuple[int, ...]  # row r of all batches end to end answers item order[r]
+
+    @classmethod
+    def of(cls, items: Sequence[TokenIds], size: int) -> SortedBatches:
+        """Batches of `size` items."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i]), reverse=True)
+        starts = range(0, len(order), size)
+        batches = tuple(collate([items[i] for i in order[s : s + size]]) for s in starts)
+        return cls(batches, tuple(order))
+
+
+class RawEngine:
+    """One graph opened once per placement, and its items. Close it after use."""
+
+    def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
+        self.placements = placements(cores)
+        self._model = model
+        self.items = model.token_ids(texts)
+        self._batches: dict[int, SortedBatches] = {}
+        self._engines = {p: model.engine(threads=p.threads) for p in self.placements}
+        self._pools = {p: ThreadPoolExecutor(p.runs) for p in self.placements}
+
+    def engine(self, placement: Placement) -> Engine:
+        """The engine opened for a placement."""
+        return self._engines[placement]
+
+    def warm_up(self, size: int) -> None:
+        """Run the longest and the shortest batch of `size` everywhere."""
+        batches = self._sorted(size).batches
+        for placement, engine in self._engines.items():
+            ends = [batches[0], batches[-1]] * placement.runs
+            list(self._pools[placement].map(engine.run, ends))
+
+    def sentences_per_s(self, placement: Placement, size: int) -> float:
+        """All sentences once, in batches of `size`; collating is not part of it."""
+        batches = self._sorted(size).batches
+        started_s = time.perf_counter()
+        list(self._pools[placement].map(self._engines[placement].run, batches))
+        return len(self.items) / (time.perf_counter() - started_s)
+
+    def agreement(self, size: int, seed: int) -> Agreement:
+        """Some sentences in batches of `size` against the same ones alone, on every placement."""
+        count = min(CHECKED_SENTENCES, len(self.items))
+        chosen = np.random.default_rng(seed).choice(len(self.items), count, replace=False).tolist()
+        engines = list(self._engines.values())
+        together = [self._rows_in_company(engine, size, chosen) for engine in engines]
+        alone = [rows_alone(engine, [self.items[i] for i in chosen]) for engine in engines]
+        parity = self._model.candidate.parity
+        return Agreement.of(
+            f"the engine in batches of {size} and alone",
+            np.concatenate(together),
+            np.concatenate(alone),
+            parity.company_cosine_worst - COSINE_SLACK,
+        )
+
+    def close(self) -> None:
+        """Stop the threads and give the memory back."""
+        for pool in self._pools.values():
+            pool.shutdown()
+        for engine in self._engines.values():
+            engine.close()
+
+    def _rows_in_company(
+        self, engine: Engine, size: int, chosen: Sequence[int]
+    ) -> NDArray[np.float32]:
+        batches = self._sorted(size)
+        place = {item: divmod(row, size) for row, item in enumerate(batches.order)}
+        needed = {place[item][0] for item in chosen}
+        rows = {batch: engine.run(batches.batches[batch]).rows for batch in needed}
+        return np.stack([rows[place[item][0]][place[item][1]] for item in chosen])
+
+    def _sorted(self, size: int) -> SortedBatches:
+        if size not in self._batches:
+            self._batches[size] = SortedBatches.of(self.items, size)
+        return self._batches[size]

@@ -1,0 +1,206 @@
+"""Load on a running cluster: requests per second and latency at several numbers of connections.
+
+A closed loop of single-sentence feature-extraction requests past the response cache. Rounds are
+interleaved (1, 16, 64, 1, 16, 64, ...), so that a machine that slows down or speeds up does so
+for every level alike. With `--with-engine` the raw engine is measured between them, while the
+server has nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import uvloop
+
+from benchmarks.agreement import Agreement
+from benchmarks.client import Client
+from benchmarks.errors import BenchmarkError
+from benchmarks.host import usable_cores
+from benchmarks.judges import artifact_judge, repeating_judge
+from benchmarks.load import LoadPlan, LoadResult, Workload, run_load
+from benchmarks.local_model import LocalModel
+from benchmarks.measures import summarise
+from benchmarks.options import (
+    add_common_options,
+    add_rounds_option,
+    add_store_option,
+    add_url_option,
+    positive_count,
+    positive_seconds,
+)
+from benchmarks.plots import plot_serving
+from benchmarks.raw_engine import SENTENCES_PER_BATCH, Placement, RawEngine
+from benchmarks.report import say, start_run, write_result
+from benchmarks.sentences import Sentences, load_sentences
+from benchmarks.serving_figures import (
+    EngineLevel,
+    Level,
+    ServingFigures,
+    describe,
+    require_correct,
+    served_over_engine,
+)
+from benchmarks.target import Target, inference_body, task_path
+from deployments.manifest import TaskName
+
+TASK = TaskName.FEATURE_EXTRACTION
+KEPT_ANSWERS = 200  # per level, compared after the timing
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What is measured in every round, and what the rounds have given so far."""
+
+    target: Target
+    window_s: float
+    workloads: Mapping[int, Workload]  # by number of connections
+    engine: RawEngine | None
+    loads: dict[int, list[LoadResult]] = field(default_factory=dict)
+    speeds: dict[Placement, list[float]] = field(default_factory=dict)
+
+    def run_round(self, label: str) -> None:
+        """Every level once, then the engine once per placement."""
+        for connections, workload in self.workloads.items():
+            plan = LoadPlan(connections=connections, seconds=self.window_s)
+            result = uvloop.run(run_load(self.target, workload, plan))
+            self.loads.setdefault(connections, []).append(result)
+            say(f"{label}: {connections} connections, {result.requests_per_s:,.0f} requests/s")
+        if self.engine is not None:
+            self._measure_engine(self.engine, label)
+
+    def _measure_engine(self, engine: RawEngine, label: str) -> None:
+        for placement in engine.placements:
+            speed = engine.sentences_per_s(placement, SENTENCES_PER_BATCH)
+            self.speeds.setdefault(placement, []).append(speed)
+            say(f"{label}: raw engine, {placement.name}, {speed:,.0f} sentences/s")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m benchmarks serving`."""
+    add_url_option(parser)
+    add_common_options(parser)
+    add_store_option(parser)
+    add_rounds_option(parser)
+    parser.add_argument(
+        "--connections",
+        type=positive_count,
+        nargs="+",
+        default=[1, 16, 64],
+        metavar="N",
+        help="default: 1 16 64",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        default=10.0,
+        metavar="S",
+        help="per level and round, after a second of warm-up (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--with-engine",
+        action="store_true",
+        help="measure the raw engine in turn with the server, and the ratio of the two",
+    )
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    facts = start_run("serving", command, arguments.seed)
+    target = Target.parse(arguments.url)
+    sentences = shuffled(load_sentences(arguments.data, arguments.seed), arguments.seed)
+    with Client(target) as client:
+        figures = measure(arguments, target, client, sentences)
+    print(describe(figures))
+    print(write_result(arguments.out, facts, figures))
+    for path in plot_serving(arguments.out, facts, figures):
+        print(path)
+    require_correct(figures)
+    return 0
+
+
+def measure(
+    arguments: argparse.Namespace, target: Target, client: Client, sentences: Sentences
+) -> ServingFigures:
+    """All rounds, then the comparison of the kept answers."""
+    described = client.describe_model(arguments.model)
+    warm = client.infer(TASK, arguments.model, sentences.texts[0])
+    local = open_served(arguments, str(described.get("version")))
+    engine = open_engine(local, sentences.texts) if arguments.with_engine and local else None
+    workloads = make_workloads(target, sentences.texts, arguments)
+    campaign = Campaign(target, arguments.seconds, workloads, engine)
+    for round_number in range(1, arguments.rounds + 1):
+        campaign.run_round(f"round {round_number}/{arguments.rounds}")
+    levels = tuple(Level.of(results) for results in campaign.loads.values())
+    speeds = tuple(EngineLevel(p, summarise(found)) for p, found in campaign.speeds.items())
+    return ServingFigures(
+        url=target.url,
+        model=described,
+        compute_type=warm.compute_type,
+        sentences=sentences.origin,
+        sentence_count=len(sentences.texts),
+        window_s=arguments.seconds,
+        levels=levels,
+        engine=speeds,
+        served_over_engine=served_over_engine(levels, speeds),
+        agreements=compare(campaign, local, client, sentences.texts, arguments),
+    )
+
+
+def shuffled(sentences: Sentences, seed: int) -> Sentences:
+    """The same texts in an order in which pairs do not follow each other; a function of `seed`."""
+    texts = list(sentences.texts)
+    random.Random(seed).shuffle(texts)
+    return Sentences(sentences.origin, tuple(texts))
+
+
+def make_workloads(
+    target: Target, texts: Sequence[str], arguments: argparse.Namespace
+) -> dict[int, Workload]:
+    """A workload per level; each keeps the first answers to the same sample of sentences."""
+    path = task_path(TASK, arguments.model)
+    requests = [target.post_bytes(path, inference_body(text)) for text in texts]
+    count = min(KEPT_ANSWERS, len(texts))
+    kept = random.Random(arguments.seed).sample(range(len(texts)), count)
+    levels = dict.fromkeys(arguments.connections)
+    return {connections: Workload(requests, kept) for connections in levels}
+
+
+def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
+    """The artifact that is served, where the store has it; `--with-engine` insists on it."""
+    try:
+        return LocalModel.open(arguments.store, arguments.model, version)
+    except BenchmarkError as exc:
+        if arguments.with_engine:
+            raise
+        say(f"{exc.message}; answers are compared with the same requests repeated alone")
+        return None
+
+
+def open_engine(local: LocalModel, texts: Sequence[str]) -> RawEngine:
+    """The raw engine on the same sentences, warm."""
+    engine = RawEngine(local, texts, usable_cores())
+    engine.warm_up(SENTENCES_PER_BATCH)
+    return engine
+
+
+def compare(
+    campaign: Campaign,
+    local: LocalModel | None,
+    client: Client,
+    texts: Sequence[str],
+    arguments: argparse.Namespace,
+) -> tuple[Agreement, ...]:
+    """Kept answers against the right ones; the raw engine against itself."""
+    judge = (
+        artifact_judge(local, usable_cores()) if local else repeating_judge(client, arguments.model)
+    )
+    kept = [workload.answers for workload in campaign.workloads.values()]
+    served = judge.compare(texts, kept)
+    if campaign.engine is None:
+        return (served,)
+    raw = campaign.engine.agreement(SENTENCES_PER_BATCH, arguments.seed)
+    campaign.engine.close()
+    return served, raw

@@ -1,0 +1,1 @@
+"""The compiler: a Hugging Face model in, a verified artifact for this host out."""

@@ -1,0 +1,72 @@
+"""A LoRA adapter on disk: what it was trained for, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.checkpoint import (
+    check_weights,
+    content_digest,
+    read_json,
+    read_object,
+)
+from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from deployments.manifest import TaskName
+
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_STEM = "adapter_model"
+# Our addition to peft's files: the labels of a classifier in id order, as a JSON list of strings.
+LABELS_NAME = "labels.json"
+
+_TASKS = {
+    "SEQ_CLS": TaskName.TEXT_CLASSIFICATION,
+    "FEATURE_EXTRACTION": TaskName.FEATURE_EXTRACTION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A checked adapter, pinned by the digest of its files."""
+
+    directory: Path
+    revision: str
+    task: TaskName
+    labels: tuple[str, ...]  # empty where the directory has no labels.json
+
+    @property
+    def name(self) -> str:
+        """What a manifest calls it."""
+        return self.directory.name
+
+
+def read_adapter(directory: Path) -> Adapter:
+    """The adapter in `directory`. Raises SourceNotFound, UnsafeSource or UnsupportedModel."""
+    config = read_object(directory / ADAPTER_CONFIG_NAME)
+    if not config:
+        raise SourceNotFound(
+            f"no `{ADAPTER_CONFIG_NAME}` in {directory}", hint="pass a directory saved by peft"
+        )
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedModel(
+            f"the adapter is of the type `{kind}`", hint="only LoRA adapters can be merged"
+        )
+    task = _TASKS.get(str(config.get("task_type")))
+    if task is None:
+        raise UnsupportedModel(
+            f"the adapter was trained for `{config.get('task_type')}`",
+            hint=f"supported `task_type`: {', '.join(_TASKS)}",
+        )
+    check_weights(directory, ADAPTER_STEM)
+    return Adapter(directory.resolve(), content_digest(directory), task, _labels(directory))
+
+
+def _labels(directory: Path) -> tuple[str, ...]:
+    labels = read_json(directory / LABELS_NAME, default=[])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise UnsupportedModel(
+            f"`{LABELS_NAME}` is not a list of strings",
+            hint='write the labels in id order, such as ["NEGATIVE", "POSITIVE"]',
+        )
+    return tuple(labels)

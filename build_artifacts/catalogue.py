@@ -1,0 +1,85 @@
+"""What a store holds, as values and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.errors import ArtifactError
+from deployments.manifest import (
+    LATEST_NAME,
+    VERSION,
+    ArtifactManifest,
+    Candidate,
+    resolve_version,
+)
+
+_HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version in a store; `manifest` is the reason where it cannot be trusted."""
+
+    id: str
+    version: str
+    is_latest: bool
+    manifest: ArtifactManifest | ArtifactError
+
+
+def read_store(store: Path) -> list[Entry]:
+    """Every version under `store`, by id and version, each file checked against its digest."""
+    return list(_entries(store)) if store.is_dir() else []
+
+
+def _entries(store: Path) -> Iterator[Entry]:
+    for model in sorted(path for path in store.iterdir() if path.is_dir()):
+        model_id = model.name.replace("--", "/")
+        latest = _latest(store, model_id)
+        for directory in sorted(p for p in model.iterdir() if VERSION.fullmatch(p.name)):
+            manifest: ArtifactManifest | ArtifactError
+            try:
+                manifest = ArtifactManifest.read(directory)
+            except ArtifactError as exc:
+                manifest = exc
+            yield Entry(model_id, directory.name, directory.name == latest, manifest)
+
+
+def _latest(store: Path, model_id: str) -> str | None:
+    try:
+        return resolve_version(store, model_id, LATEST_NAME)
+    except ArtifactError:
+        return None
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """The entries in columns, one line per candidate graph; `*` marks the latest version."""
+    rows = [_HEADER, *(row for entry in entries for row in _rows(entry))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
+    version = f"{entry.version}{' *' if entry.is_latest else ''}"
+    manifest = entry.manifest
+    if isinstance(manifest, ArtifactError):
+        yield entry.id, version, f"damaged ({manifest.code})", "", "", "", manifest.message
+        return
+    source = manifest.source
+    made_of = source.ref + (f" + {source.adapter}" if source.adapter else "")
+    first = (entry.id, version, ", ".join(manifest.tasks))
+    for candidate in manifest.candidates:
+        size = f"{manifest.files[candidate.graph].size / 1e6:.1f}"
+        yield *first, candidate.name, size, _parity(candidate), made_of
+        first, made_of = ("", "", ""), ""
+
+
+def _parity(candidate: Candidate) -> str:
+    parity = candidate.parity
+    labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
+    return f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"

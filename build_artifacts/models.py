@@ -1,0 +1,57 @@
+"""Loading torch models: safetensors only, no network, and never with invented weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from build_artifacts.errors import UnsupportedModel
+
+# Pooled rows do not pass through the pooler, so a checkpoint may lack its weights.
+_UNUSED = ("pooler.", "embeddings.position_ids")
+
+TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
+
+
+def load_model(
+    weights: Path, *, is_embedding: bool, dtype: Literal["float32", "float16"]
+) -> TorchModel:
+    """The model in `weights`, on the CPU and in evaluation mode.
+
+    Raises UnsupportedModel when it cannot be read or lacks weights that would then be random.
+    """
+    import torch
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    kind = AutoModel if is_embedding else AutoModelForSequenceClassification
+    try:
+        model, info = kind.from_pretrained(
+            weights,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as exc:
+        raise UnsupportedModel(
+            f"transformers cannot load the checkpoint: {first_line(exc)}",
+            hint="load it with transformers in a Python shell to see why",
+        ) from exc
+    missing = _used(info["missing_keys"])
+    if missing:
+        raise UnsupportedModel(
+            f"the checkpoint has no weights for `{missing[0]}`",
+            hint="pass the `--task` it was trained for, or the `--adapter` that adds the head",
+        )
+    return model.eval()
+
+
+def _used(keys: Iterable[str]) -> list[str]:
+    return sorted(key for key in keys if not any(part in key for part in _UNUSED))
+
+
+def first_line(exc: BaseException) -> str:
+    """The first line of an exception's text, or its type when it has none."""
+    return (str(exc).strip() or type(exc).__name__).splitlines()[0]

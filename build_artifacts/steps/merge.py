@@ -1,0 +1,96 @@
+"""Step 2: a checkpoint and a LoRA adapter become one checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_artifacts.adapter import ADAPTER_STEM, Adapter
+from build_artifacts.checkpoint import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    Checkpoint,
+    counted_files,
+    read_object,
+)
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.models import TorchModel, first_line
+from deployments.manifest import TaskName
+
+
+def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
+    """The checkpoint with the adapter added to its weights, written under `into` in fp32.
+
+    Raises UnsupportedModel when the adapter does not fit, or leaves a new head untrained.
+    """
+    is_head = adapter.task is TaskName.TEXT_CLASSIFICATION
+    # A head replaces pooling: what the checkpoint says of sentence embeddings holds no more.
+    root = checkpoint.weights if is_head else checkpoint.directory
+    for name, path in counted_files(root):
+        if not _is_weight(name) and not (is_head and name == MODULES_NAME):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, into / name)
+    target = into / checkpoint.weights.relative_to(root)
+    _merged_model(checkpoint.weights, adapter).save_pretrained(target)
+    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
+    from peft import PeftModel
+
+    base = _base_model(weights, adapter)
+    try:
+        model = PeftModel.from_pretrained(base, str(adapter.directory))
+    except (RuntimeError, ValueError) as exc:
+        raise UnsupportedModel(
+            f"the adapter `{adapter.name}` does not fit the model: {first_line(exc)}",
+            hint="pass the base model it was trained on",
+        ) from exc
+    _check_complete(model, adapter)
+    return model.merge_and_unload().eval()
+
+
+def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
+    import torch
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    if adapter.task is not TaskName.TEXT_CLASSIFICATION:
+        return AutoModel.from_pretrained(weights, dtype=torch.float32, use_safetensors=True)
+    labels = dict(enumerate(adapter.labels or _own_labels(weights)))
+    return AutoModelForSequenceClassification.from_pretrained(
+        weights,
+        dtype=torch.float32,
+        use_safetensors=True,
+        id2label=labels,
+        label2id={label: i for i, label in labels.items()},
+    )
+
+
+def _own_labels(weights: Path) -> list[str]:
+    config = read_object(weights / CONFIG_NAME)
+    labels = config.get("id2label")
+    if not labels:
+        raise UnsupportedModel(
+            "neither the adapter nor the model names the labels",
+            hint='put a `labels.json` beside the adapter, such as ["NEGATIVE", "POSITIVE"]',
+        )
+    return [str(labels[str(i)]) for i in range(len(labels))]
+
+
+def _check_complete(model: TorchModel, adapter: Adapter) -> None:
+    """Every weight the adapter adds must come from its file, or it would be random."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    path = adapter.directory / f"{ADAPTER_STEM}.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        stored = set(file.keys())
+    if missing := sorted(set(get_peft_model_state_dict(model)) - stored):
+        raise UnsupportedModel(
+            f"the adapter `{adapter.name}` has no weights for `{missing[0]}`",
+            hint="save it with its head (`modules_to_save`)",
+        )

@@ -1,0 +1,35 @@
+"""Step 1: a SOURCE becomes a checked checkpoint on disk, pinned to one revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.checkpoint import Checkpoint, check_checkpoint
+from build_artifacts.errors import SourceNotFound
+from build_artifacts.sources.hub import Hub, resolve_hub_model
+from build_artifacts.sources.local import resolve_directory
+from build_artifacts.sources.package import PREFIX, resolve_package
+from deployments.manifest import MODEL_ID
+
+
+def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
+    """The checkpoint `ref` names; what has to be unpacked goes under `scratch`.
+
+    Raises SourceNotFound, UnsafeSource or UnsupportedModel.
+    """
+    checkpoint = _locate(ref, scratch, hub)
+    check_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
+    if ref.startswith(PREFIX):
+        return resolve_package(ref, scratch)
+    if Path(ref).expanduser().is_dir():
+        return resolve_directory(ref)
+    if MODEL_ID.fullmatch(ref.partition("@")[0]):
+        return resolve_hub_model(ref, hub)
+    raise SourceNotFound(
+        f"`{ref}` is no directory, no `pypi:` source and no model id",
+        hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`",
+    )

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.torch_eager import TorchEager, own_source
+from deployments.batching.collate import collate
+from deployments.manifest import Source
+from tests.builders import HIDDEN, tiny_checkpoint
+from tests.fakes import item
+from tests.sealed import tiny_manifest
+
+
+def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    source = tiny_checkpoint(tmp_path / "model")
+    eager = TorchEager(str(source), tiny_manifest(), tmp_path, threads=torch.get_num_threads())
+    short, long = item(7, 3), item(11, 9)
+    rows = eager.rows(collate([short, long]))
+    assert rows.shape == (2, HIDDEN)
+    reference = AutoModel.from_pretrained(source).eval()
+    with torch.inference_mode():
+        hidden = reference(input_ids=torch.from_numpy(short.astype(np.int64))[None])
+    np.testing.assert_allclose(rows[0], hidden.last_hidden_state[0].mean(0).numpy(), atol=1e-5)
+
+
+def test_an_adapter_s_base_model_is_not_taken_for_it() -> None:
+    manifest = tiny_manifest()
+    assert own_source(manifest) == manifest.source.ref
+    merged = Source(ref="base", revision="1", adapter="lora", adapter_revision="2")
+    with pytest.raises(BenchmarkError, match="merged with an adapter"):
+        own_source(manifest.model_copy(update={"source": merged}))

@@ -1,0 +1,43 @@
+"""What every test may use: a store of tiny models, and a header that says what ran the tests."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from tests.sealed import CLASSIFIER, EMBEDDER, seal_tiny
+
+PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "numpy")
+# The instructions that decide which graph is fastest, and how int8 rounds.
+CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
+
+
+def pytest_report_header() -> list[str]:
+    versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
+    return [f"engines: {versions}", f"cpu flags: {' '.join(_cpu_flags()) or 'unknown'}"]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_flags() -> list[str]:
+    try:
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+    return sorted(CPU_FLAGS & set(words))
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with EMBEDDER and CLASSIFIER, shared: a test that damages artifacts seals its own."""
+    store = tmp_path_factory.mktemp("store")
+    seal_tiny(store, EMBEDDER)
+    seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
+    return store

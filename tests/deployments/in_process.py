@@ -1,0 +1,79 @@
+"""The HTTP application over a real tokenizer and real lanes, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from deployments.config import AppArgs, IngressUserConfig, LaneSettings, ModelSettings
+from deployments.ingress.app import build_http_app
+from deployments.ingress.lanes import ClusterView, LaneBoard
+from deployments.ingress.microbatch import Batched
+from deployments.ingress.router import Router
+from deployments.ingress.service import InferenceService
+from deployments.manifest import Device
+from deployments.records import RequestRecord
+from deployments.registry import Registry
+from deployments.replicas.lane import BatchReplica
+from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.transports.base import LaneClient
+from deployments.transports.local import LocalLaneClient
+from tests.fakes import EncodeLog, ListRecorder, each_alone
+from tests.sealed import CLASSIFIER, EMBEDDER
+
+ONE_OF_EACH = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 1}
+LANES = {Device.CPU: LaneSettings(), Device.GPU: LaneSettings(available="auto")}
+
+
+async def no_metrics() -> str:
+    """A `Gather` that found one sample."""
+    return "hundredfold_requests_total 1\n"
+
+
+@dataclass
+class InProcess:
+    """Everything around one ingress, as a test wants it."""
+
+    store: Path
+    models: tuple[str, ...] = (EMBEDDER, CLASSIFIER)
+    gpus: float = 0.0  # what the fake cluster has
+    running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
+    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
+    batched: Batched = each_alone
+    lane: LaneClient | None = None  # answers in place of the real replicas
+    raise_bugs: bool = True  # into the test, instead of answering 500
+    recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of the application; the replicas live as long as the block."""
+        args = AppArgs(
+            store=self.store, models=tuple(ModelSettings(id=m) for m in self.models), lanes=LANES
+        )
+        tokenizer = TokenizerReplica(args, EncodeLog())
+        lanes = {device: BatchReplica(args, device, ListRecorder()) for device in LANES}
+        local = {device: LocalLaneClient(tokenizer, lane) for device, lane in lanes.items()}
+        clients = dict.fromkeys(LANES, self.lane) if self.lane else local
+        board = LaneBoard(LANES, lambda: ClusterView(self.running, self.gpus))
+        self.service = InferenceService(
+            registry=Registry.of(args),
+            router=Router(clients, self.batched, self.settings.batching),
+            board=board,
+            recorder=self.recorder,
+            settings=self.settings,
+        )
+        await board.refresh()
+        transport = httpx.ASGITransport(
+            build_http_app(self.service, no_metrics), raise_app_exceptions=self.raise_bugs
+        )
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                yield http
+        finally:
+            for lane in lanes.values():
+                await lane.close()
+            tokenizer.close()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.config import AppArgs, BatchSettings, LaneSettings, ModelSettings
+from deployments.errors import DeadlineExceeded, HardwareUnavailable, InputTooLong, Overloaded
+from deployments.manifest import Device, TaskName
+from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef
+from deployments.records import PassRecord
+from deployments.registry import Registry
+from deployments.replicas.lane import BatchReplica
+from deployments.tasks.embedding import EmbeddingOptions
+from tests.fakes import ListRecorder, item, soon
+from tests.sealed import EMBEDDER, WIDTH, seal_tiny
+
+RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
+# fp32 sums of at most 16 values of size 1.
+TOLERANCE = 1e-5
+
+
+def args(store: Path) -> AppArgs:
+    lanes = {device: LaneSettings(runs=2) for device in Device}
+    return AppArgs(store=store, models=(ModelSettings(id=EMBEDDER),), lanes=lanes)
+
+
+class Lane:
+    """A replica and what it records."""
+
+    def __init__(self, store: Path, device: Device = Device.CPU) -> None:
+        self.passes: ListRecorder[PassRecord] = ListRecorder()
+        self.replica = BatchReplica(args(store), device, self.passes)
+        ref = Registry.of(args(store)).find(EMBEDDER).ref
+        self.key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, device, long=False)
+
+    def batch(self, *calls: EncodedCall | Exception) -> EncodedBatch:
+        """A list whose items are all made of token 5."""
+        lengths = [n for call in calls if isinstance(call, EncodedCall) for n in call.lengths]
+        return EncodedBatch(self.key, item(5, sum(lengths)).tobytes(), calls, encode_s=0.25)
+
+
+@pytest.fixture
+async def lane(tiny_store: Path) -> AsyncIterator[Lane]:
+    made = Lane(tiny_store)
+    yield made
+    await made.replica.close()
+
+
+def call(*lengths: int, deadline_s: float | None = None, truncated: int = 0) -> EncodedCall:
+    return EncodedCall(lengths, truncated, RAW, deadline_s or soon())
+
+
+async def test_every_call_has_its_outcome_in_order_errors_included(lane: Lane) -> None:
+    refused = InputTooLong("too long", field="inputs")
+    first, second, third, late = await lane.replica.infer(
+        lane.batch(call(3, 4, truncated=1), refused, call(2), call(2, deadline_s=time.time() - 1))
+    )
+    assert np.shape(first.value) == (2, WIDTH)
+    assert second is refused
+    assert np.shape(third.value) == (1, WIDTH)
+    assert isinstance(late, DeadlineExceeded)
+    assert (first.truncated, third.truncated) == (1, 0)
+
+
+async def test_an_answer_says_what_ran_and_what_it_took(lane: Lane) -> None:
+    (answer,) = await lane.replica.infer(lane.batch(call(3, 4)))
+    assert isinstance(answer, Answer)
+    assert answer.compute_type == "cpu-fp32"
+    assert (answer.timings.tokens, answer.timings.encode_s) == (7, 0.25)
+    assert answer.timings.forward_s > 0
+    assert sum(record.tokens for record in lane.passes.records) == 7
+
+
+async def test_company_does_not_change_an_answer(lane: Lane) -> None:
+    (alone,) = await lane.replica.infer(lane.batch(call(3)))
+    together = await lane.replica.infer(lane.batch(*(call(n) for n in (16, 3, 1, 9))))
+    np.testing.assert_allclose(together[1].value, alone.value, atol=TOLERANCE)
+
+
+async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(lane: Lane) -> None:
+    lane.replica.configure(BatchSettings(queue_items=3))
+    outcomes = await lane.replica.infer(lane.batch(call(2, 2), call(2, 2), call(2)))
+    assert [type(outcome) for outcome in outcomes] == [Answer, Overloaded, Answer]
+
+
+async def test_a_model_without_a_graph_for_the_lane_says_so(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER, devices=(Device.CPU,))
+    lane = Lane(tmp_path, Device.GPU)
+    (outcome,) = await lane.replica.infer(lane.batch(call(2)))
+    assert isinstance(outcome, HardwareUnavailable)
+    assert "gpu lane" in outcome.message
+    await lane.replica.close()
+
+
+async def test_a_model_nobody_configured_fails_its_own_list_only(lane: Lane) -> None:
+    known = lane.batch(call(2))
+    unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
+    (failed,), (answered,) = await asyncio.gather(
+        lane.replica.infer(unknown), lane.replica.infer(known)
+    )
+    assert isinstance(failed, HardwareUnavailable)
+    assert isinstance(answered, Answer)
+
+
+async def test_a_cancelled_list_is_dropped_before_the_engine(lane: Lane) -> None:
+    gone = asyncio.ensure_future(lane.replica.infer(lane.batch(call(2, 2, 2))))
+    await asyncio.sleep(0)  # submitted, not yet started
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    (kept,) = await lane.replica.infer(lane.batch(call(2)))
+    assert isinstance(kept, Answer)
+    assert [record.items for record in lane.passes.records] == [1]
+
+
+async def test_an_idle_lane_is_healthy(lane: Lane) -> None:
+    await lane.replica.check()

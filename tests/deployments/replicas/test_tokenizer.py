@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
+from deployments.errors import InputTooLong, UnknownModel
+from deployments.manifest import Device, TaskName
+from deployments.messages import BatchKey, Call, CallBatch, EncodedCall, ModelRef, Truncation
+from deployments.records import EncodeRecorder
+from deployments.registry import Registry
+from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
+from tests.fakes import PATIENCE_S, EncodeLog, soon, until
+from tests.sealed import CLASSIFIER, EMBEDDER, MAX_TOKENS
+
+LONG = "a " * INLINE_CHARACTERS  # not encoded on the event loop
+
+
+@pytest.fixture
+def make_replica(tiny_store: Path) -> Iterator[object]:
+    """Tokenizer replicas over the tiny store, closed at the end."""
+    made: list[TokenizerReplica] = []
+
+    def make(recorder: EncodeRecorder) -> TokenizerReplica:
+        made.append(TokenizerReplica(args(tiny_store), recorder))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.close()
+
+
+def args(store: Path) -> AppArgs:
+    models = (ModelSettings(id=EMBEDDER), ModelSettings(id=CLASSIFIER))
+    return AppArgs(store=store, models=models, lanes={Device.CPU: LaneSettings()})
+
+
+def batch(store: Path, *calls: Call, model: str = EMBEDDER) -> CallBatch:
+    ref = Registry.of(args(store)).find(model).ref
+    return CallBatch(BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False), calls)
+
+
+def call(*texts: str, options: object = None, truncate: bool = False) -> Call:
+    fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
+    truncation = Truncation.KEEP_START if truncate else Truncation.REFUSE
+    return Call(texts, fields, options, truncation, soon())
+
+
+async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    first, second = call("good film", "night", options="first"), call("the", options="second")
+    encoded = await make_replica(log).encode(batch(tiny_store, first, second))
+    assert encoded.calls == (
+        EncodedCall((4, 3), 0, "first", first.deadline_s),
+        EncodedCall((3,), 0, "second", second.deadline_s),
+    )
+    assert [len(ids) for ids in encoded.items()] == [4, 3, 3]
+    assert encoded.encode_s > 0
+    assert log.models == [EMBEDDER]
+
+
+@pytest.mark.parametrize("filler", ["", LONG], ids=["on the loop", "in the thread"])
+async def test_a_call_too_long_leaves_no_gap_in_the_ids(
+    filler: str, make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    calls = (
+        call("good film"),
+        call("good " * 20),
+        call("night"),
+        call(filler or "a", truncate=True),
+    )
+    encoded = await replica.encode(batch(tiny_store, *calls))
+    alone = await replica.encode(batch(tiny_store, call("night")))
+    before, refused, after, cut = encoded.calls
+    assert isinstance(refused, InputTooLong)
+    assert (before.lengths, after.lengths) == ((4,), (3,))
+    assert cut.truncated == (1 if filler else 0)
+    assert encoded.items()[1].tolist() == alone.items()[0].tolist()
+    assert all(len(ids) <= MAX_TOKENS for ids in encoded.items())
+
+
+async def test_a_model_that_is_not_here_is_every_calls_outcome(
+    make_replica, tiny_store: Path
+) -> None:
+    known = batch(tiny_store, call("a"), call("b"))
+    unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
+    encoded = await make_replica(EncodeLog()).encode(unknown)
+    assert [type(outcome) for outcome in encoded.calls] == [UnknownModel, UnknownModel]
+    assert encoded.items() == []
+
+
+class HeldRecorder:
+    """Holds the thread that records first until `release`."""
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+        self.release = threading.Event()
+
+    def record(self, model: str, encode_s: float) -> None:
+        self.recorded.append(threading.current_thread().name)
+        if len(self.recorded) == 1:
+            assert self.release.wait(PATIENCE_S)
+
+
+async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
+    make_replica, tiny_store: Path
+) -> None:
+    recorder = HeldRecorder()
+    replica = make_replica(recorder)
+    gone = asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG, truncate=True))))
+    await until(lambda: bool(recorder.recorded))
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    short = asyncio.ensure_future(replica.encode(batch(tiny_store, call("night"))))
+    await asyncio.sleep(0.02)
+    assert not short.done(), "encoders are not thread-safe"
+    recorder.release.set()
+    assert (await short).calls[0].lengths == (3,)
+    assert all(name.startswith("tokenizer") for name in recorder.recorded)
+
+
+async def test_a_short_list_is_not_worth_the_way_to_the_thread(
+    make_replica, tiny_store: Path
+) -> None:
+    recorder = HeldRecorder()
+    recorder.release.set()
+    replica = make_replica(recorder)
+    await replica.encode(batch(tiny_store, call("night")))
+    await replica.encode(batch(tiny_store, call(LONG, truncate=True)))
+    assert recorder.recorded[0] == threading.main_thread().name
+    assert recorder.recorded[1].startswith("tokenizer")
+
+
+async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path) -> None:
+    replica = make_replica(EncodeLog())
+    plain = await replica.encode(batch(tiny_store, call("good film")))
+    for cache_bytes in (1_000_000, 0):
+        replica.configure(TokenizerUserConfig(cache_bytes=cache_bytes))
+        for _ in range(2):
+            again = await replica.encode(batch(tiny_store, call("good film")))
+            assert again.ids == plain.ids
+
+
+async def test_a_closed_tokenizer_is_not_healthy(make_replica) -> None:
+    replica = make_replica(EncodeLog())
+    await replica.check()
+    replica.close()
+    with pytest.raises(RuntimeError):
+        await replica.check()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from deployments import errors
+from deployments.errors import ModelLoading, ServeError
+from tests.fakes import leaf_errors
+
+# What clients rely on: class, status, code, whether trying again can help.
+CONTRACT = [
+    (errors.BadSetting, 500, "bad_setting", False),
+    (errors.MalformedBody, 400, "malformed_body", False),
+    (errors.InvalidField, 400, "invalid_field", False),
+    (errors.EmptyInput, 400, "empty_input", False),
+    (errors.WrongTask, 400, "wrong_task", False),
+    (errors.HardwareUnavailable, 400, "hardware_unavailable", False),
+    (errors.UnknownModel, 404, "model_not_found", False),
+    (errors.UnknownRoute, 404, "route_not_found", False),
+    (errors.MethodNotAllowed, 405, "method_not_allowed", False),
+    (errors.BodyTooLarge, 413, "body_too_large", False),
+    (errors.TooManyItems, 413, "too_many_items", False),
+    (errors.UnknownParameter, 422, "unknown_parameter", False),
+    (errors.InputTooLong, 422, "input_too_long", False),
+    (errors.Overloaded, 429, "overloaded", True),
+    (errors.EngineFailed, 500, "engine_failed", False),
+    (errors.ModelLoading, 503, "model_loading", True),
+    (errors.ArtifactMissing, 503, "artifact_missing", False),
+    (errors.ManifestInvalid, 503, "manifest_invalid", False),
+    (errors.ManifestTooNew, 503, "manifest_too_new", False),
+    (errors.UnknownTask, 503, "unknown_task", False),
+    (errors.DigestMismatch, 503, "digest_mismatch", False),
+    (errors.PathOutsideArtifact, 503, "path_outside_artifact", False),
+    (errors.DeadlineExceeded, 504, "deadline_exceeded", True),
+]
+LEAVES = leaf_errors(ServeError)
+
+
+def instance(kind: type[ServeError]) -> ServeError:
+    if kind is ModelLoading:
+        return ModelLoading("still starting", estimated_time_s=12.5)
+    return kind("what went wrong", field="inputs[3]")
+
+
+@pytest.mark.parametrize(("kind", "status", "code", "retryable"), CONTRACT)
+def test_status_and_code_are_what_clients_match_on(
+    kind: type[ServeError], status: int, code: str, retryable: bool
+) -> None:
+    assert (kind.status, kind.code, kind.retryable) == (status, code, retryable)
+
+
+def test_the_contract_names_every_leaf_of_the_tree_and_no_code_twice() -> None:
+    assert {kind for kind, *_ in CONTRACT} == set(LEAVES)
+    assert len({kind.code for kind in LEAVES}) == len(LEAVES)
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_crosses_processes_whole(kind: type[ServeError], protocol: int) -> None:
+    sent = instance(kind)
+    received = pickle.loads(pickle.dumps(sent, protocol))
+    assert type(received) is kind
+    assert received.__dict__ == sent.__dict__
+    assert str(received) == str(sent) == sent.message
+
+
+def test_a_copy_can_be_reworded_without_touching_the_original() -> None:
+    original = errors.InputTooLong("`inputs` is long", field="inputs")
+    copied = copy.copy(original)
+    copied.field = "input"
+    assert original.field == "inputs"
+
+
+def test_only_errors_that_pass_by_themselves_say_when_to_come_back() -> None:
+    told = {kind: instance(kind).retry_after_s for kind in LEAVES}
+    assert {kind: seconds for kind, seconds in told.items() if seconds is not None} == {
+        errors.Overloaded: 1.0,
+        errors.ModelLoading: 12.5,
+    }

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.errors import EngineFailed, Overloaded
+from deployments.manifest import Device, TaskName
+from deployments.messages import Answer, BatchKey, CallBatch, ModelRef
+from deployments.transports.serve import ServeLaneClient
+
+KEY = BatchKey(
+    ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
+)
+BATCH = CallBatch(KEY, ())
+ANSWERS = [Answer("value", "fake")]
+
+
+class FakeMethod:
+    """A method of a Serve handle: `remote` gives the next of `outcomes`, awaited or not."""
+
+    def __init__(self, *outcomes: object) -> None:
+        self.outcomes = list(outcomes)
+        self.sent: list[object] = []
+        self.serialization: set[str] = set()
+
+    def options(self, *, request_serialization: str, response_serialization: str) -> FakeMethod:
+        self.serialization = {request_serialization, response_serialization}
+        return self
+
+    def remote(self, argument: object) -> asyncio.Future[object]:
+        self.sent.append(argument)
+        reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            reply.set_exception(outcome)
+        else:
+            reply.set_result(outcome)
+        return reply
+
+
+class FakeHandle:
+    """A Serve handle with both deployments' methods."""
+
+    def __init__(self, *outcomes: object) -> None:
+        self.encode = self.infer = FakeMethod(*outcomes)
+
+
+def unavailable() -> Exception:
+    return DeploymentUnavailableError("no replica")
+
+
+async def test_the_tokenizers_response_is_passed_on_without_waiting_for_it() -> None:
+    tokenizer, lane = FakeHandle("encoded"), FakeHandle(ANSWERS)
+    assert await ServeLaneClient(tokenizer, lane).infer(BATCH) == ANSWERS
+    (passed,) = lane.infer.sent
+    assert isinstance(passed, asyncio.Future), "the lane waits for it, not the ingress"
+    assert tokenizer.encode.sent == [BATCH]
+
+
+async def test_messages_travel_as_plain_pickle() -> None:
+    tokenizer, lane = FakeHandle("encoded"), FakeHandle(ANSWERS)
+    await ServeLaneClient(tokenizer, lane).infer(BATCH)
+    assert tokenizer.encode.serialization == lane.infer.serialization == {"pickle"}
+
+
+@pytest.mark.parametrize("lost", [RayActorError, unavailable])
+async def test_a_lost_replica_is_tried_once_more(lost: Callable[[], Exception]) -> None:
+    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(lost(), ANSWERS)
+    assert await ServeLaneClient(tokenizer, lane).infer(BATCH) == ANSWERS
+    assert len(tokenizer.encode.sent) == len(lane.infer.sent) == 2
+
+
+@pytest.mark.parametrize("lost", [RayActorError, unavailable])
+async def test_a_replica_lost_twice_is_an_engine_failure(lost: Callable[[], Exception]) -> None:
+    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(lost(), lost())
+    with pytest.raises(EngineFailed, match="lost twice"):
+        await ServeLaneClient(tokenizer, lane).infer(BATCH)
+
+
+async def test_a_full_line_on_the_way_is_overload_and_not_tried_again() -> None:
+    full = BackPressureError(num_queued_requests=256, max_queued_requests=256)
+    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(full, ANSWERS)
+    with pytest.raises(Overloaded):
+        await ServeLaneClient(tokenizer, lane).infer(BATCH)
+    assert len(lane.infer.sent) == 1
