@@ -38,7 +38,7 @@ class Workspace:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Send everything written to stdout and stderr, C++ libraries included, to the log."""
-        with self.log.open("ab") as log, _flushed(), _redirected(log.fileno(), (1, 2)):
+        with self.log.open("ab") as log, _redirected(log.fileno(), (1, 2)):
             yield
 
     def record_failure(self) -> None:
@@ -108,24 +108,20 @@ def _is_abandoned(directory: Path) -> bool:
 
 
 @contextmanager
-def _flushed() -> Iterator[None]:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-
-
-@contextmanager
 def _redirected(target: int, descriptors: tuple[int, ...]) -> Iterator[None]:
+    _flush()  # what was said before belongs where it was said
     saved = [os.dup(descriptor) for descriptor in descriptors]
     try:
         for descriptor in descriptors:
             os.dup2(target, descriptor)
         yield
     finally:
+        _flush()
         for copy, descriptor in zip(saved, descriptors, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

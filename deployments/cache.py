@@ -72,32 +72,38 @@ class ResponseCache(Generic[V]):
         while self.bytes > self.settings.max_bytes:
             self._drop(next(iter(self._entries)))
 
-    async def compute_once(self, key: Hashable, compute: Callable[[], Coroutine[Any, Any, V]]) -> V:
+    async def compute_once(
+        self, key: Hashable, compute: Callable[[], Coroutine[Any, Any, V]], *, way: Hashable = None
+    ) -> V:
         """`compute()`, shared with whoever asks for the same key meanwhile, then kept.
 
-        When the last one waiting is cancelled the computation is cancelled too.
+        Only those who compute it the same `way` share, for example with the same patience. When
+        the last one waiting is cancelled the computation is cancelled too.
         """
-        flight = self._flights.get(key)
+        flight_key = (key, way)
+        flight = self._flights.get(flight_key)
         if flight is None:
-            flight = _Flight(asyncio.ensure_future(self._fly(key, compute())), waiters=0)
-            self._flights[key] = flight
+            task = asyncio.ensure_future(self._fly(key, flight_key, compute()))
+            flight = _Flight(task, waiters=0)
+            self._flights[flight_key] = flight
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():
-                self._flights.pop(key, None)
+                self._flights.pop(flight_key, None)
                 flight.task.cancel()
 
-    async def _fly(self, key: Hashable, computation: Awaitable[V]) -> V:
+    async def _fly(self, key: Hashable, flight_key: Hashable, computation: Awaitable[V]) -> V:
         try:
             value = await computation
             self.put(key, value)
             return value
         finally:
-            if (flight := self._flights.get(key)) and flight.task is asyncio.current_task():
-                del self._flights[key]
+            flight = self._flights.get(flight_key)
+            if flight is not None and flight.task is asyncio.current_task():
+                del self._flights[flight_key]
 
     def _drop(self, key: Hashable) -> None:
         self.bytes -= self._entries.pop(key).size

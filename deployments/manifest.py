@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -144,6 +145,8 @@ class ArtifactManifest(_Frozen):
                 _check_file(directory, name, sealed)
             except OSError as exc:
                 raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
+        for candidate in manifest.candidates:
+            _check_company(directory, candidate.graph, manifest.files)
         needed = [TOKENIZER_NAME, *(c.graph for c in manifest.candidates)]
         if unsealed := sorted(set(needed) - set(manifest.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")
@@ -183,6 +186,14 @@ def _check_file(directory: Path, name: str, sealed: SealedFile) -> None:
         raise DigestMismatch(f"{directory}: `{name}` has {size} bytes, sealed with {sealed.size}")
     if file_sha256(path) != sealed.sha256:
         raise DigestMismatch(f"{directory}: `{name}` is not the file that was sealed (sha256)")
+
+
+def _check_company(directory: Path, graph: str, files: Mapping[str, SealedFile]) -> None:
+    """A graph may read weights from files beside it, so nothing unsealed may lie there."""
+    for path in contained(directory, graph).parent.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if not path.is_dir() and name not in files:
+            raise DigestMismatch(f"{directory}: `{name}` lies beside a graph and was not sealed")
 
 
 def contained(directory: Path, name: str) -> Path:

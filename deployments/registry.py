@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from deployments.config import AppArgs, ModelSettings
-from deployments.errors import ArtifactError, UnknownModel
+from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.manifest import ArtifactManifest, model_directory, resolve_version
 from deployments.messages import ModelRef
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,20 @@ class Registry:
         """Every model that can be served, in the order of the configuration."""
         return (entry for entry in self._entries.values() if isinstance(entry, OpenModel))
 
+    def open_each(
+        self, load: Callable[[OpenModel], T]
+    ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
+        """`load` of every open model; one that cannot be loaded does not keep the others away."""
+        loaded: dict[ModelRef, T] = {}
+        failed: dict[ModelRef, ServeError] = {}
+        for model in self.open_models():
+            try:
+                loaded[model.ref] = load(model)
+            except ServeError as error:
+                log.error("model %s cannot be loaded: %s", model.ref.id, error)
+                failed[model.ref] = error
+        return loaded, failed
+
     def refused(self) -> dict[str, ArtifactError]:
         """Model ids that cannot be served, and why."""
         return {k: e for k, e in self._entries.items() if isinstance(e, ArtifactError)}
@@ -67,4 +84,8 @@ def _open(store: Path, settings: ModelSettings) -> OpenModel:
     version = resolve_version(store, settings.id, settings.version)
     directory = model_directory(store, settings.id) / version
     manifest = ArtifactManifest.read(directory)
+    if (manifest.id, manifest.version) != (settings.id, version):
+        raise ManifestInvalid(
+            f"{directory}: the manifest is that of `{manifest.id}` version {manifest.version}"
+        )
     return OpenModel(ModelRef(settings.id, version), manifest, directory)

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.config import MicroBatchSettings
 from deployments.engines.base import EngineInfo
-from deployments.errors import EngineFailed, ServeError
+from deployments.errors import EngineFailed
 from deployments.ingress.microbatch import Batched, Collect, Send
 from deployments.messages import Batch, Call, CallBatch, Outcome, Outputs, TokenIds
 
@@ -180,9 +180,3 @@ def in_groups_of(size: int) -> Batched:
         return collect
 
     return batched
-
-
-def leaf_errors(root: type[ServeError]) -> list[type[ServeError]]:
-    """Every class below `root`, in its own module, that nothing there derives from."""
-    below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
-    return [leaf for kind in below for leaf in leaf_errors(kind)] if below else [root]

@@ -156,3 +156,12 @@ def _model(
         [numpy_helper.from_array(table, name) for name, table in tables.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def reseal_as(directory: Path, name: str, content: bytes) -> None:
+    """Replace a file of a sealed artifact and its digest: whole, and still no good."""
+    (directory / name).write_bytes(content)
+    manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
+    sealed = SealedFile(sha256=file_sha256(directory / name), size=len(content))
+    changed = manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
+    (directory / MANIFEST_NAME).write_bytes(changed.to_json())

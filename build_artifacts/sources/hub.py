@@ -70,10 +70,10 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 @contextmanager
 def hub_errors(model_id: str) -> Iterator[None]:
     """Give the hub's failures our name; the original stays as the cause."""
-    import httpx
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    foreign = (httpx.HTTPError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError)
+    foreign = (httpx2.HTTPError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError)
     try:
         yield
     except foreign as exc:

@@ -50,6 +50,8 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
             f"the adapter `{adapter.name}` does not fit the model: {first_line(exc)}",
             hint="pass the base model it was trained on",
         ) from exc
+    except KeyError as exc:
+        raise _incomplete(adapter, str(exc.args[0])) from exc
     _check_complete(model, adapter)
     return model.merge_and_unload().eval()
 
@@ -90,7 +92,11 @@ def _check_complete(model: TorchModel, adapter: Adapter) -> None:
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
     if missing := sorted(set(get_peft_model_state_dict(model)) - stored):
-        raise UnsupportedModel(
-            f"the adapter `{adapter.name}` has no weights for `{missing[0]}`",
-            hint="save it with its head (`modules_to_save`)",
-        )
+        raise _incomplete(adapter, missing[0])
+
+
+def _incomplete(adapter: Adapter, weight: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the adapter `{adapter.name}` has no weights for `{weight}`",
+        hint="pass the base model it was trained on; save it with its head (`modules_to_save`)",
+    )

@@ -82,6 +82,7 @@ class BatchLoop:
         self._engines = engines
         self._runs = runs
         self._busy = 0
+        self._draining = False
         self._waiting: dict[ModelRef, list[_Item]] = {}
         self._pool = ThreadPoolExecutor(runs, thread_name_prefix="engine")
 
@@ -98,6 +99,8 @@ class BatchLoop:
         Raises Overloaded at once when the line is full. Cancelling the future, or letting
         `deadline_s` (time.time) pass, drops what has not started.
         """
+        if self._draining:
+            raise Overloaded("this replica is stopping; try again")
         if self.waiting_items + len(items) > self.rules.queue_items:
             raise Overloaded(f"{self.waiting_items} items wait already; try again later")
         ticket = _Ticket(
@@ -116,6 +119,7 @@ class BatchLoop:
 
     async def drain(self) -> None:
         """Wait until nothing waits and nothing runs, then stop the threads."""
+        self._draining = True
         while self._waiting or self._busy:
             await asyncio.sleep(0.01)
         self._pool.shutdown()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from deployments.errors import InputTooLong
+from deployments.errors import ArtifactError, InputTooLong
 from deployments.manifest import TOKENIZER_NAME
 from deployments.messages import Call, TokenIds, Truncation
 
@@ -35,8 +35,8 @@ class Encoder:
 
     def __init__(self, directory: Path, max_tokens: int, cache_bytes: int = 0) -> None:
         self.max_tokens = max_tokens
-        path = str(directory / TOKENIZER_NAME)
-        self._plain = Tokenizer.from_file(path)
+        path = directory / TOKENIZER_NAME
+        self._plain = _open(path)
         self._plain.no_padding()
         self._plain.no_truncation()
         self._cutting = {
@@ -98,8 +98,15 @@ class Encoder:
         return Encoded(encoded, truncated)
 
 
-def _cutting(path: str, max_tokens: int, direction: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_file(path)
+def _open(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as exc:
+        raise ArtifactError(f"{path}: not a tokenizer: {exc}") from exc
+
+
+def _cutting(path: Path, max_tokens: int, direction: str) -> Tokenizer:
+    tokenizer = _open(path)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens, direction=direction)
     return tokenizer

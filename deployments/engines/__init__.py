@@ -8,7 +8,14 @@ from deployments.config import LaneSettings
 from deployments.engines.base import Engine, EngineInfo
 from deployments.manifest import ArtifactManifest, Candidate
 
-__all__ = ["Engine", "EngineInfo", "open_engine"]
+__all__ = ["Engine", "EngineInfo", "check_lane", "open_engine"]
+
+
+def check_lane(lane: LaneSettings) -> None:
+    """Raise EngineFailed when this process cannot serve the lane at all, whatever the model."""
+    from deployments.engines.onnx import check_providers
+
+    check_providers(lane.providers)
 
 
 def open_engine(

@@ -31,9 +31,6 @@ class OnnxEngine:
         disabled_optimizers: tuple[str, ...] = (),
     ) -> None:
         self.info = info
-        missing = [p for p in providers if p not in ort.get_available_providers()]
-        if missing:
-            raise EngineFailed(f"onnxruntime has no `{missing[0]}` here")
         with ort_errors(graph.name):
             self._session: ort.InferenceSession | None = ort.InferenceSession(
                 graph,
@@ -57,6 +54,13 @@ class OnnxEngine:
     def close(self) -> None:
         """Drop the session and its memory."""
         self._session = None
+
+
+def check_providers(providers: tuple[str, ...]) -> None:
+    """Raise EngineFailed unless this build of ONNX Runtime has them all."""
+    for provider in providers:
+        if provider not in ort.get_available_providers():
+            raise EngineFailed(f"onnxruntime has no `{provider}` here")
 
 
 def _session_options(threads: int) -> ort.SessionOptions:

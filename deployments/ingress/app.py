@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
 from deployments.ingress import huggingface, openai
@@ -41,8 +43,23 @@ def build_http_app(service: InferenceService, gather: Gather) -> Starlette:
             HTTPException: answer_http_exception,
             Exception: answer_bug,
         },
+        middleware=[Middleware(WithoutTrailingSlash)],
         lifespan=lifespan,
     )
+
+
+class WithoutTrailingSlash:
+    """Serves `/path/` as `/path`: clients disagree on it, and some follow no redirects."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its path shortened."""
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope = {**scope, "path": path.rstrip("/") or "/"}
+        await self._app(scope, receive, send)
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ ingress replica serves the scrape.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import re
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable
@@ -40,7 +41,7 @@ def _fetch(url: str) -> str:
         with urllib.request.urlopen(url, timeout=AGENT_TIMEOUT_S) as answer:
             text: str = answer.read().decode()
             return text
-    except OSError:
+    except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return ""
 
 

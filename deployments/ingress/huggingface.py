@@ -85,9 +85,9 @@ class HuggingFaceRoutes:
 
 
 def model_id_of(request: Request) -> str | None:
-    """The id in the path, without the slash some clients leave at its end."""
-    model_id = request.path_params.get("id")
-    return None if model_id is None else str(model_id).rstrip("/")
+    """The id in the path; it may contain slashes."""
+    model_id: str | None = request.path_params.get("id")
+    return model_id
 
 
 def task_of(name: str | None) -> TaskName | None:

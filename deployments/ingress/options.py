@@ -40,6 +40,7 @@ HEADERS = {
     "x-use-gpu": "use_gpu",
     "x-hardware": "hardware",
 }
+HARDWARE_KEYS = {"use_gpu", "hardware"}
 
 
 def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
@@ -49,11 +50,14 @@ def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
+    body = body or {}
+    # Two words for one wish: a body that says either is not to be overruled by a header.
+    told = set(body) | (HARDWARE_KEYS if HARDWARE_KEYS & set(body) else set())
     given: dict[str, Any] = {}
     for header, key in HEADERS.items():
-        if (text := headers.get(header)) is not None:
+        if key not in told and (text := headers.get(header)) is not None:
             given[key] = text.lower() if key == "hardware" else _flag(header, text)
-    return parse_parameters(RequestOptions, {**given, **(body or {})}, path="options")
+    return parse_parameters(RequestOptions, {**given, **body}, path="options")
 
 
 def _flag(header: str, text: str) -> bool:

@@ -132,7 +132,11 @@ class InferenceService:
             # Nothing was computed, but the tokens still count in the caller's `usage`.
             timings = Timings(tokens=kept.timings.tokens)
             return kept._replace(compute_type="cache", timings=timings)
-        return await self.cache.compute_once(cache_key, lambda: self._compute(key, parsed, options))
+        return await self.cache.compute_once(
+            cache_key,
+            lambda: self._compute(key, parsed, options),
+            way=bool(options.wait_for_model),
+        )
 
     async def _compute(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
         cold = self.board.states[key.device].running == 0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from deployments.batching.loop import BatchLoop, CallRows
-from deployments.config import AppArgs, BatchSettings
-from deployments.engines import Engine, open_engine
-from deployments.errors import EngineFailed, HardwareUnavailable, ServeError
+from deployments.config import AppArgs, BatchSettings, LaneSettings
+from deployments.engines import Engine, check_lane, open_engine
+from deployments.errors import EngineFailed, HardwareUnavailable, ServeError, UnknownModel
 from deployments.manifest import Device
 from deployments.messages import (
     Answer,
@@ -33,15 +33,12 @@ class BatchReplica:
     def __init__(self, args: AppArgs, device: Device, recorder: PassRecorder) -> None:
         lane = args.lanes[device]
         self._device = device
-        self._models: dict[ModelRef, OpenModel] = {}
-        self._engines: dict[ModelRef, Engine] = {}
-        for model in Registry.of(args).open_models():
-            candidate = model.manifest.candidate_for(device)
-            if candidate is not None:
-                self._models[model.ref] = model
-                self._engines[model.ref] = open_engine(
-                    model.directory, model.manifest, candidate, lane
-                )
+        check_lane(lane)
+        registry = Registry.of(args)
+        self._models = {model.ref: model for model in registry.open_models()}
+        self._engines, self._failed = registry.open_each(
+            lambda model: _open_for(model, device, lane)
+        )
         self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
 
     def configure(self, rules: BatchSettings) -> None:
@@ -69,10 +66,8 @@ class BatchReplica:
             return call
         own = list(islice(items, len(call.lengths)))
         if model not in self._engines:
-            return HardwareUnavailable(
-                f"Model {model.id} has no graph for the {self._device} lane",
-                field="options.use_gpu",
-            )
+            unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
+            return self._failed.get(model, unknown)
         try:
             return self._loop.submit(model, own, call.deadline_s)
         except ServeError as error:
@@ -112,3 +107,12 @@ class BatchReplica:
         await self._loop.drain()
         for engine in self._engines.values():
             engine.close()
+
+
+def _open_for(model: OpenModel, device: Device, lane: LaneSettings) -> Engine:
+    candidate = model.manifest.candidate_for(device)
+    if candidate is None:
+        raise HardwareUnavailable(
+            f"Model {model.ref.id} has no graph for the {device} lane", field="options.use_gpu"
+        )
+    return open_engine(model.directory, model.manifest, candidate, lane)

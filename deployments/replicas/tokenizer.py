@@ -12,7 +12,7 @@ import numpy as np
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.encoding.encoder import Encoder
 from deployments.errors import ServeError, UnknownModel
-from deployments.messages import CallBatch, EncodedBatch, EncodedCall, ModelRef
+from deployments.messages import CallBatch, EncodedBatch, EncodedCall
 from deployments.records import EncodeRecorder
 from deployments.registry import Registry
 
@@ -26,10 +26,9 @@ class TokenizerReplica:
 
     def __init__(self, args: AppArgs, recorder: EncodeRecorder) -> None:
         self._recorder = recorder
-        self._encoders: dict[ModelRef, Encoder] = {
-            model.ref: Encoder(model.directory, model.manifest.max_tokens)
-            for model in Registry.of(args).open_models()
-        }
+        self._encoders, self._failed = Registry.of(args).open_each(
+            lambda model: Encoder(model.directory, model.manifest.max_tokens)
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         # Encoders serve one caller at a time, and a list whose caller is gone is still encoded.
         self._encoders_in_use = threading.Lock()
@@ -69,7 +68,8 @@ class TokenizerReplica:
         started_s = time.perf_counter()
         encoder = self._encoders.get(batch.key.model)
         if encoder is None:
-            gone = UnknownModel(f"Model {batch.key.model.id} is not loaded here", field="model")
+            unknown = UnknownModel(f"Model {batch.key.model.id} is not loaded here", field="model")
+            gone = self._failed.get(batch.key.model, unknown)
             return EncodedBatch(batch.key, b"", (gone,) * len(batch.calls), 0.0)
         ids = []
         calls: list[EncodedCall | ServeError] = []

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import build_artifacts.pipeline
 from build_artifacts.checkpoint import content_digest
 from build_artifacts.errors import BuildError, GateFailed, UnsafeSource
-from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.pipeline import BuildRequest, BuildResult, build, sealed_already
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import CPU_FP32, CPU_INT8, Gate, Recipe
 from build_artifacts.steps.verify import cosines, encode_probes
@@ -17,17 +16,11 @@ from build_artifacts.workspace import BUILDING_NAME
 from deployments.batching.collate import collate
 from deployments.config import LaneSettings
 from deployments.engines import open_engine
-from deployments.manifest import (
-    LATEST_NAME,
-    ArtifactManifest,
-    Device,
-    TaskName,
-    resolve_version,
-)
+from deployments.manifest import ArtifactManifest, Device, TaskName
 from tests.builders import HIDDEN, POSITIONS
+from tests.sealed import GRAPH_NAME, seal_tiny
 
 TEXTS = ("the lovely river", "bad", "a train to the city and a long night " * 4)
-FP32_ONLY = Recipe(lanes=((CPU_FP32,),))
 
 
 def store_of(result: BuildResult) -> Path:
@@ -130,36 +123,12 @@ def test_a_graph_that_misses_the_gate_is_replaced_by_the_next(
     assert "cpu-int8 against fp32 torch: left out, mean cosine" in told.getvalue()
 
 
-def test_a_build_that_fails_while_sealing_leaves_nothing(
-    tmp_path: Path, embedding_source: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def power_cut(*_args: object, **_settings: object) -> Path:
-        raise RuntimeError("power cut")
-
-    monkeypatch.setattr(build_artifacts.pipeline, "publish", power_cut)
-    request = BuildRequest(ref=str(embedding_source), store=tmp_path, id="tiny/cut")
-    with pytest.raises(RuntimeError, match="power cut"):
-        build(request, progress, recipe=FP32_ONLY)
-    assert [p.name for p in tmp_path.iterdir()] == [BUILDING_NAME]
-    assert [p.suffix for p in (tmp_path / BUILDING_NAME).iterdir()] == [".log"]
-
-    monkeypatch.undo()
-    assert not build(request, progress, recipe=FP32_ONLY).was_there
-    assert list((tmp_path / BUILDING_NAME).iterdir()) == []
-
-
-def test_a_damaged_version_is_built_anew(
-    tmp_path: Path, embedding_source: Path, progress: Progress
-) -> None:
-    request = BuildRequest(ref=str(embedding_source), store=tmp_path)
-    first = build(request, progress, recipe=FP32_ONLY)
-    graph = first.directory / "graphs" / "cpu-fp32.onnx"
+def test_a_damaged_version_does_not_count_as_built(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, "tiny/model")
+    assert sealed_already(tmp_path, "tiny/model", directory.name) is not None
+    graph = directory / GRAPH_NAME
     graph.write_bytes(graph.read_bytes()[:-1])
-    second = build(request, progress, recipe=FP32_ONLY)
-    assert not second.was_there
-    assert second.directory == first.directory
-    assert ArtifactManifest.read(second.directory).version == first.manifest.version
-    assert resolve_version(tmp_path, first.manifest.id, LATEST_NAME) == first.manifest.version
+    assert sealed_already(tmp_path, "tiny/model", directory.name) is None
 
 
 def test_no_graph_for_the_cpu_is_an_error(
@@ -167,9 +136,7 @@ def test_no_graph_for_the_cpu_is_an_error(
 ) -> None:
     impossible = Recipe(lanes=((CPU_FP32,),), gate=Gate(cosine_mean=1.1))
     with pytest.raises(GateFailed):
-        build(
-            BuildRequest(ref=str(embedding_source), store=tmp_path), progress, recipe=impossible
-        )
+        build(BuildRequest(ref=str(embedding_source), store=tmp_path), progress, recipe=impossible)
     assert [p.name for p in tmp_path.iterdir()] == [BUILDING_NAME]
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,23 @@ async def test_a_computation_given_up_is_begun_anew_by_the_next(make_cache: Make
     fresh.result.set_result("value")
     assert await asked == "value"
     assert fresh.begun == 1
+
+
+async def test_who_computes_another_way_does_not_share(make_cache: MakeCache) -> None:
+    cache = make_cache()
+    calls: list[str] = []
+
+    def counted(name: str) -> Callable[[], Coroutine[Any, Any, str]]:
+        async def compute() -> str:
+            calls.append(name)
+            await asyncio.sleep(0)
+            return name
+
+        return compute
+
+    await asyncio.gather(
+        cache.compute_once("key", counted("patient"), way=True),
+        cache.compute_once("key", counted("hasty"), way=False),
+        cache.compute_once("key", counted("hasty too"), way=False),
+    )
+    assert calls == ["patient", "hasty"]

@@ -7,7 +7,6 @@ import pytest
 
 from deployments import errors
 from deployments.errors import ModelLoading, ServeError
-from tests.fakes import leaf_errors
 
 # What clients rely on: class, status, code, whether trying again can help.
 CONTRACT = [
@@ -35,6 +34,14 @@ CONTRACT = [
     (errors.PathOutsideArtifact, 503, "path_outside_artifact", False),
     (errors.DeadlineExceeded, 504, "deadline_exceeded", True),
 ]
+
+
+def leaf_errors(root: type[ServeError]) -> list[type[ServeError]]:
+    """Every class below `root`, in its own module, that nothing there derives from."""
+    below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
+    return [leaf for kind in below for leaf in leaf_errors(kind)] if below else [root]
+
+
 LEAVES = leaf_errors(ServeError)
 
 

@@ -105,13 +105,18 @@ def claim(key: str, value: object) -> Damage:
         (claim("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
         (
             edit_manifest(lambda m: m["files"].pop(GRAPH_NAME)),
-            errors.ManifestInvalid,
+            errors.DigestMismatch,
             GRAPH_NAME,
         ),
         (
             edit_manifest(lambda m: m["files"].pop("tokenizer.json")),
             errors.ManifestInvalid,
             "tokenizer.json",
+        ),
+        (
+            lambda d: (d / "graphs" / "weights.data").write_bytes(b"external"),
+            errors.DigestMismatch,
+            "weights.data",
         ),
         (edit_manifest(lambda m: m.pop("id")), errors.ManifestInvalid, "id"),
         (lambda d: (d / MANIFEST_NAME).unlink(), errors.ArtifactMissing, MANIFEST_NAME),

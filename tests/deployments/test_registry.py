@@ -70,3 +70,10 @@ def test_every_replica_reads_the_same_registry_from_the_same_settings(tmp_path: 
     )
     first, second = (list(Registry.of(args).open_models()) for _ in range(2))
     assert first == second
+
+
+def test_an_artifact_under_another_name_is_refused(tmp_path: Path) -> None:
+    mine = seal_tiny(tmp_path, "tiny/mine")
+    mine.parent.rename(tmp_path / "tiny--yours")
+    registry = Registry(tmp_path, [ModelSettings(id="tiny/yours")])
+    assert "`tiny/mine`" in registry.refused()["tiny/yours"].message

@@ -123,7 +123,10 @@ def test_nothing_but_haproxy_and_guarded_ports_listen_outside_loopback(cluster: 
     open_to_all: dict[str, set[int]] = {}
     for process in cluster.processes():
         for connection in process.net_connections("tcp"):
-            outside = connection.laddr and connection.laddr.ip not in ("127.0.0.1", "::ffff:127.0.0.1")
+            outside = connection.laddr and connection.laddr.ip not in (
+                "127.0.0.1",
+                "::ffff:127.0.0.1",
+            )
             if connection.status == psutil.CONN_LISTEN and outside:
                 open_to_all.setdefault(process.name(), set()).add(connection.laddr.port)
     # HAProxy's status and metrics pages; replicas' gRPC, which asks for Ray's token.

@@ -9,7 +9,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from deployments.batching.collate import collate
 from deployments.config import LaneSettings
 from deployments.engines import EngineInfo, open_engine
-from deployments.engines.onnx import OnnxEngine, ort_errors
+from deployments.engines.onnx import OnnxEngine, check_providers, ort_errors
 from deployments.errors import EngineFailed
 from deployments.manifest import Device
 from tests.fakes import item
@@ -69,9 +69,10 @@ def test_a_graph_that_cannot_be_read_is_an_engine_failure(content: bytes, tmp_pa
         OnnxEngine(tmp_path / "broken.onnx", INFO)
 
 
-def test_a_provider_that_is_not_installed_is_named(graph: Path) -> None:
+def test_a_provider_that_is_not_installed_is_named() -> None:
+    check_providers(("CPUExecutionProvider",))
     with pytest.raises(EngineFailed, match="`AbacusExecutionProvider`"):
-        OnnxEngine(graph, INFO, providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
+        check_providers(("CPUExecutionProvider", "AbacusExecutionProvider"))
 
 
 def test_a_closed_engine_refuses_to_run(graph: Path) -> None:

