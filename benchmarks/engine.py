@@ -141,9 +141,8 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
 def open_contenders(
     torch_source: str | None, model: LocalModel, engine: RawEngine, stack: ExitStack
 ) -> dict[str, Forward]:
-    """The engine with all cores for one pass and, unless `torch_source` is None, torch likewise."""
-    one_pass = engine.engine(engine.placements[-1])
-    contenders: dict[str, Forward] = {ENGINE: lambda batch: one_pass.run(batch).rows}
+    """The engine as a lane places it and, unless `torch_source` is None, torch on all cores."""
+    contenders: dict[str, Forward] = {ENGINE: engine.shared_out}
     if torch_source is not None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         torch = TorchEager(torch_source or None, model.manifest, scratch, usable_cores())

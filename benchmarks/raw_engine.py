@@ -83,6 +83,16 @@ class RawEngine:
         list(self._pools[placement].map(self._engines[placement].run, batches))
         return len(self.items) / (time.perf_counter() - started_s)
 
+    def shared_out(self, batch: Batch) -> NDArray[np.float32]:
+        """The batch's rows, computed as an idle lane would: shared out over passes at once."""
+        placement = self.placements[0]
+        runs = min(placement.runs, len(batch.input_ids))
+        ids = np.array_split(batch.input_ids, runs)
+        masks = np.array_split(batch.attention_mask, runs)
+        parts = [Batch(*part) for part in zip(ids, masks, strict=True)]
+        outputs = self._pools[placement].map(self._engines[placement].run, parts)
+        return np.concatenate([output.rows for output in outputs])
+
     def agreement(self, size: int, seed: int) -> Agreement:
         """Some sentences in batches of `size` against the same ones alone, on every placement."""
         count = min(CHECKED_SENTENCES, len(self.items))

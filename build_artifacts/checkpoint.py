@@ -41,15 +41,20 @@ class Checkpoint:
         if not modules:
             return self.directory
         try:
-            return contained(self.directory, str(modules[0]["path"]))
+            return self.module(str(modules[0]["path"]))
         except (KeyError, TypeError, IndexError) as exc:
             raise UnsupportedModel(
                 f"`{MODULES_NAME}` does not say where the transformer is",
                 hint="save the model again with sentence-transformers",
             ) from exc
+
+    def module(self, path: str) -> Path:
+        """The directory of a sentence-transformers module. Raises UnsafeSource."""
+        try:
+            return contained(self.directory, path)
         except PathOutsideArtifact as exc:
             raise UnsafeSource(
-                f"`{MODULES_NAME}` points outside the checkpoint",
+                f"`{MODULES_NAME}` points outside the checkpoint: `{path}`",
                 hint="use a checkpoint you trust",
             ) from exc
 

@@ -136,7 +136,7 @@ def _embedding_facts(
     prompts = dict(spoken.get("prompts") or {})
     pooling: Pooling = "mean"
     if "Pooling" in modules:
-        pooling = _pooling(checkpoint.directory / modules["Pooling"] / CONFIG_NAME, bool(prompts))
+        pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
     return ModelFacts(
         tasks=tasks,
         architecture=_architecture(config),

@@ -64,8 +64,9 @@ class Parity(_Frozen):
     """How far a candidate is from the fp32 torch reference, on the build's probe texts.
 
     Cosines compare output rows. `top1_agreement` is the share of probes with the same best label
-    (classifiers only). `company_cosine_worst` compares each row computed alone with the same row
-    computed in a padded batch: dynamic int8 ranges span the batch, so company may change digits.
+    (classifiers only, near-ties left out), alone or in company, the worse of the two.
+    `company_cosine_worst` compares each row computed alone with the same row computed in a padded
+    batch: dynamic int8 ranges span the batch, so company may change digits.
     """
 
     cosine_mean: float

@@ -23,6 +23,7 @@ from deployments.engines.base import Engine, EngineInfo
 from deployments.errors import EngineFailed
 from deployments.manifest import Parity
 from deployments.messages import Call, TokenIds, Truncation
+from deployments.tasks.text_classification import softmax
 
 Rows = NDArray[np.float32]  # [N, W], one row per probe
 
@@ -109,9 +110,9 @@ def _answers(engine: Engine, probes: Sequence[TokenIds], items: int) -> Rows:
 def judge(reference: Rows, alone: Rows, company: Rows, facts: ModelFacts, gate: Gate) -> Verdict:
     """Parity of a candidate's rows, and where they miss the gate.
 
-    Several labels are judged by their best one, because the cosine of two or three numbers says
-    little; a single score by its correlation with the reference over all probes, because the
-    cosine of one number is its sign.
+    Several labels are judged by their best one, alone and in company, the worse counts, because
+    the cosine of two or three numbers says little; a single score by its correlation with the
+    reference over all probes, because the cosine of one number is its sign.
     """
     if not (np.isfinite(alone).all() and np.isfinite(company).all()):
         return Verdict(None, ("an output is not a finite number",))
@@ -119,7 +120,7 @@ def judge(reference: Rows, alone: Rows, company: Rows, facts: ModelFacts, gate: 
     against = likeness(alone, reference)
     agreement = None
     if facts.labels and facts.width > 1:
-        agreement = float((alone.argmax(axis=1) == reference.argmax(axis=1)).mean())
+        agreement = min(label_agreement(r, reference, gate.decided_gap) for r in (alone, company))
     parity = Parity(
         cosine_mean=float(against.mean()),
         cosine_worst=float(against.min()),
@@ -127,6 +128,14 @@ def judge(reference: Rows, alone: Rows, company: Rows, facts: ModelFacts, gate: 
         top1_agreement=agreement,
     )
     return Verdict(parity, _misses(parity, gate))
+
+
+def label_agreement(rows: Rows, reference: Rows, decided_gap: float) -> float:
+    """Share of the probes the reference is decided about that get its best label; 1 if none is."""
+    odds = np.sort(softmax(reference), axis=1)
+    decided = odds[:, -1] - odds[:, -2] >= decided_gap
+    same = rows.argmax(axis=1) == reference.argmax(axis=1)
+    return float(same[decided].mean()) if decided.any() else 1.0
 
 
 def _misses(parity: Parity, gate: Gate) -> tuple[str, ...]:

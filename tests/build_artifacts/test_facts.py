@@ -136,6 +136,14 @@ def test_what_would_give_other_embeddings_is_refused(
         facts_of(tmp_path, BERT)
 
 
+def test_a_pooling_directory_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    module = {"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    transformer = {"path": "", "type": "sentence_transformers.models.Transformer"}
+    write_json(tmp_path / "model" / "modules.json", [transformer, module])
+    with pytest.raises(UnsafeSource, match="points outside"):
+        facts_of(tmp_path / "model", BERT)
+
+
 def test_prompts_are_kept(tmp_path: Path) -> None:
     spoken = {"prompts": {"query": "find: ", "passage": ""}, "default_prompt_name": "query"}
     write_json(tmp_path / "config_sentence_transformers.json", spoken)

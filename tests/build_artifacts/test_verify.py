@@ -6,7 +6,7 @@ import pytest
 from build_artifacts.facts import EMBEDDING_TASKS, ModelFacts
 from build_artifacts.probes import PROBES
 from build_artifacts.recipe import Gate
-from build_artifacts.steps.verify import Rows, judge
+from build_artifacts.steps.verify import Rows, judge, label_agreement
 from deployments.manifest import TaskName
 
 EMBEDDING = ModelFacts(tasks=EMBEDDING_TASKS, architecture="B", max_tokens=8, width=16)
@@ -86,10 +86,25 @@ def test_labels_are_judged_by_the_best_one_and_not_by_cosine() -> None:
 
 @pytest.mark.parametrize(("flipped", "passes"), [(2, True), (3, False)])
 def test_98_percent_of_the_labels_must_agree(flipped: int, passes: bool) -> None:
-    answered = rows(2)
+    reference = rows(2) * 1000  # no near-ties
+    answered = reference.copy()
     answered[:flipped] = answered[:flipped, ::-1]
-    verdict = judge(rows(2), answered, answered, scorer("NO", "YES"), GATE)
+    verdict = judge(reference, answered, answered, scorer("NO", "YES"), GATE)
     assert verdict.passed is passes
+
+
+def test_a_label_the_reference_is_undecided_about_does_not_count() -> None:
+    reference = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # gaps 0.05 and 0.90
+    near_tie_flipped = reference[:, ::-1] * [[1], [-1]]
+    assert label_agreement(near_tie_flipped, reference, decided_gap=0.1) == 1.0
+    assert label_agreement(near_tie_flipped, reference, decided_gap=0.01) == 0.5
+    assert label_agreement(reference[:, ::-1], reference, decided_gap=0.1) == 0.0
+
+
+def test_a_label_that_only_company_changes_counts() -> None:
+    company = rows(2)
+    company[:40] = company[:40, ::-1]
+    assert not judge(rows(2), rows(2), company, scorer("NO", "YES"), GATE).passed
 
 
 def test_a_single_score_is_judged_by_correlation() -> None:
