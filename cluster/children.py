@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,9 +48,13 @@ class Children:
         self._sessions.append(Session.of(process.pid))
         remember(self.run_dir / SESSIONS_NAME, self._sessions)
 
-    def members(self) -> Iterator[psutil.Process]:
-        """Every live process of the run."""
-        return (process for session in self._sessions for process in session.members())
+    def names(self) -> set[str]:
+        """Names of every live process of the run."""
+        found = set()
+        for process in (p for session in self._sessions for p in session.members()):
+            with suppress(psutil.Error):
+                found.add(process.name())
+        return found
 
     def failure(self) -> str | None:
         """Which child has ended, and how; None while all run."""
@@ -67,12 +70,18 @@ class Children:
         while self.failure() is None:
             time.sleep(0.5)
 
-    def stop(self) -> None:
-        """Serve first, so that requests under way finish; then Ray; then whatever is left."""
+    def stop(self) -> list[str]:
+        """Serve first, so that requests under way finish; then Ray; then whatever is left.
+
+        Returns the names of processes that could not be ended.
+        """
         self._end("serve", signal.SIGINT, SERVE_STOP_S)
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         sweep(self._sessions)
-        (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
+        left = sorted(self.names())
+        if not left:
+            (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
+        return left
 
     def _end(self, name: str, number: signal.Signals, patience_s: float) -> None:
         process = self._processes.get(name)

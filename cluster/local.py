@@ -27,10 +27,13 @@ class LocalPorts:
     fallback_grpc: int
 
     @classmethod
-    def choose(cls) -> LocalPorts:
-        """The usual ones where they are free, so that two clusters fit on one box."""
+    def choose(cls, *, reserved: int) -> LocalPorts:
+        """The usual ones where they are free, so that two clusters fit on one box.
+
+        `reserved` is the port for clients, which nothing is to take.
+        """
         usual = (6379, 8265, 10001, 52365, 9101, 8404, 8500, 9500)
-        return cls(*(free_port(port) for port in usual))
+        return cls(*(free_port(port, reserved) for port in usual))
 
 
 def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:

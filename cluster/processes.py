@@ -8,6 +8,7 @@ would not do, because Ray's processes write their titles over both.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -41,7 +42,7 @@ class Session:
             if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
                 return
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
+            with contextlib.suppress(psutil.Error, OSError):
                 ours = os.getsid(process.pid) == self.sid
                 after = process.create_time() >= self.started_s - CLOCK_SLACK_S
                 if ours and after and process.status() != psutil.STATUS_ZOMBIE:
@@ -53,18 +54,18 @@ def sweep(sessions: Iterable[Session], *, patience_s: float = 10.0) -> int:
 
     Loops, because a supervisor that dies last may have started something meanwhile.
     """
-    killed = 0
+    killed: set[int] = set()
     give_up_s = time.monotonic() + patience_s
     sessions = tuple(sessions)
     while left := [process for session in sessions for process in session.members()]:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        killed += len(left)
+        killed |= {process.pid for process in left}
         psutil.wait_procs(left, timeout=1)
         if time.monotonic() > give_up_s:
             break
-    return killed
+    return len(killed)
 
 
 def remember(path: Path, sessions: Iterable[Session]) -> None:
@@ -81,20 +82,25 @@ def recall(path: Path) -> list[Session]:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether this process could listen on `host`:`port` now."""
+    """Whether nobody listens on `host`:`port`.
+
+    Raises OSError when this process may not listen there in any case.
+    """
     with socket.socket() as probe:
         # As HAProxy does: connections in TIME_WAIT do not count as somebody else.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True
 
 
-def free_port(preferred: int) -> int:
-    """`preferred` if nobody listens there, else one the kernel picks."""
-    if port_is_free("0.0.0.0", preferred):
+def free_port(preferred: int, reserved: int) -> int:
+    """`preferred` if nobody listens there and it is not `reserved`, else the kernel's choice."""
+    if preferred != reserved and port_is_free("0.0.0.0", preferred):
         return preferred
     with socket.socket() as probe:
         probe.bind(("0.0.0.0", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import sys
@@ -9,11 +10,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 
 from cluster.errors import CannotStart
 
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
+# Never through a proxy from the environment: what is asked is on this box.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # What is still awaited, or None when it is there.
 Missing = Callable[[], str | None]
@@ -28,8 +32,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One finished line."""
-        self._erase()
-        print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
+        # A closed terminal is a reason to stop in order, not to fall over while saying so.
+        with suppress(OSError):
+            self._erase()
+            print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
         """Return when nothing is missing; raises CannotStart on a failure or after `timeout_s`."""
@@ -80,11 +86,11 @@ def not_ready(url: str) -> Missing:
 
     def missing() -> str | None:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=PROBE_TIMEOUT_S):
+            with DIRECT.open(f"{url}/ready", timeout=PROBE_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
             return f"starting: {_reasons(error.read())}"
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return "starting: the ingress"
 
     return missing

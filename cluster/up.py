@@ -35,6 +35,7 @@ from cluster.processes import (
 from cluster.progress import Progress, not_ready, port_closed
 
 RUN_DIR = ".run"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OBJECT_STORE_BYTES = 256 << 20  # messages travel by gRPC; the object store holds next to nothing
 
 
@@ -70,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with stop_signals_raise():
             return serve_until_stopped(settings)
+    except Stopped:
+        return 0
     except CannotStart as error:
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
@@ -84,14 +87,12 @@ class Stopped(BaseException):
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
     """Ctrl-C, SIGTERM and a closed terminal all raise Stopped, once."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        for number in signals:  # the way out must not be interrupted half-way
-            signal.signal(number, signal.SIG_IGN)
+        ignore_stop_signals()
         raise Stopped
 
-    former = {number: signal.signal(number, stop) for number in signals}
+    former = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -99,17 +100,23 @@ def stop_signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ignore_stop_signals() -> None:
+    """From here on: the way out must not be interrupted half-way."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def serve_until_stopped(settings: UpSettings) -> int:
     """The whole life of a run."""
     progress = Progress()
     run_dir = settings.config.resolve().parent / RUN_DIR
+    progress.say(f"checking {settings.config.name}")
+    refuse_problems(settings.config)
     run_dir.mkdir(exist_ok=True)
     with only_run_in(run_dir):
         if killed := sweep_former_run(run_dir):
             progress.say(f"ended {killed} processes a former run had left")
         config = effective_config(settings)
-        progress.say(f"checking {settings.config.name}")
-        refuse_problems(settings.config)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
         check_port(host, port)
         children = Children(run_dir)
@@ -125,8 +132,9 @@ def serve_until_stopped(settings: UpSettings) -> int:
             progress.say("stopping")
             return 0
         finally:
-            children.stop()
-            progress.say("stopped; nothing is left running")
+            ignore_stop_signals()
+            left = children.stop()
+            progress.say("stopped; nothing is left running" if not left else f"left: {left}")
 
 
 @contextmanager
@@ -149,10 +157,7 @@ def only_run_in(run_dir: Path) -> Iterator[None]:
 
 def effective_config(settings: UpSettings) -> dict[str, Any]:
     """The config with host and port from the command line."""
-    try:
-        config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise CannotStart(f"cannot read `{settings.config}`: {exc.strerror}") from exc
+    config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
     http = config.setdefault("http_options", {})
     http["host"] = settings.host or http.get("host", "127.0.0.1")
     http["port"] = settings.port or http.get("port", 8000)
@@ -163,13 +168,17 @@ def refuse_problems(config: Path) -> None:
     """Lint before anything is started, because Serve ignores what it does not know."""
     from cluster.check import check_file, report  # imports Ray, which takes a second
 
-    if problems := check_file(config):
+    try:
+        problems = check_file(config)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise CannotStart(f"cannot read `{config}`: {exc}") from exc
+    if problems:
         raise CannotStart(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
 def check_environment_took_effect(children: Children) -> None:
     """Serve falls back to its slow Python proxy without a word; HAProxy shows it did not."""
-    if not any(process.name() == "haproxy" for process in children.members()):
+    if "haproxy" not in children.names():
         raise CannotStart(
             "Serve runs without HAProxy although it was switched on",
             hint=f"see {children.run_dir}/serve.log",
@@ -178,7 +187,11 @@ def check_environment_took_effect(children: Children) -> None:
 
 def check_port(host: str, port: int) -> None:
     """Refuse a port that is taken, before anything is started."""
-    if not port_is_free(host, port):
+    try:
+        free = port_is_free(host, port)
+    except OSError as exc:
+        raise CannotStart(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    if not free:
         raise CannotStart(
             f"port {port} on {host} is taken by {port_owner(port)}",
             hint=f"stop it, or move: make serve PORT={port + 1}",
@@ -194,7 +207,7 @@ def start(
     children: Children, config: dict[str, Any], settings: UpSettings, progress: Progress
 ) -> None:
     """Bring up Ray, then hand it the config."""
-    ports = LocalPorts.choose()
+    ports = LocalPorts.choose(reserved=config["http_options"]["port"])
     environment = os.environ | local_environment(ports)
     ensure_token(environment)
     effective = children.run_dir / "serve_config.yaml"

@@ -49,6 +49,11 @@ class ResponseCache(Generic[V]):
         self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
         self._flights: dict[Hashable, _Flight[V]] = {}
 
+    def configure(self, settings: CacheSettings) -> None:
+        """Bound the cache anew; what no longer fits is dropped at once."""
+        self.settings = settings
+        self._evict()
+
     def get(self, key: Hashable) -> V | None:
         """The kept value, or None when there is none or it has expired."""
         entry = self._entries.get(key)
@@ -69,8 +74,7 @@ class ResponseCache(Generic[V]):
             self._drop(key)
         self._entries[key] = _Entry(value, size, self._clock() + self.settings.ttl_s)
         self.bytes += size
-        while self.bytes > self.settings.max_bytes:
-            self._drop(next(iter(self._entries)))
+        self._evict()
 
     async def compute_once(
         self, key: Hashable, compute: Callable[[], Coroutine[Any, Any, V]], *, way: Hashable = None
@@ -104,6 +108,10 @@ class ResponseCache(Generic[V]):
             flight = self._flights.get(flight_key)
             if flight is not None and flight.task is asyncio.current_task():
                 del self._flights[flight_key]
+
+    def _evict(self) -> None:
+        while self.bytes > self.settings.max_bytes:
+            self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Hashable) -> None:
         self.bytes -= self._entries.pop(key).size

@@ -108,6 +108,7 @@ class BatchSettings(_Settings):
     budget_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass: the real cost
     max_items: int = Field(32, ge=1)
     pass_cost_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
+    ahead_from_items: int = Field(8, ge=1)  # waiting items from which a pass is made ready ahead
     queue_items: int = Field(4_096, ge=1)  # waiting items; more get Overloaded
 
 

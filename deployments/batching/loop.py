@@ -130,17 +130,25 @@ class BatchLoop:
         return time.perf_counter() - min(heads) if heads else 0.0
 
     def _pump(self) -> None:
-        while self._busy < self._runs and self._waiting:
+        while self._waiting and self._busy < self._places():
             model = min(self._waiting, key=lambda m: self._waiting[m][0].arrived_s)
             batch = self._take(model)
             if batch:
                 self._start(model, batch)
 
+    def _places(self) -> int:
+        """Passes that may be under way: one per engine thread, and one ahead when many wait.
+
+        The one ahead starts the moment a thread is free, however long this event loop is busy
+        handing rows back. With few waiting it would only tear a batch apart.
+        """
+        return self._runs + (self.waiting_items >= self.rules.ahead_from_items)
+
     def _take(self, model: ModelRef) -> list[_Item]:
         line = [item for item in self._waiting.pop(model) if _wanted(item.ticket)]
         if not line:
             return []
-        idle_runs = self._runs - self._busy
+        idle_runs = max(1, self._runs - self._busy)
         chosen = plan([len(item.ids) for item in line], self.rules, idle_runs)
         batch = [line[i] for i in chosen]
         taken = set(chosen)
@@ -158,10 +166,10 @@ class BatchLoop:
 
     def _finish(self, model: ModelRef, batch: list[_Item], done: _Pass) -> None:
         self._busy -= 1
+        self._pump()  # first: handing rows back can wait, an idle engine thread cannot
         for item, result in zip(batch, done.results, strict=True):
             _settle(item, result, done, len(batch))
-        self._pump()
-        # Last: a failing metric must not keep callers or the next pass waiting.
+        # Last: a failing metric must not keep callers waiting.
         lengths = [len(item.ids) for item in batch]
         self._recorder.record(
             PassRecord(

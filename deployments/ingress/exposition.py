@@ -18,6 +18,8 @@ Gather = Callable[[], Awaitable[str]]
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
+# Agents are the cluster's own; a proxy from the environment has no business here.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Labels of Ray's own that tell nothing about a request. `WorkerId` stays, as `replica`: it keeps
 # the series of two replicas apart.
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
@@ -25,20 +27,24 @@ AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_
 
 async def gather_from_ray() -> str:
     """Our metrics from every live node; a node that does not answer is left out."""
-    import ray
-
-    urls = [
-        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-        for node in ray.nodes()
-        if node["Alive"] and node.get("MetricsExportPort")
-    ]
+    urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
     return merge(texts)
 
 
+def _agent_urls() -> list[str]:
+    import ray
+
+    return [
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        for node in ray.nodes()
+        if node["Alive"] and node.get("MetricsExportPort")
+    ]
+
+
 def _fetch(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=AGENT_TIMEOUT_S) as answer:
+        with DIRECT.open(url, timeout=AGENT_TIMEOUT_S) as answer:
             text: str = answer.read().decode()
             return text
     except (OSError, http.client.HTTPException, UnicodeDecodeError):
@@ -51,7 +57,7 @@ def merge(expositions: Iterable[str]) -> str:
     samples: dict[str, list[str]] = {}
     family = ""
     for line in (line for text in expositions for line in text.splitlines()):
-        if line.startswith("# "):
+        if line.startswith(("# HELP ", "# TYPE ")):
             line = line.replace(AGENT_PREFIX, f"{PREFIX}_")
             family = line.split(" ", 3)[2]
             head = heads.setdefault(family, [])

@@ -19,6 +19,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 TOKENIZER = "Tokenizer"
+FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
 LANE_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuLane", Device.GPU: "GpuLane"}
 
 
@@ -28,6 +29,7 @@ class ClusterView:
 
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs the cluster has
+    failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
 
 
 class LaneBoard:
@@ -39,6 +41,7 @@ class LaneBoard:
         self._lanes = lanes
         self._look = look
         self._view = ClusterView()
+        self._looking: asyncio.Future[None] | None = None
         self.states: Mapping[Device, LaneState] = self._states()
 
     def missing(self) -> list[str]:
@@ -51,11 +54,18 @@ class LaneBoard:
         ]
 
     async def refresh(self) -> None:
-        """Look once; a failed look keeps the former view."""
+        """Look once; a failed look keeps the former view. Who comes meanwhile shares the look."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._refresh())
+        await asyncio.shield(self._looking)
+
+    async def _refresh(self) -> None:
         try:
             self._view = await asyncio.to_thread(self._look)
         except Exception:
             log.warning("the cluster's state could not be read", exc_info=True)
+        finally:
+            self._looking = None
         self.states = self._states()
 
     @contextlib.asynccontextmanager
@@ -77,11 +87,11 @@ class LaneBoard:
         return {device: self._state(device) for device in self._lanes}
 
     def _state(self, device: Device) -> LaneState:
-        has_hardware = device is not Device.GPU or self._view.gpus > 0
-        return LaneState(
-            available=self._lanes[device].available == "always" or has_hardware,
-            running=self._view.running.get(LANE_DEPLOYMENTS[device], 0),
-        )
+        name = LANE_DEPLOYMENTS[device]
+        # A GPU that Ray sees and our engine cannot use is no lane, and waiting would not help.
+        usable_gpu = self._view.gpus > 0 and name not in self._view.failing
+        available = device is Device.CPU or usable_gpu or self._lanes[device].available == "always"
+        return LaneState(available, self._view.running.get(name, 0))
 
 
 def look_at_serve(app_name: str) -> ClusterView:
@@ -96,4 +106,7 @@ def look_at_serve(app_name: str) -> ClusterView:
         name: status.replica_states.get(ReplicaState.RUNNING, 0)
         for name, status in deployments.items()
     }
-    return ClusterView(running, ray.cluster_resources().get("GPU", 0.0))
+    failing = frozenset(
+        name for name, status in deployments.items() if status.status in FAILING_STATUSES
+    )
+    return ClusterView(running, ray.cluster_resources().get("GPU", 0.0), failing)

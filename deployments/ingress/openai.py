@@ -91,8 +91,7 @@ def texts_of(body: Mapping[str, Any]) -> str | list[str]:
     value = body.get("input")
     if value is None:
         raise InvalidField("`input` is required", field="input")
-    first = next(iter(value), None) if isinstance(value, list) else value
-    if isinstance(first, (int, list)):
+    if isinstance(value, list) and value and type(value[0]) in (int, list):
         raise InvalidField(
             "`input` holds token ids; send text, this model's tokenizer is not OpenAI's",
             field="input",

@@ -88,7 +88,7 @@ class InferenceService:
     def configure(self, settings: IngressUserConfig) -> None:
         """Serve new requests by other settings."""
         self.settings = settings
-        self.cache.settings = settings.cache
+        self.cache.configure(settings.cache)
         self._router.configure(settings.batching)
 
     async def answer(self, question: Question) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from itertools import islice
 
@@ -22,6 +23,8 @@ from deployments.messages import (
 from deployments.records import PassRecorder
 from deployments.registry import OpenModel, Registry
 from deployments.tasks import TASKS
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 # An item that waits longer than this while the replica claims health: the engine hangs.
 STUCK_AFTER_S = 60.0
@@ -88,7 +91,11 @@ class BatchReplica:
         except ServeError as error:
             return error
         model = self._models[batch.key.model]
-        value = TASKS[batch.key.task].decode(done.rows, call.options, model.manifest)
+        try:
+            value = TASKS[batch.key.task].decode(done.rows, call.options, model.manifest)
+        except Exception as error:
+            log.error("decoding failed, this is a bug", exc_info=error)
+            return EngineFailed(f"the answer could not be decoded: {error!r}")
         return Answer(
             value=value,
             compute_type=self._engines[model.ref].info.compute_type,

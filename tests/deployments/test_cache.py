@@ -166,3 +166,12 @@ async def test_who_computes_another_way_does_not_share(make_cache: MakeCache) ->
         cache.compute_once("key", counted("hasty too"), way=False),
     )
     assert calls == ["patient", "hasty"]
+
+
+def test_a_smaller_bound_holds_at_once(make_cache: MakeCache) -> None:
+    cache = make_cache(entries=3)
+    for key in "abc":
+        cache.put(key, "x" * 100)
+    cache.configure(CacheSettings(max_bytes=0))
+    assert cache.bytes == 0
+    assert cache.get("c") is None

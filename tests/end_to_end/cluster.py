@@ -56,6 +56,11 @@ class Cluster:
         self.launcher.send_signal(number)
         return self.launcher.wait(60)
 
+    def end(self) -> None:
+        """Stop it if it still runs, whatever a test has done to it."""
+        if self._launcher is not None and self._launcher.poll() is None:
+            self.stop()
+
     @property
     def launcher(self) -> subprocess.Popen[bytes]:
         """The launcher's process."""

@@ -88,8 +88,8 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], store: Path
 ) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), config, store)
-    cluster.start()
     try:
+        cluster.start()
         yield cluster
     finally:
-        cluster.stop()
+        cluster.end()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.end_to_end.cluster import REPOSITORY, Cluster, port_is_open, wait_for
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path, config: dict[str, Any], store: Path) -> Cluster:
-    return Cluster(tmp_path, config, store)
+def own_cluster(tmp_path: Path, config: dict[str, Any], store: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, config, store)
+    yield cluster
+    cluster.end()
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
@@ -22,16 +23,24 @@ def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
     return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=60)
 
 
+SENTENCE = "A sentence of middling length."
+
+
 async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
-    """Closed-loop requests of eight sentences; the statuses."""
+    """Closed-loop requests of eight sentences; the statuses, every answer checked."""
     stop_s = time.monotonic() + seconds
     statuses: list[int] = []
+    expected = np.array(embed(cluster, SENTENCE).json()[0])
 
     async def one(client: httpx.AsyncClient) -> None:
-        body = {"inputs": ["A sentence of middling length."] * 8, "options": {"use_cache": False}}
+        body = {"inputs": [SENTENCE] * 8, "options": {"use_cache": False}}
         while time.monotonic() < stop_s:
             reply = await client.post(f"/models/{EMBEDDER}", json=body)
             statuses.append(reply.status_code)
+            if reply.status_code == 200:
+                rows = np.array(reply.json())
+                assert rows.shape == (8, 384)
+                assert (rows @ expected).min() > 0.98
 
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         await asyncio.gather(*(one(client) for _ in range(clients)))
@@ -48,17 +57,25 @@ def test_replicas_load_neither_torch_nor_transformers_and_stay_small(cluster: Cl
 
 
 def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
-    before = {p.pid for name in ("Ingress", "Tokenizer") for p in cluster.replicas(name)}
+    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+    before = replica_pids(cluster)
     changed = copy.deepcopy(config)
-    ingress = changed["applications"][0]["deployments"][0]
-    ingress["user_config"]["limits"]["items"] = 2
-    ingress["user_config"]["batching"]["batch_wait_timeout_s"] = 0.001
+    user_configs = {d["name"]: d["user_config"] for d in changed["applications"][0]["deployments"]}
+    user_configs["Ingress"]["limits"]["items"] = 3
+    user_configs["Ingress"]["batching"]["batch_wait_timeout_s"] = 0.001
+    user_configs["Tokenizer"]["cache_bytes"] = 0
+    user_configs["CpuLane"]["batching"]["queue_items"] = 2
     cluster.deploy(changed)
-    wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 413, 30)
+    wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 413, 30)
+    wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 429, 30)
     cluster.deploy(config)
-    wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 200, 30)
-    after = {p.pid for name in ("Ingress", "Tokenizer") for p in cluster.replicas(name)}
-    assert before == after
+    wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 200, 30)
+    assert replica_pids(cluster) == before
+
+
+def replica_pids(cluster: Cluster) -> set[int]:
+    names = ("Ingress", "Tokenizer", "CpuLane")
+    return {replica.pid for name in names for replica in cluster.replicas(name)}
 
 
 def test_a_lane_scales_to_two_under_load_and_back(cluster: Cluster) -> None:

@@ -45,6 +45,23 @@ async def test_a_gpu_lane_is_there_with_gpus_or_when_one_can_be_added(
     assert lanes.states[Device.CPU] == LaneState(available=True, running=2)
 
 
+async def test_a_gpu_lane_that_cannot_start_is_no_lane() -> None:
+    failing = frozenset(ALL)
+    lanes = board(FakeLook(ClusterView(ALL, gpus=1.0, failing=failing)))
+    await lanes.refresh()
+    assert not lanes.states[Device.GPU].available
+    assert lanes.states[Device.CPU].available
+
+
+async def test_a_wave_of_refreshes_is_one_look() -> None:
+    look = FakeLook(ClusterView(ALL))
+    lanes = board(look)
+    await asyncio.gather(*(lanes.refresh() for _ in range(20)))
+    assert look.looks == 1
+    await lanes.refresh()
+    assert look.looks == 2
+
+
 async def test_the_cpu_lane_needs_no_gpu_to_be_available() -> None:
     lanes = LaneBoard({Device.CPU: LaneSettings(available="auto")}, FakeLook(ClusterView()))
     await lanes.refresh()

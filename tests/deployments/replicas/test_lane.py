@@ -148,8 +148,9 @@ async def test_a_cancelled_list_is_dropped_before_the_engine(lane: Lane) -> None
     await asyncio.gather(gone, return_exceptions=True)
     (kept,) = await lane.replica.infer(lane.batch(call(2)))
     assert isinstance(kept, Answer)
-    # Two passes may have begun, one per engine thread; the third is the kept one's.
-    assert len(lane.passes.records) <= 3
+    # Two passes may have begun, one per engine thread, and one stood ready; the last is the
+    # kept one's.
+    assert len(lane.passes.records) <= 4
 
 
 async def test_an_idle_lane_is_healthy(lane: Lane) -> None:
