@@ -10,7 +10,12 @@ from typing import TypeVar
 
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
-from deployments.manifest import ArtifactManifest, model_directory, resolve_version
+from deployments.manifest import (
+    MANIFEST_NAME,
+    ArtifactManifest,
+    model_directory,
+    resolve_version,
+)
 from deployments.messages import ModelRef
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -25,6 +30,7 @@ class OpenModel:
     ref: ModelRef
     manifest: ArtifactManifest
     directory: Path
+    sealed_s: float  # seconds since the epoch
 
 
 class Registry:
@@ -88,4 +94,5 @@ def _open(store: Path, settings: ModelSettings) -> OpenModel:
         raise ManifestInvalid(
             f"{directory}: the manifest is that of `{manifest.id}` version {manifest.version}"
         )
-    return OpenModel(ModelRef(settings.id, version), manifest, directory)
+    sealed_s = (directory / MANIFEST_NAME).stat().st_mtime
+    return OpenModel(ModelRef(settings.id, version), manifest, directory, sealed_s)

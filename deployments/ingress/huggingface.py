@@ -20,7 +20,12 @@ from deployments.errors import InvalidField, ModelLoading, ServeError, UnknownPa
 from deployments.ingress.codec import json_response, read_json_object
 from deployments.ingress.models import model_facts, model_list
 from deployments.ingress.options import read_options
-from deployments.ingress.service import InferenceService, Question, Reply
+from deployments.ingress.service import (
+    ESTIMATED_START_S,
+    InferenceService,
+    Question,
+    Reply,
+)
 from deployments.manifest import TaskName
 from deployments.tasks import TASKS
 
@@ -80,7 +85,9 @@ class HuggingFaceRoutes:
         model_id = model_id_of(request) or ""
         self._service.registry.find(model_id)
         if not any(lane.running for lane in self._service.board.states.values()):
-            raise ModelLoading(f"Model {model_id} is currently loading", estimated_time_s=20.0)
+            raise ModelLoading(
+                f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
+            )
         return json_response({"status": "ok"})
 
 

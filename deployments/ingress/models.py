@@ -6,7 +6,6 @@ from typing import Any
 
 from deployments.ingress.lanes import LaneBoard
 from deployments.ingress.service import InferenceService
-from deployments.manifest import MANIFEST_NAME
 from deployments.registry import OpenModel
 
 
@@ -43,7 +42,7 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     return {
         "id": model.ref.id,
         "object": "model",
-        "created": int((model.directory / MANIFEST_NAME).stat().st_mtime),
+        "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
         "state": "ready" if running else "loading",

@@ -39,7 +39,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Requests slower than this are worth a line at INFO.
 SLOW_REQUEST_S = 1.0
-# A cold lane's guess until the first measured start: process, imports, graphs.
+# Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
 
 
