@@ -73,7 +73,7 @@ class LocalModel:
     def engine(self, *, threads: int) -> Engine:
         """An engine with `threads` threads per forward pass. Raises EngineFailed."""
         lane = LaneSettings(threads_per_run=threads)
-        return open_engine(self.directory, self.manifest, self.candidate, lane)
+        return open_engine(self.directory, self.candidate, lane)
 
     def values_alone(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""

@@ -47,7 +47,7 @@ class FakeEngine:
     number; with `held`, no pass ends before `release`.
     """
 
-    info = EngineInfo(compute_type="cpu-fake", width=1, company_cosine_worst=1.0)
+    info = EngineInfo(compute_type="cpu-fake")
 
     def __init__(
         self, *, failing: Collection[int] = (), nan: Collection[int] = (), held: bool = False
@@ -81,7 +81,7 @@ class FakeEngine:
 class ScriptedEngine:
     """An engine whose every pass is `act`."""
 
-    info = EngineInfo(compute_type="cpu-fake", width=1, company_cosine_worst=1.0)
+    info = EngineInfo(compute_type="cpu-fake")
 
     def __init__(self, act: Callable[[Batch], Outputs]) -> None:
         self.run = act

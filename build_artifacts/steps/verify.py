@@ -91,7 +91,7 @@ def verify(
     """Run `graph` on the probes, alone and in company, and hold it against the gate."""
     from deployments.engines.onnx import OnnxEngine
 
-    info = EngineInfo(recipe.name, width=facts.width, company_cosine_worst=1.0)
+    info = EngineInfo(compute_type=recipe.name)
     try:
         engine = OnnxEngine(graph, info, disabled_optimizers=recipe.disabled_optimizers)
         alone = _answers(engine, reference.probes, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deployments.config import LaneSettings
 from deployments.engines.base import Engine, EngineInfo
-from deployments.manifest import ArtifactManifest, Candidate
+from deployments.manifest import Candidate
 
 __all__ = ["Engine", "EngineInfo", "check_lane", "open_engine"]
 
@@ -18,17 +18,11 @@ def check_lane(lane: LaneSettings) -> None:
     check_providers(lane.providers)
 
 
-def open_engine(
-    directory: Path, manifest: ArtifactManifest, candidate: Candidate, lane: LaneSettings
-) -> Engine:
+def open_engine(directory: Path, candidate: Candidate, lane: LaneSettings) -> Engine:
     """The engine for one sealed candidate. Raises EngineFailed."""
     from deployments.engines.onnx import OnnxEngine
 
-    info = EngineInfo(
-        compute_type=f"{candidate.device}-{candidate.precision}",
-        width=manifest.width,
-        company_cosine_worst=candidate.parity.company_cosine_worst,
-    )
+    info = EngineInfo(compute_type=f"{candidate.device}-{candidate.precision}")
     return OnnxEngine(
         directory / candidate.graph,
         info,

@@ -13,8 +13,6 @@ class EngineInfo:
     """Facts about an engine, as data."""
 
     compute_type: str  # the value of the x-compute-type header, such as "cpu-int8"
-    width: int  # values per output row
-    company_cosine_worst: float  # a row alone against the same row in a batch, as sealed
 
 
 class Engine(Protocol):

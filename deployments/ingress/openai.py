@@ -157,4 +157,6 @@ def error_response(error: ServeError) -> Response:
         "param": error.field,
         "code": error.code,
     }
-    return json_response({"error": detail}, status=error.status, headers=retry_headers(error))
+    # Its clients retry every 5xx twice unless told; most of ours would fail the same way again.
+    headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
+    return json_response({"error": detail}, status=error.status, headers=headers)

@@ -238,8 +238,8 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
 def log_level(status: int, total_s: float) -> int:
     """How loudly a finished request is told.
 
-    A line for every request measured a quarter of the ingress's own time, so the ordinary ones
-    are told at DEBUG only; the metrics count them all.
+    A line for every request measured a quarter of the request path in the ingress, so the
+    ordinary ones are told at DEBUG only; the metrics count them all.
     """
     if status >= 500:
         return logging.WARNING

@@ -122,4 +122,4 @@ def _open_for(model: OpenModel, device: Device, lane: LaneSettings) -> Engine:
         raise HardwareUnavailable(
             f"Model {model.ref.id} has no graph for the {device} lane", field="options.use_gpu"
         )
-    return open_engine(model.directory, model.manifest, candidate, lane)
+    return open_engine(model.directory, candidate, lane)

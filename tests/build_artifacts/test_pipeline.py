@@ -55,7 +55,7 @@ def test_what_was_sealed_answers_like_the_checkpoint(
     manifest, directory = embedding_build.manifest, embedding_build.directory
     candidate = manifest.candidate_for(device)
     assert candidate is not None
-    engine = open_engine(directory, manifest, candidate, LaneSettings())
+    engine = open_engine(directory, candidate, LaneSettings())
     probes = encode_probes(directory, manifest.max_tokens, TEXTS)
     rows = engine.run(collate(probes)).rows
     model = AutoModel.from_pretrained(embedding_source).eval()
@@ -104,7 +104,7 @@ def test_a_merged_adapter_answers_like_peft(
         ]
     candidate = manifest.candidate_for(Device.GPU)
     assert candidate is not None
-    engine = open_engine(directory, manifest, candidate, LaneSettings())
+    engine = open_engine(directory, candidate, LaneSettings())
     np.testing.assert_allclose(
         engine.run(collate(probes)).rows, torch.stack(expected).numpy(), atol=0.05
     )

@@ -81,6 +81,7 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     assert in_openai_words.status_code == 429
     assert in_openai_words.json()["error"]["type"] == "rate_limit_error"
     assert in_openai_words.headers["retry-after"] == "1"
+    assert in_openai_words.headers["x-should-retry"] == "true"
     assert (first.status_code, fits.status_code) == (200, 200)
     assert world.service.inflight_items == 0
 
