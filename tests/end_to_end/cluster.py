@@ -98,7 +98,7 @@ class Cluster:
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """The processes of a deployment's replicas."""
         title = f"ray::ServeReplica:hundredfold:{deployment}"
-        return [p for p in self.processes() if " ".join(p.cmdline()).startswith(title)]
+        return [p for p in self.processes() if title_of(p).startswith(title)]
 
 
 def session_of(process: psutil.Process) -> int | None:
@@ -107,6 +107,14 @@ def session_of(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except (ProcessLookupError, psutil.Error):
         return None
+
+
+def title_of(process: psutil.Process) -> str:
+    """What a process calls itself; empty when it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:

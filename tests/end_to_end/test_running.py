@@ -136,15 +136,24 @@ def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> 
     assert "SessionName" not in text
 
 
+def listening(process: psutil.Process) -> list[Any]:
+    """Listening sockets; none when the process has just ended."""
+    try:
+        found = process.net_connections("tcp")
+    except psutil.Error:
+        return []
+    return [connection for connection in found if connection.status == psutil.CONN_LISTEN]
+
+
 def test_nothing_but_haproxy_and_guarded_ports_listen_outside_loopback(cluster: Cluster) -> None:
     open_to_all: dict[str, set[int]] = {}
     for process in cluster.processes():
-        for connection in process.net_connections("tcp"):
+        for connection in listening(process):
             outside = connection.laddr and connection.laddr.ip not in (
                 "127.0.0.1",
                 "::ffff:127.0.0.1",
             )
-            if connection.status == psutil.CONN_LISTEN and outside:
+            if outside:
                 open_to_all.setdefault(process.name(), set()).add(connection.laddr.port)
     # HAProxy's status and metrics pages; replicas' gRPC, which asks for Ray's token.
     assert {name.partition(":")[0] for name in open_to_all} <= {"haproxy", "ray"}
