@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.end_to_end.cluster import REPOSITORY, Cluster, port_is_open, wait_for
+from tests.end_to_end.cluster import REPOSITORY, Cluster, port_is_open, title_of, wait_for
 
 
 @pytest.fixture
@@ -24,13 +24,20 @@ def own_cluster(tmp_path: Path, config: dict[str, Any], store: Path) -> Iterator
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in processes if is_alive(p)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def test_a_start_after_a_crash_works_and_a_stop_leaves_nothing(own_cluster: Cluster) -> None:
     own_cluster.start()
     first = own_cluster.processes()
-    assert any(p.name() == "haproxy" for p in first)
+    assert any("/haproxy" in title_of(p) for p in first)
 
     second = subprocess.run(
         own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False
