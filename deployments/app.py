@@ -68,6 +68,7 @@ class Lane:
     def __init__(self, args: AppArgs, device: Device) -> None:
         show_own_log_lines()
         self._replica = BatchReplica(args, device, PassMetrics())
+        self._replica.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deployments.errors import BadSetting
-from deployments.manifest import LATEST_NAME, Device
+from deployments.manifest import Device
+from deployments.store import LATEST_NAME
 
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
 
@@ -47,6 +48,14 @@ class LaneSettings(_Settings):
     runs: int = Field(1, ge=1)  # forward passes at once
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     available: Literal["auto", "always"] = "always"
+    tune: Literal["background", "off"] = "background"  # models that nobody tuned for this host
+    tune_seconds: float = Field(60.0, gt=0)  # for the measuring of one model
+
+    @field_validator("tune", mode="before")
+    @classmethod
+    def _undo_yaml(cls, value: object) -> object:
+        """YAML reads `off` without quotes as false."""
+        return "off" if value is False else value
 
 
 class AppArgs(_Settings):

@@ -1,10 +1,5 @@
 """What a sealed artifact says of itself, and the checks it must pass before it is trusted.
 
-A store is a directory:
-
-    <store>/<model id, "/" written "--">/<version>/manifest.json, tokenizer.json, graphs/
-    <store>/<model id, ...>/latest                                text: the default version
-
 `seal` writes beside and renames into place, so a version is either whole or absent. `read` refuses
 whatever is not exactly what was sealed: no pickle, no links, no path that leaves the directory.
 """
@@ -13,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -30,15 +23,12 @@ from deployments.errors import (
     PathOutsideArtifact,
     UnknownTask,
 )
+from deployments.store import VERSION
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
-LATEST_NAME = "latest"
 TOKENIZER_NAME = "tokenizer.json"
-
-# One optional organisation, then a name; never "..", never a leading dot or dash.
-MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
-VERSION = re.compile(r"[0-9a-f]{12}")
+REFERENCE_NAME = "reference.npz"
 
 
 class TaskName(StrEnum):
@@ -47,6 +37,31 @@ class TaskName(StrEnum):
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
     TEXT_CLASSIFICATION = "text-classification"
+    TEXT_RANKING = "text-ranking"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    FILL_MASK = "fill-mask"
+
+
+class Head(StrEnum):
+    """What a graph answers per item of T tokens."""
+
+    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalised
+    LABELS = "labels"  # [W], logits of the labels
+    TOKENS = "tokens"  # [T, W], logits of the labels of each token
+    SPAN = "span"  # [T, 2], logits of a span's start and end
+    MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
+
+
+HEADS: Mapping[TaskName, Head] = {
+    TaskName.FEATURE_EXTRACTION: Head.VECTOR,
+    TaskName.SENTENCE_SIMILARITY: Head.VECTOR,
+    TaskName.TEXT_CLASSIFICATION: Head.LABELS,
+    TaskName.TEXT_RANKING: Head.LABELS,
+    TaskName.TOKEN_CLASSIFICATION: Head.TOKENS,
+    TaskName.QUESTION_ANSWERING: Head.SPAN,
+    TaskName.FILL_MASK: Head.MASKS,
+}
 
 
 class Device(StrEnum):
@@ -60,13 +75,26 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Gate(_Frozen):
+    """How near to the fp32 reference a candidate must be."""
+
+    cosine_mean: float = 0.985
+    cosine_worst: float = 0.93
+    top1_agreement: float = 0.98  # share of decided answers with the same best choice
+    # Probability between the reference's two best choices from which an answer counts as decided.
+    # Below it either choice is right, and which one comes out is noise in any arithmetic.
+    decided_gap: float = 0.1
+    metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
+
+
 class Parity(_Frozen):
     """How far a candidate is from the fp32 torch reference, on the build's probe texts.
 
-    Cosines compare output rows. `top1_agreement` is the share of probes with the same best label
-    (classifiers only, near-ties left out), alone or in company, the worse of the two.
-    `company_cosine_worst` compares each row computed alone with the same row computed in a padded
-    batch: dynamic int8 ranges span the batch, so company may change digits.
+    Cosines compare an item's whole output. `top1_agreement` is the share of answers (a label, a
+    token's label, a span's ends, a masked token) with the same best choice, near-ties left out,
+    alone or in company, the worse of the two; None for vectors and single scores.
+    `company_cosine_worst` compares each item computed alone with the same item in a padded batch:
+    dynamic int8 ranges span the batch, so company may change digits.
     """
 
     cosine_mean: float
@@ -75,17 +103,34 @@ class Parity(_Frozen):
     top1_agreement: float | None = None
 
 
+class EngineOptions(_Frozen):
+    """How an engine is to run a graph; tuned together with the graph."""
+
+    # ONNX Runtime's own optimisers that make this graph slower.
+    disabled_optimizers: tuple[str, ...] = ()
+    spinning: bool = False  # idle engine threads burn their core to wake faster
+    arena: bool = False  # ONNX Runtime keeps freed CPU memory for the next pass
+    providers: tuple[str, ...] = ()  # execution providers instead of the lane's
+    # (items, tokens) shapes a batch is padded up to; each has memory of its own, bound once, and
+    # on CUDA is captured as one graph. Empty: any shape, allocated per pass.
+    buckets: tuple[tuple[int, int], ...] = ()
+    compile: bool = False  # torch only: torch.compile
+    # OpenVINO only: what is computed in bf16, where the CPU can, is all that is not int8.
+    float_rest: Literal["fp32", "bf16"] = "fp32"
+
+
 class Candidate(_Frozen):
-    """One graph that passed the gate."""
+    """One graph that passed the gate, and how to run it."""
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     device: Device
-    precision: Literal["fp32", "fp16", "int8"]
-    engine: Literal["onnxruntime"] = "onnxruntime"
+    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     graph: str
-    # ONNX Runtime's own optimisers that make this graph slower; see `engines/onnx.py`.
-    disabled_optimizers: tuple[str, ...] = ()
+    options: EngineOptions = EngineOptions()
     parity: Parity
+    scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
+    kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
 
 
 class Source(_Frozen):
@@ -116,18 +161,31 @@ class ArtifactManifest(_Frozen):
     width: int = Field(ge=1)  # values per output row: embedding size or number of labels
     labels: tuple[str, ...] = ()
     problem: Literal["single_label", "multi_label", "regression"] | None = None
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    mask_token: int | None = None  # id of the token a MASKS head answers for
+    pruned: str | None = None  # what compaction removed from the checkpoint
     source: Source
+    gate: Gate = Gate()
+    scores: dict[str, float] = {}  # task metrics of the fp32 reference
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     files: dict[str, SealedFile]
     built_with: dict[str, str]
 
+    @property
+    def head(self) -> Head:
+        """What the graphs answer."""
+        return HEADS[self.tasks[0]]
+
+    def candidates_for(self, device: Device) -> tuple[Candidate, ...]:
+        """The candidates for `device`, the portable default first."""
+        return tuple(c for c in self.candidates if c.device is device)
+
     def candidate_for(self, device: Device) -> Candidate | None:
-        """The portable default for `device`: the first candidate listed for it."""
-        return next((c for c in self.candidates if c.device is device), None)
+        """The portable default for `device`."""
+        return next(iter(self.candidates_for(device)), None)
 
     def to_json(self) -> bytes:
         """The bytes of manifest.json."""
@@ -166,6 +224,8 @@ class ArtifactManifest(_Frozen):
         schema = raw.get("schema_version")
         if isinstance(schema, int) and schema > SCHEMA:
             raise ManifestTooNew(f"{path}: schema {schema}, this release reads up to {SCHEMA}")
+        if isinstance(schema, int) and schema < SCHEMA:
+            raise ManifestInvalid(f"{path}: schema {schema} of an older release; build it again")
         tasks = raw.get("tasks")
         for task in tasks if isinstance(tasks, list) else ():
             if task not in list(TaskName):
@@ -214,33 +274,3 @@ def file_sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def model_directory(store: Path, model_id: str) -> Path:
-    """Where the versions of `model_id` live. Raises ManifestInvalid for an id that is no id."""
-    if not MODEL_ID.fullmatch(model_id) or ".." in model_id or "--" in model_id:
-        raise ManifestInvalid(f"`{model_id}` is not a model id")
-    return store / model_id.replace("/", "--")
-
-
-def resolve_version(store: Path, model_id: str, version: str) -> str:
-    """The version `latest` points to, or `version` itself. Raises ArtifactMissing."""
-    directory = model_directory(store, model_id)
-    if version == LATEST_NAME:
-        try:
-            version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ArtifactMissing(
-                f"`{model_id}` is not built; run `python -m build_artifacts build`"
-            ) from exc
-    if not VERSION.fullmatch(version) or not (directory / version).is_dir():
-        raise ArtifactMissing(f"`{model_id}` has no version `{version}` in {store}")
-    return version
-
-
-def point_latest(store: Path, model_id: str, version: str) -> None:
-    """Make `version` the one served by default; atomic."""
-    directory = model_directory(store, model_id)
-    beside = directory / f".{LATEST_NAME}.{os.getpid()}"
-    beside.write_text(version + "\n", encoding="utf-8")
-    beside.replace(directory / LATEST_NAME)

@@ -2,9 +2,9 @@
 
     Call -> CallBatch -> EncodedBatch -> Batch -> Outputs -> Answer
 
-A *call* is what one request asks of one model; it carries one or more *items* (texts). Calls of
-several requests travel together in a batch, and every call gets its own outcome: an Answer or a
-ServeError, so one bad call never spoils its neighbours.
+A *call* is what one request asks of one model; it carries one or more *items* (texts, or pairs of
+them). Calls of several requests travel together in a batch, and every call gets its own outcome: an
+Answer or a ServeError, so one bad call never spoils its neighbours.
 
 What crosses processes is a NamedTuple, which pickles in C; a slotted dataclass asks Python code
 for its fields each time, 5 % of the ingress's time as measured.
@@ -12,6 +12,7 @@ for its fields each time, 5 % of the ingress's time as measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -23,6 +24,20 @@ from deployments.errors import ServeError
 from deployments.manifest import Device, TaskName
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
+TextPair = tuple[str, str]  # two segments of one item, such as a query and a document
+Text = str | TextPair  # what becomes one item
+
+
+def characters(text: Text) -> int:
+    """Characters of a text, of both segments where it is a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+class EncodedItem(NamedTuple):
+    """One item's tokens; the second segment, where there is one, runs to the end."""
+
+    ids: TokenIds
+    second_from: int  # index of the first token of the second segment; T without one
 
 
 class Truncation(StrEnum):
@@ -48,7 +63,7 @@ class Call(NamedTuple):
     `deadline_s` is wall-clock time (time.time), because it crosses processes.
     """
 
-    texts: tuple[str, ...]
+    texts: tuple[Text, ...]
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
@@ -78,6 +93,7 @@ class EncodedCall(NamedTuple):
     truncated: int  # how many items were cut
     options: Any
     deadline_s: float
+    second_from: tuple[int, ...] = ()  # as in EncodedItem; empty when no item has a second segment
 
 
 class EncodedBatch(NamedTuple):
@@ -92,11 +108,18 @@ class EncodedBatch(NamedTuple):
     calls: tuple[EncodedCall | ServeError, ...]
     encode_s: float
 
-    def items(self) -> list[TokenIds]:
-        """The token ids of every encoded item, in order; views into one buffer."""
+    def items(self) -> list[EncodedItem]:
+        """Every encoded item, in order; views into one buffer."""
         flat = np.frombuffer(self.ids, dtype="<i4")
-        lengths = [n for call in self.calls if isinstance(call, EncodedCall) for n in call.lengths]
-        return np.split(flat, np.cumsum(lengths[:-1])) if lengths else []
+        items: list[EncodedItem] = []
+        start = 0
+        for call in self.calls:
+            if isinstance(call, EncodedCall):
+                seconds = call.second_from or call.lengths
+                for length, second_from in zip(call.lengths, seconds, strict=True):
+                    items.append(EncodedItem(flat[start : start + length], second_from))
+                    start += length
+        return items
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +128,19 @@ class Batch:
 
     input_ids: NDArray[np.int64]  # [B, T]
     attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
+    token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
+    lengths: tuple[int, ...]  # [B], real tokens of each item
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one forward pass computed; row i answers item i of the batch."""
+    """What one forward pass computed, padding removed; `items[i]` answers item i of the batch.
 
-    rows: NDArray[np.float32]  # [B, W]
+    Shapes are those of `manifest.Head`: [W], [T_i, W], [T_i, 2] or [M_i, W]. A pooled head gives
+    one array [B, W], which is the sequence of its rows.
+    """
+
+    items: Sequence[NDArray[np.float32]]
 
 
 class Timings(NamedTuple):

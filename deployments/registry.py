@@ -10,13 +10,9 @@ from typing import TypeVar
 
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
-from deployments.manifest import (
-    MANIFEST_NAME,
-    ArtifactManifest,
-    model_directory,
-    resolve_version,
-)
+from deployments.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.messages import ModelRef
+from deployments.store import model_directory, resolve_version
 
 log = logging.getLogger("ray.serve.hundredfold")
 

@@ -6,6 +6,9 @@ import json
 import string
 from pathlib import Path
 
+from build_artifacts.models import LOADERS
+from deployments.manifest import Head
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
     *("the", "a", "of", "and", "to", "in", "is", "it", "you", "that", "was", "for", "on", "with"),
@@ -15,62 +18,85 @@ HIDDEN = 32
 POSITIONS = 64
 
 
-def tiny_checkpoint(
+def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter to it
     directory: Path,
     *,
     model_type: str = "bert",
+    head: Head | None = None,
     labels: tuple[str, ...] = (),
     pooling: str = "mean",
     normalize: bool = True,
-    seed: int = 0,
+    layers: int = 2,
 ) -> Path:
-    """A random two-layer checkpoint of hidden size 32 with its tokenizer; returns `directory`.
+    """A random checkpoint of hidden size 32 with its tokenizer; returns `directory`.
 
-    With `labels` it is a classifier, without them a sentence-transformers embedding model that
-    reads 64 positions. Weights are larger than a fresh model's, so that different texts get
-    clearly different answers.
+    Unless `head` says otherwise it is a classifier with `labels`, and without them a
+    sentence-transformers embedding model. It reads 64 positions. Weights are larger than a fresh
+    model's, so that different texts get clearly different answers.
     """
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    import transformers
 
-    directory.mkdir(parents=True, exist_ok=True)
+    head = head or (Head.LABELS if labels else Head.VECTOR)
     tiny_tokenizer(directory)
-    config = AutoConfig.for_model(model_type, **_sizes(model_type))
-    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **_sizes(model_type, layers))
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
-        model = AutoModelForSequenceClassification.from_config(config)
-    else:
-        model = AutoModel.from_config(config)
+    if head is Head.VECTOR:
         write_pooling(directory, pooling=pooling, normalize=normalize)
+    torch.manual_seed(0)
+    model = getattr(transformers, LOADERS[head]).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.3)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0  # as training leaves it
     model.save_pretrained(directory)
     return directory
 
 
-def _sizes(model_type: str) -> dict[str, int | float]:
+def _sizes(model_type: str, layers: int) -> dict[str, object]:
     vocab = len(_vocabulary())
     if model_type == "distilbert":
-        return {"vocab_size": vocab, "dim": HIDDEN, "hidden_dim": 64, "n_layers": 2, "n_heads": 2,
-                "max_position_embeddings": POSITIONS}  # fmt: skip
-    sizes: dict[str, int | float] = {
+        return {"vocab_size": vocab, "dim": HIDDEN, "hidden_dim": 64, "n_layers": layers,
+                "n_heads": 2, "max_position_embeddings": POSITIONS}  # fmt: skip
+    return {
         "vocab_size": vocab,
         "hidden_size": HIDDEN,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "max_position_embeddings": POSITIONS,
         "pad_token_id": 0,
+        **_OWN_SIZES.get(model_type, {}),
     }
-    if model_type in ("albert", "electra"):
-        sizes["embedding_size"] = 16
-    if model_type == "mpnet":
-        sizes["pad_token_id"] = 1  # its code counts positions from 2 whatever the file says
-    return sizes
+
+
+# What makes an architecture itself, as small as the rest.
+_OWN_SIZES: dict[str, dict[str, object]] = {
+    "albert": {"embedding_size": 16},
+    "electra": {"embedding_size": 16},
+    "mpnet": {"pad_token_id": 1},  # its code counts positions from 2 whatever the file says
+    # As microsoft/deberta-v3-base has it, but for the sizes.
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    # Every other layer sees eight neighbours only.
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2,
+                   "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
+    "qwen3": {"num_key_value_heads": 1, "head_dim": 16},
+    "big_bird": {"attention_type": "original_full"},
+}  # fmt: skip
 
 
 def tiny_tokenizer(directory: Path) -> None:
@@ -84,11 +110,16 @@ def tiny_tokenizer(directory: Path) -> None:
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
+    tokenizer.add_special_tokens([*SPECIAL_TOKENS])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(
         directory / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512},
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": 512,
+            "mask_token": "[MASK]",
+        },
     )
 
 
@@ -114,6 +145,7 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
             "pooling_mode_cls_token": pooling == "cls",
             "pooling_mode_mean_tokens": pooling == "mean",
             "pooling_mode_max_tokens": pooling == "max",
+            "pooling_mode_lasttoken": pooling == "lasttoken",
         },
     )
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from deployments.config import MicroBatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed
 from deployments.ingress.microbatch import Batched, Collect, Send
-from deployments.messages import Batch, Call, CallBatch, Outcome, Outputs, TokenIds
+from deployments.messages import Batch, Call, CallBatch, EncodedItem, Outcome, Outputs
 
 R = TypeVar("R")
 
@@ -23,9 +24,15 @@ R = TypeVar("R")
 PATIENCE_S = 10.0
 
 
-def item(marker: int, length: int = 1) -> TokenIds:
+def item(marker: int, length: int = 1) -> EncodedItem:
     """`length` tokens, all of them `marker`: the fake engine's answer to it is [marker]."""
-    return np.full(length, marker, dtype=np.int32)
+    return item_of([marker] * length)
+
+
+def item_of(ids: ArrayLike, second_from: int | None = None) -> EncodedItem:
+    """An item of these token ids, of one segment unless a second one is said to start."""
+    tokens = np.asarray(ids, dtype=np.int32)
+    return EncodedItem(tokens, len(tokens) if second_from is None else second_from)
 
 
 def soon() -> float:

@@ -22,9 +22,8 @@ from deployments.manifest import (
     Source,
     TaskName,
     file_sha256,
-    model_directory,
-    point_latest,
 )
+from deployments.store import model_directory, point_latest
 from tests.builders import tiny_tokenizer
 
 EMBEDDER = "tiny/embedder"
@@ -42,13 +41,17 @@ def seal_tiny(
     labels: tuple[str, ...] = (),
     devices: tuple[Device, ...] = (Device.CPU, Device.GPU),
     nan_word: str | None = None,
+    tasks: tuple[TaskName, ...] = (),
 ) -> Path:
     """Seal a model that averages random word vectors; returns its directory.
 
-    With `labels` it is a classifier. Texts with `nan_word` get rows that are not numbers. The
-    same text gets the same answer in every run: weights depend on nothing but the vocabulary.
+    With `labels` it is a classifier, unless `tasks` claim something else. Texts with `nan_word` get
+    rows that are not numbers. The same text gets the same answer in every run: weights depend on
+    nothing but the vocabulary.
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
+    if tasks:
+        manifest = manifest.model_copy(update={"tasks": tasks})
     directory = model_directory(store, model_id) / manifest.version
     tiny_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))

@@ -26,7 +26,7 @@ ALLOWED = {
     "cluster": {"cluster", "deployments"},
 }
 # Inside the server: what computes knows nothing of replicas, wires and HTTP.
-INNER = ("tasks", "encoding", "batching", "engines")
+INNER = ("tasks", "encoding", "batching", "engines", "tuning")
 OUTER = ("replicas", "transports", "ingress", "app")
 # The only files of the server that know Ray.
 KNOW_RAY = {

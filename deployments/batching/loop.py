@@ -20,7 +20,7 @@ from deployments.batching.plan import plan
 from deployments.config import BatchSettings
 from deployments.engines.base import Engine
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
-from deployments.messages import ModelRef, Timings, TokenIds
+from deployments.messages import EncodedItem, ModelRef, Timings
 from deployments.records import PassRecord, PassRecorder
 
 
@@ -28,7 +28,8 @@ from deployments.records import PassRecord, PassRecorder
 class CallRows:
     """A call's part of the engine's output."""
 
-    rows: NDArray[np.float32]  # [items, W], in the call's order
+    rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
+    compute_type: str  # of the engine that ran, which need not be the model's engine any more
     timings: Timings
 
 
@@ -48,7 +49,7 @@ class _Ticket:
 
 @dataclass(slots=True)
 class _Item:
-    ids: TokenIds
+    tokens: EncodedItem
     ticket: _Ticket
     index: int
     arrived_s: float  # time.perf_counter
@@ -58,15 +59,17 @@ class _Item:
 class _Pass:
     """What one forward pass gave: a row or an error per item."""
 
+    compute_type: str
+    started_s: float
     results: list[NDArray[np.float32] | ServeError] = field(default_factory=list)
-    started_s: float = 0.0
     forward_s: float = 0.0
 
 
 class BatchLoop:
     """Queues items per model and runs them in token-budget batches on engine threads.
 
-    Bounded: more than `queue_items` waiting items are refused. Use from one event loop.
+    Bounded: more than `queue_items` waiting items are refused. Use from one event loop. `engines`
+    may change under way, from any thread: a pass keeps the engine it began with.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class BatchLoop:
         return sum(map(len, self._waiting.values()))
 
     def submit(
-        self, model: ModelRef, items: Sequence[TokenIds], deadline_s: float
+        self, model: ModelRef, items: Sequence[EncodedItem], deadline_s: float
     ) -> asyncio.Future[CallRows]:
         """Queue the items of one call; the future gives their rows or raises a ServeError.
 
@@ -108,11 +111,11 @@ class BatchLoop:
             deadline_s=deadline_s,
             rows=[None] * len(items),
             missing=len(items),
-            tokens=sum(map(len, items)),
+            tokens=sum(len(item.ids) for item in items),
         )
         now = time.perf_counter()
         line = self._waiting.setdefault(model, [])
-        line.extend(_Item(ids, ticket, i, now) for i, ids in enumerate(items))
+        line.extend(_Item(tokens, ticket, i, now) for i, tokens in enumerate(items))
         # Not at once: the caller may be about to submit the rest of a list.
         asyncio.get_running_loop().call_soon(self._pump)
         return ticket.future
@@ -149,7 +152,7 @@ class BatchLoop:
         if not line:
             return []
         idle_runs = max(1, self._runs - self._busy)
-        chosen = plan([len(item.ids) for item in line], self.rules, idle_runs)
+        chosen = plan([len(item.tokens.ids) for item in line], self.rules, idle_runs)
         batch = [line[i] for i in chosen]
         taken = set(chosen)
         if rest := [item for i, item in enumerate(line) if i not in taken]:
@@ -158,9 +161,9 @@ class BatchLoop:
 
     def _start(self, model: ModelRef, batch: list[_Item]) -> None:
         self._busy += 1
-        ids = [item.ids for item in batch]
+        items = [item.tokens for item in batch]
         running = asyncio.get_running_loop().run_in_executor(
-            self._pool, _run, self._engines[model], ids
+            self._pool, _run, self._engines[model], items
         )
         running.add_done_callback(lambda done: self._finish(model, batch, done.result()))
 
@@ -170,11 +173,11 @@ class BatchLoop:
         for item, result in zip(batch, done.results, strict=True):
             _settle(item, result, done, len(batch))
         # Last: a failing metric must not keep callers waiting.
-        lengths = [len(item.ids) for item in batch]
+        lengths = [len(item.tokens.ids) for item in batch]
         self._recorder.record(
             PassRecord(
                 model=model.id,
-                compute=self._engines[model].info.compute_type,
+                compute=done.compute_type,
                 items=len(batch),
                 tokens=sum(lengths),
                 padded_tokens=max(lengths) * len(batch),
@@ -185,34 +188,34 @@ class BatchLoop:
         )
 
 
-def _run(engine: Engine, ids: list[TokenIds]) -> _Pass:
+def _run(engine: Engine, items: list[EncodedItem]) -> _Pass:
     """One forward pass in an engine thread; never raises.
 
     When a pass fails as a whole its items run again one by one, so that only the guilty fail.
     """
-    done = _Pass(started_s=time.perf_counter())
+    done = _Pass(engine.info.compute_type, started_s=time.perf_counter())
     try:
-        rows = engine.run(collate(ids)).rows
-        if len(rows) != len(ids):
-            raise EngineFailed(f"{len(rows)} rows came back for {len(ids)} items")
-        done.results.extend(_finite_rows(rows))
+        answers = engine.run(collate(items)).items
+        if len(answers) != len(items):
+            raise EngineFailed(f"{len(answers)} answers came back for {len(items)} items")
+        done.results.extend(_finite(answers))
     except EngineFailed as error:
-        if len(ids) == 1:
+        if len(items) == 1:
             done.results.append(error)
         else:
-            done.results.extend(_run(engine, [one]).results[0] for one in ids)
+            done.results.extend(_run(engine, [one]).results[0] for one in items)
     except Exception as error:  # noqa: BLE001  the caller must hear of it, whatever it is
-        done.results.extend([EngineFailed(f"this is a bug: {error!r}")] * len(ids))
+        done.results.extend([EngineFailed(f"this is a bug: {error!r}")] * len(items))
     done.forward_s = time.perf_counter() - done.started_s
     return done
 
 
-def _finite_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32] | ServeError]:
-    if np.isfinite(rows.sum()):  # one cheap look at all of them
-        return list(rows)
-    finite = [bool(np.isfinite(row).all()) for row in rows]
+def _finite(answers: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32] | ServeError]:
+    """The answers, with an error in place of each that is not a finite number throughout."""
+    if isinstance(answers, np.ndarray) and np.isfinite(answers.sum()):
+        return list(answers)  # one cheap look at all of them
     broken = EngineFailed("the model's output is not a finite number")
-    return [row if ok else broken for row, ok in zip(rows, finite, strict=True)]
+    return [answer if np.isfinite(answer).all() else broken for answer in answers]
 
 
 def _wanted(ticket: _Ticket) -> bool:
@@ -246,5 +249,5 @@ def _settle(
             tokens=ticket.tokens,
             batch_items=ticket.batch_items,
         )
-        rows = np.stack([row for row in ticket.rows if row is not None])
-        ticket.future.set_result(CallRows(rows, timings))
+        rows = [row for row in ticket.rows if row is not None]
+        ticket.future.set_result(CallRows(rows, done.compute_type, timings))

@@ -1,4 +1,4 @@
-"""Text to token ids, with a memory of texts seen before."""
+"""Texts and pairs of texts to token ids, with a memory of those seen before."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from deployments.errors import ArtifactError, InputTooLong
 from deployments.manifest import TOKENIZER_NAME
-from deployments.messages import Call, TokenIds, Truncation
+from deployments.messages import Call, EncodedItem, Text, Truncation, characters
 
 # What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
@@ -20,9 +20,9 @@ ENTRY_OVERHEAD_BYTES = 300
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One call's token ids, an array per text, and how many texts were cut to fit."""
+    """One call's items, and how many of them were cut to fit."""
 
-    ids: list[TokenIds]
+    items: list[EncodedItem]
     truncated: int
 
 
@@ -50,10 +50,11 @@ class Encoder:
         self._cache.resize(cache_bytes)
 
     def encode(self, calls: Sequence[Call]) -> list[Encoded | InputTooLong]:
-        """Token ids of every text of every call, special tokens included.
+        """Tokens of every text of every call, special tokens included.
 
-        All texts go to the tokenizer in one go. A call with a text longer than `max_tokens`
-        becomes InputTooLong, unless it asked for truncation; its neighbours are not affected.
+        A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
+        in one go. A call with a text longer than `max_tokens` becomes InputTooLong, unless it
+        asked for truncation; its neighbours are not affected.
         """
         encoded = self._encode_texts([text for call in calls for text in call.texts])
         outcomes: list[Encoded | InputTooLong] = []
@@ -67,35 +68,42 @@ class Encoder:
                 outcomes.append(error)
         return outcomes
 
-    def count(self, text: str) -> int:
+    def count(self, text: Text) -> int:
         """Tokens of `text`, special tokens included."""
-        return len(self._encode_texts([text])[0])
+        return len(self._encode_texts([text])[0].ids)
 
-    def _encode_texts(self, texts: list[str]) -> list[TokenIds]:
-        found: list[TokenIds | None] = [self._cache.get(text) for text in texts]
-        missing = [i for i, ids in enumerate(found) if ids is None]
+    def _encode_texts(self, texts: list[Text]) -> list[EncodedItem]:
+        found: list[EncodedItem | None] = [self._cache.get(text) for text in texts]
+        missing = [i for i, item in enumerate(found) if item is None]
         fresh = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
         for i, encoding in zip(missing, fresh, strict=True):
-            ids = np.array(encoding.ids, dtype=np.int32)
-            self._cache.put(texts[i], ids)
-            found[i] = ids
-        return [ids for ids in found if ids is not None]
+            item = _item(encoding, texts[i])
+            self._cache.put(texts[i], item)
+            found[i] = item
+        return [item for item in found if item is not None]
 
-    def _within_limit(self, call: Call, encoded: list[TokenIds]) -> Encoded:
+    def _within_limit(self, call: Call, encoded: list[EncodedItem]) -> Encoded:
         truncated = 0
-        for i, ids in enumerate(encoded):
-            if len(ids) <= self.max_tokens:
+        for i, item in enumerate(encoded):
+            if len(item.ids) <= self.max_tokens:
                 continue
             if call.truncation is Truncation.REFUSE:
                 raise InputTooLong(
-                    f"`{call.fields[i]}` has {len(ids)} tokens, the model reads at most "
+                    f"`{call.fields[i]}` has {len(item.ids)} tokens, the model reads at most "
                     f"{self.max_tokens}; shorten it or ask for truncation",
                     field=call.fields[i],
                 )
-            cut = self._cutting[call.truncation].encode(call.texts[i])
-            encoded[i] = np.array(cut.ids, dtype=np.int32)
+            (cut,) = self._cutting[call.truncation].encode_batch_fast([call.texts[i]])
+            encoded[i] = _item(cut, call.texts[i])
             truncated += 1
         return Encoded(encoded, truncated)
+
+
+def _item(encoding: Encoding, text: Text) -> EncodedItem:
+    ids = np.array(encoding.ids, dtype=np.int32)
+    types = [] if isinstance(text, str) else encoding.type_ids
+    # Tokenizers of RoBERTa's kind give both segments the type 0: their models know no types.
+    return EncodedItem(ids, types.index(1) if 1 in types else len(ids))
 
 
 def _open(path: Path) -> Tokenizer:
@@ -108,7 +116,8 @@ def _open(path: Path) -> Tokenizer:
 def _cutting(path: Path, max_tokens: int, direction: str) -> Tokenizer:
     tokenizer = _open(path)
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens, direction=direction)
+    # Of a pair, the longer segment is cut first.
+    tokenizer.enable_truncation(max_tokens, direction=direction, strategy="longest_first")
     return tokenizer
 
 
@@ -118,21 +127,21 @@ class TokenCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._entries: OrderedDict[str, TokenIds] = OrderedDict()
+        self._entries: OrderedDict[Text, EncodedItem] = OrderedDict()
 
-    def get(self, text: str) -> TokenIds | None:
-        """The remembered ids of `text`, or None."""
-        ids = self._entries.get(text)
-        if ids is not None:
+    def get(self, text: Text) -> EncodedItem | None:
+        """The remembered tokens of `text`, or None."""
+        item = self._entries.get(text)
+        if item is not None:
             self._entries.move_to_end(text)
-        return ids
+        return item
 
-    def put(self, text: str, ids: TokenIds) -> None:
-        """Remember `ids`, unless they alone exceed the bound."""
-        size = _entry_bytes(text, ids)
+    def put(self, text: Text, item: EncodedItem) -> None:
+        """Remember `item`, unless it alone exceeds the bound."""
+        size = _entry_bytes(text, item)
         if size > self.max_bytes or text in self._entries:
             return
-        self._entries[text] = ids
+        self._entries[text] = item
         self.bytes += size
         self._evict()
 
@@ -143,10 +152,10 @@ class TokenCache:
 
     def _evict(self) -> None:
         while self.bytes > self.max_bytes:
-            text, ids = self._entries.popitem(last=False)
-            self.bytes -= _entry_bytes(text, ids)
+            text, item = self._entries.popitem(last=False)
+            self.bytes -= _entry_bytes(text, item)
 
 
-def _entry_bytes(text: str, ids: TokenIds) -> int:
+def _entry_bytes(text: Text, item: EncodedItem) -> int:
     # Four bytes a character is the widest a Python string gets.
-    return 4 * len(text) + ids.nbytes + ENTRY_OVERHEAD_BYTES
+    return 4 * characters(text) + item.ids.nbytes + ENTRY_OVERHEAD_BYTES

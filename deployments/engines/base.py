@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol, Self
 
+from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Head
 from deployments.messages import Batch, Outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSpec:
+    """All that an engine must know of a graph to open it, sealed or not."""
+
+    path: Path
+    device: Device
+    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    engine: Literal["onnxruntime", "openvino", "torch"]
+    options: EngineOptions
+    head: Head
+    mask_token: int | None = None  # for Head.MASKS
+
+    @classmethod
+    def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
+        """The spec of a sealed candidate; `directory` is that of the artifact."""
+        return cls(
+            path=directory / candidate.graph,
+            device=candidate.device,
+            precision=candidate.precision,
+            engine=candidate.engine,
+            options=candidate.options,
+            head=manifest.head,
+            mask_token=manifest.mask_token,
+        )
+
+    @property
+    def compute_type(self) -> str:
+        """The value of the x-compute-type header, such as "cpu-int8"."""
+        return f"{self.device}-{self.precision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +56,8 @@ class Engine(Protocol):
     def run(self, batch: Batch) -> Outputs:
         """One blocking forward pass; safe to call from several threads at once.
 
-        Raises EngineFailed when the device gave up. Rows that are not finite are the caller's
-        to refuse, row by row.
+        Raises EngineFailed when the device gave up. Outputs that are not finite are the caller's
+        to refuse, item by item.
         """
         ...
 

@@ -2,91 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import platform
 
 import numpy as np
 import onnxruntime as ort
 
-from deployments.engines.base import EngineInfo
+from deployments.config import LaneSettings
+from deployments.engines.base import EngineInfo, GraphSpec
+from deployments.engines.border import failures_of
+from deployments.engines.heads import check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+
 
 class OnnxEngine:
-    """An Engine over one ONNX Runtime session.
+    """An Engine over one ONNX Runtime session; any batch shape, memory allocated per pass."""
 
-    Inputs `input_ids`, `attention_mask` and, where the graph has it, `token_type_ids` are int64
-    [B, T]; the first output is [B, W].
-    """
-
-    def __init__(
-        self,
-        graph: Path,
-        info: EngineInfo,
-        *,
-        providers: tuple[str, ...] = ("CPUExecutionProvider",),
-        threads: int = 1,
-        disabled_optimizers: tuple[str, ...] = (),
-    ) -> None:
-        self.info = info
-        with ort_errors(graph.name):
-            self._session: ort.InferenceSession | None = ort.InferenceSession(
-                graph,
-                sess_options=_session_options(threads),
-                providers=list(providers),
-                disabled_optimizers=list(disabled_optimizers) or None,
-            )
-            self._inputs = frozenset(i.name for i in self._session.get_inputs())
+    def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
+        self.info = EngineInfo(compute_type=spec.compute_type)
+        self._head, self._mask_token = spec.head, spec.mask_token
+        self._session: ort.InferenceSession | None = open_session(spec, lane)
+        self._inputs = frozenset(i.name for i in self._session.get_inputs())
+        self._output = self._session.get_outputs()[0].name
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass. Raises EngineFailed."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        feeds = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        if "token_type_ids" in self._inputs:
-            feeds["token_type_ids"] = np.zeros_like(batch.input_ids)
-        with ort_errors(self.info.compute_type):
-            rows = np.asarray(self._session.run(None, feeds)[0], dtype=np.float32)
-        return Outputs(rows)
+        feeds = feeds_of(batch, self._inputs, self._mask_token)
+        with failures_of(self.info.compute_type):
+            raw = np.asarray(session.run([self._output], feeds.arrays)[0], dtype=np.float32)
+        return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
         """Drop the session and its memory."""
         self._session = None
 
 
-def check_providers(providers: tuple[str, ...]) -> None:
-    """Raise EngineFailed unless this build of ONNX Runtime has them all."""
-    for provider in providers:
-        if provider not in ort.get_available_providers():
-            raise EngineFailed(f"onnxruntime has no `{provider}` here")
+def providers_for(spec: GraphSpec, lane: LaneSettings) -> tuple[str, ...]:
+    """The execution providers to run `spec` on, in order of preference."""
+    return spec.options.providers or lane.providers
 
 
-def _session_options(threads: int) -> ort.SessionOptions:
+def missing_provider(providers: tuple[str, ...]) -> str | None:
+    """The first of `providers` that this build of ONNX Runtime lacks."""
+    available = ort.get_available_providers()
+    return next((name for name in providers if name not in available), None)
+
+
+def open_session(
+    spec: GraphSpec, lane: LaneSettings, *, captured: bool = False
+) -> ort.InferenceSession:
+    """A session over the graph, on exactly the providers asked for. Raises EngineFailed.
+
+    With `captured`, CUDA passes that name a graph id are captured once and then replayed.
+    """
+    providers = providers_for(spec, lane)
+    options = {
+        CUDA: {"enable_cuda_graph": "1"} if captured else {},
+        TENSORRT: {"trt_fp16_enable": "1"} if spec.precision == "fp16" else {},
+    }
+    with failures_of(spec.path.name):
+        session = ort.InferenceSession(
+            spec.path,
+            sess_options=_session_options(spec, lane),
+            providers=[(name, options.get(name, {})) for name in providers],
+            disabled_optimizers=list(spec.options.disabled_optimizers) or None,
+            enable_fallback=0,
+        )
+        # A provider whose driver is missing is left out with no more than a warning.
+        if idle := sorted(set(providers) - set(session.get_providers())):
+            raise EngineFailed(f"`{idle[0]}` could not be started")
+        check_inputs({i.name for i in session.get_inputs()})
+    return session
+
+
+def _session_options(spec: GraphSpec, lane: LaneSettings) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = lane.threads_per_run
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Idle engine threads must not burn the cores that tokenizers and ingress need.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # The arena keeps the largest shape ever seen, per thread: 80 MB more for MiniLM, and no
-    # faster (docs/performance.md). Without it memory stays flat whatever the lengths.
-    options.enable_cpu_mem_arena = False
+    # Off by default: idle engine threads burn the cores that tokenizers and ingress need.
+    spinning = "1" if spec.options.spinning else "0"
+    options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    if spec.precision == "bf16" and platform.machine() == "aarch64":
+        options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
+    # Off by default: the arena keeps the largest shape ever seen, per thread, 80 MB more for
+    # MiniLM, and no faster (docs/performance.md). Without it memory stays flat.
+    options.enable_cpu_mem_arena = spec.options.arena
     options.log_severity_level = 3
     return options
-
-
-@contextmanager
-def ort_errors(engine: str) -> Iterator[None]:
-    """Give ONNX Runtime's failures our name; the original stays as the cause.
-
-    Its Python exceptions share no base class of their own but all derive from Exception
-    directly (onnxruntime.capi.onnxruntime_pybind11_state), RuntimeError or ValueError.
-    """
-    try:
-        yield
-    except EngineFailed:
-        raise
-    except Exception as exc:
-        raise EngineFailed(f"{engine}: {exc}") from exc

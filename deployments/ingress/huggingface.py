@@ -25,9 +25,10 @@ from deployments.ingress.service import (
     InferenceService,
     Question,
     Reply,
+    not_served,
 )
 from deployments.manifest import TaskName
-from deployments.tasks import TASKS
+from deployments.tasks import TASKS, served_tasks
 
 # Top-level keys every body may have. `stream` and `model` are sent by clients out of habit.
 ENVELOPE = {"inputs", "parameters", "options", "stream", "model"}
@@ -83,7 +84,9 @@ class HuggingFaceRoutes:
     async def health(self, request: Request) -> Response:
         """200 when the model can answer now."""
         model_id = model_id_of(request) or ""
-        self._service.registry.find(model_id)
+        model = self._service.registry.find(model_id)
+        if not served_tasks(model.manifest):
+            raise not_served(model, model.manifest.tasks[0])
         if not any(lane.running for lane in self._service.board.states.values()):
             raise ModelLoading(
                 f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S

@@ -6,7 +6,9 @@ from typing import Any
 
 from deployments.ingress.lanes import LaneBoard
 from deployments.ingress.service import InferenceService
+from deployments.manifest import ArtifactManifest, Device
 from deployments.registry import OpenModel
+from deployments.tasks import served_tasks
 
 
 def model_list(service: InferenceService) -> dict[str, Any]:
@@ -31,12 +33,13 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     manifest = model.manifest
     states = board.states
     lanes = {
-        candidate.device.value: {
-            "compute_type": f"{candidate.device}-{candidate.precision}",
-            "available": candidate.device in states and states[candidate.device].available,
-            "replicas": states[candidate.device].running if candidate.device in states else 0,
+        device.value: {
+            "compute_type": f"{device}-{candidate.precision}",
+            "available": device in states and states[device].available,
+            "replicas": states[device].running if device in states else 0,
         }
-        for candidate in manifest.candidates
+        for device in Device
+        if (candidate := manifest.candidate_for(device)) is not None
     }
     running = any(lane["replicas"] for lane in lanes.values())
     return {
@@ -45,14 +48,22 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
         "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
-        "state": "ready" if running else "loading",
+        "state": model_state(manifest, running=running),
         "tasks": list(manifest.tasks),
+        "served_tasks": served_tasks(manifest),
         "max_tokens": manifest.max_tokens,
         "width": manifest.width,
         "labels": list(manifest.labels),
         "source": manifest.source.model_dump(),
         "lanes": lanes,
     }
+
+
+def model_state(manifest: ArtifactManifest, *, running: bool) -> str:
+    """In one word whether the model can be asked now."""
+    if not served_tasks(manifest):
+        return "not served"  # compiled and sealed; this release has no route for what it does
+    return "ready" if running else "loading"
 
 
 def owner(model_id: str) -> str:

@@ -17,7 +17,6 @@ from deployments.cache import ResponseCache
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,
-    InputTooLong,
     InvalidField,
     ModelLoading,
     Overloaded,
@@ -27,13 +26,20 @@ from deployments.errors import (
 )
 from deployments.ingress.hardware import choose_device
 from deployments.ingress.lanes import LaneBoard
+from deployments.ingress.lengths import within_characters
 from deployments.ingress.options import RequestOptions
 from deployments.ingress.router import Router
 from deployments.manifest import TaskName
-from deployments.messages import Answer, BatchKey, Call, Timings, Truncation
+from deployments.messages import (
+    Answer,
+    BatchKey,
+    Call,
+    Timings,
+    characters,
+)
 from deployments.records import RequestRecord, RequestRecorder
 from deployments.registry import OpenModel, Registry
-from deployments.tasks import TASKS, TaskInput
+from deployments.tasks import TASKS, TaskInput, served_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -113,15 +119,15 @@ class InferenceService:
         whole = TASKS[task].parse(question.inputs, question.parameters, model.manifest)
         parsed = self._limited(whole)
         note.items = len(parsed.texts)
-        characters = sum(map(len, parsed.texts))
+        length = sum(map(characters, parsed.texts))
         device = choose_device(question.options.device, model.manifest, self.board.states)
-        key = BatchKey(model.ref, task, device, characters > self.settings.batching.long_call_chars)
+        key = BatchKey(model.ref, task, device, length > self.settings.batching.long_call_chars)
         with self._admitted(len(parsed.texts)):
             answer = await self._cached(key, parsed, question.options)
         if parsed is not whole:
             shortened = sum(map(operator.ne, parsed.texts, whole.texts))
             answer = answer._replace(truncated=max(answer.truncated, shortened))
-        return Reply(answer, model, task, characters, len(parsed.texts), 0.0)
+        return Reply(answer, model, task, length, len(parsed.texts), 0.0)
 
     async def _cached(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
         if options.use_cache is False or self.settings.cache.max_bytes == 0:
@@ -165,7 +171,8 @@ class InferenceService:
         if question.model_id:
             return self.registry.find(question.model_id)
         for model in self.registry.open_models():
-            if question.task is None or question.task in model.manifest.tasks:
+            served = served_tasks(model.manifest)
+            if question.task in served or (question.task is None and served):
                 return model
         raise InvalidField("`model` is required: no default model fits", field="model")
 
@@ -221,18 +228,30 @@ class _Note:
 def choose_task(question: Question, model: OpenModel) -> TaskName:
     """The task asked for, else the one the inputs have the shape of, else the model's own.
 
-    Raises WrongTask naming what the model can do.
+    Raises WrongTask naming what the model can do, or the task that is not served yet.
     """
     tasks = model.manifest.tasks
-    if question.task is not None:
-        if question.task not in tasks:
-            known = ", ".join(f"`{task}`" for task in tasks)
-            raise WrongTask(
-                f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}",
-                field="task",
-            )
-        return question.task
-    return next((t for t in tasks if TASKS[t].claims(question.inputs)), tasks[0])
+    if question.task is not None and question.task not in tasks:
+        known = ", ".join(f"`{task}`" for task in tasks)
+        raise WrongTask(
+            f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}", field="task"
+        )
+    served = served_tasks(model.manifest)
+    shaped = next((t for t in served if TASKS[t].claims(question.inputs)), tasks[0])
+    task = question.task or shaped
+    if task not in TASKS:
+        raise not_served(model, task)
+    return task
+
+
+def not_served(model: OpenModel, task: TaskName) -> WrongTask:
+    """The error for a task the model was built for and nobody can ask it yet."""
+    known = ", ".join(f"`{served}`" for served in served_tasks(model.manifest)) or "none"
+    return WrongTask(
+        f"Model {model.ref.id} was built for `{task}`, which this release compiles but does not "
+        f"serve yet; tasks of this model that it serves: {known}",
+        field="task",
+    )
 
 
 def log_level(status: int, total_s: float) -> int:
@@ -246,28 +265,8 @@ def log_level(status: int, total_s: float) -> int:
     return logging.INFO if status >= 400 or total_s > SLOW_REQUEST_S else logging.DEBUG
 
 
-def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
-    """`parsed` with no text longer than `item_chars`, so that tokenization is bounded too.
-
-    Raises InputTooLong unless truncation was asked for.
-    """
-    if all(len(text) <= item_chars for text in parsed.texts):
-        return parsed
-    if parsed.truncation is Truncation.REFUSE:
-        i = next(i for i, text in enumerate(parsed.texts) if len(text) > item_chars)
-        raise InputTooLong(
-            f"`{parsed.fields[i]}` has {len(parsed.texts[i])} characters, at most {item_chars} "
-            "are read; shorten it or ask for truncation",
-            field=parsed.fields[i],
-        )
-    kept = (
-        slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
-    )
-    return replace(parsed, texts=tuple(text[kept] for text in parsed.texts))
-
-
 def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
     """What a cached answer occupies: its texts (4 bytes a character at most) and its value."""
     value = answer.value
     size = value.nbytes if isinstance(value, np.ndarray) else 4 * len(orjson.dumps(value))
-    return size + 4 * sum(map(len, key[1].texts))
+    return size + 4 * sum(map(characters, key[1].texts))

@@ -8,21 +8,24 @@ from collections.abc import Iterator
 from itertools import islice
 
 from deployments.batching.loop import BatchLoop, CallRows
-from deployments.config import AppArgs, BatchSettings, LaneSettings
-from deployments.engines import Engine, check_lane, open_engine
-from deployments.errors import EngineFailed, HardwareUnavailable, ServeError, UnknownModel
+from deployments.config import AppArgs, BatchSettings
+from deployments.engines import Engine, check_lane
+from deployments.errors import EngineFailed, ServeError, UnknownModel
 from deployments.manifest import Device
 from deployments.messages import (
     Answer,
     EncodedBatch,
     EncodedCall,
+    EncodedItem,
     ModelRef,
     Outcome,
-    TokenIds,
 )
 from deployments.records import PassRecorder
-from deployments.registry import OpenModel, Registry
+from deployments.registry import Registry
 from deployments.tasks import TASKS
+from deployments.tuning.background import BackgroundTuning
+from deployments.tuning.opening import open_best
+from deployments.tuning.placement import Placement
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -39,10 +42,19 @@ class BatchReplica:
         check_lane(lane)
         registry = Registry.of(args)
         self._models = {model.ref: model for model in registry.open_models()}
-        self._engines, self._failed = registry.open_each(
-            lambda model: _open_for(model, device, lane)
-        )
+        places = {
+            ref: Placement(model.directory, model.manifest, device, lane)
+            for ref, model in self._models.items()
+        }
+        opened, self._failed = registry.open_each(lambda model: open_best(places[model.ref]))
+        self._engines = {ref: engine for ref, (engine, _) in opened.items()}
         self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
+        untuned = {ref: places[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
+        self._tuning = BackgroundTuning(untuned if lane.tune == "background" else {}, self._adopt)
+
+    def start(self) -> None:
+        """Tune, in the background, what nobody tuned for this host."""
+        self._tuning.start()
 
     def configure(self, rules: BatchSettings) -> None:
         """Use other batching rules from the next pass on."""
@@ -63,7 +75,7 @@ class BatchReplica:
                     future.cancel()
 
     def _submit(
-        self, model: ModelRef, call: EncodedCall | ServeError, items: Iterator[TokenIds]
+        self, model: ModelRef, call: EncodedCall | ServeError, items: Iterator[EncodedItem]
     ) -> asyncio.Future[CallRows] | ServeError:
         if isinstance(call, ServeError):
             return call
@@ -98,7 +110,7 @@ class BatchReplica:
             return EngineFailed(f"the answer could not be decoded: {error!r}")
         return Answer(
             value=value,
-            compute_type=self._engines[model.ref].info.compute_type,
+            compute_type=done.compute_type,
             truncated=call.truncated,
             timings=done.timings._replace(encode_s=batch.encode_s),
         )
@@ -111,15 +123,11 @@ class BatchReplica:
 
     async def close(self) -> None:
         """Finish what was accepted, then give the memory back."""
+        await asyncio.to_thread(self._tuning.close)
         await self._loop.drain()
         for engine in self._engines.values():
             engine.close()
 
-
-def _open_for(model: OpenModel, device: Device, lane: LaneSettings) -> Engine:
-    candidate = model.manifest.candidate_for(device)
-    if candidate is None:
-        raise HardwareUnavailable(
-            f"Model {model.ref.id} has no graph for the {device} lane", field="options.use_gpu"
-        )
-    return open_engine(model.directory, candidate, lane)
+    def _adopt(self, model: ModelRef, engine: Engine) -> None:
+        # The former engine is not closed: passes under way hold it, and the last one lets it go.
+        self._engines[model] = engine

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from deployments.config import AppArgs, TokenizerUserConfig
-from deployments.encoding.encoder import Encoder
+from deployments.encoding.encoder import Encoded, Encoder
 from deployments.errors import ServeError, UnknownModel
-from deployments.messages import CallBatch, EncodedBatch, EncodedCall
+from deployments.messages import Call, CallBatch, EncodedBatch, EncodedCall, characters
 from deployments.records import EncodeRecorder
 from deployments.registry import Registry
 
@@ -39,7 +39,7 @@ class TokenizerReplica:
 
     async def encode(self, batch: CallBatch) -> EncodedBatch:
         """The batch with token ids for texts; calls that cannot be encoded become errors."""
-        if characters(batch) <= INLINE_CHARACTERS and self._encoders_in_use.acquire(blocking=False):
+        if _is_short(batch) and self._encoders_in_use.acquire(blocking=False):
             try:
                 return self._encode(batch)
             finally:
@@ -77,15 +77,21 @@ class TokenizerReplica:
             if isinstance(outcome, ServeError):
                 calls.append(outcome)
                 continue
-            ids += outcome.ids
-            lengths = tuple(map(len, outcome.ids))
-            calls.append(EncodedCall(lengths, outcome.truncated, call.options, call.deadline_s))
+            ids += [item.ids for item in outcome.items]
+            calls.append(_encoded_call(call, outcome))
         flat = np.concatenate(ids).tobytes() if ids else b""
         encode_s = time.perf_counter() - started_s
         self._recorder.record(batch.key.model.id, encode_s)
         return EncodedBatch(batch.key, flat, tuple(calls), encode_s)
 
 
-def characters(batch: CallBatch) -> int:
-    """Characters of all texts of a batch."""
-    return sum(len(text) for call in batch.calls for text in call.texts)
+def _is_short(batch: CallBatch) -> bool:
+    texts = (text for call in batch.calls for text in call.texts)
+    return sum(map(characters, texts)) <= INLINE_CHARACTERS
+
+
+def _encoded_call(call: Call, outcome: Encoded) -> EncodedCall:
+    lengths = tuple(len(item.ids) for item in outcome.items)
+    seconds = tuple(item.second_from for item in outcome.items)
+    travelling = seconds if seconds != lengths else ()
+    return EncodedCall(lengths, outcome.truncated, call.options, call.deadline_s, travelling)

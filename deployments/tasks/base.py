@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from deployments.errors import EmptyInput, InvalidField, UnknownParameter
 from deployments.manifest import ArtifactManifest, TaskName
-from deployments.messages import Truncation
+from deployments.messages import Text, Truncation
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -21,7 +21,7 @@ P = TypeVar("P", bound=BaseModel)
 class TaskInput:
     """A parsed request body: the items, and how the task will decode them."""
 
-    texts: tuple[str, ...]
+    texts: tuple[Text, ...]
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
@@ -43,10 +43,13 @@ class Task(Protocol):
         """Raises InvalidField, EmptyInput or UnknownParameter, naming the field."""
         ...
 
-    def decode(self, rows: NDArray[np.float32], options: Any, manifest: ArtifactManifest) -> Any:
-        """One call's rows [items, W] to its value, in the shape Hugging Face clients expect.
+    def decode(
+        self, answers: Sequence[NDArray[np.float32]], options: Any, manifest: ArtifactManifest
+    ) -> Any:
+        """One call's answers to its value, in the shape Hugging Face clients expect.
 
-        Runs in the lane, next to the numbers, so that only small results travel.
+        `answers` are one array per item, of the shape that `manifest.head` says. Runs in the lane,
+        next to the numbers, so that only small results travel.
         """
         ...
 

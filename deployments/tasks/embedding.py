@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -75,13 +75,16 @@ class FeatureExtraction:
         )
 
     def decode(
-        self, rows: NDArray[np.float32], options: EmbeddingOptions, manifest: ArtifactManifest
+        self,
+        answers: Sequence[NDArray[np.float32]],
+        options: EmbeddingOptions,
+        manifest: ArtifactManifest,
     ) -> NDArray[np.float32]:
         """A list of vectors, also for one text: the shape every client version reads.
 
         Cut to the dimensions asked for, then scaled: a cut vector is scaled anew.
         """
-        cut = rows[:, : options.dimensions]
+        cut = np.stack(answers)[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the wire copy whole buffers.
         return normalised(cut) if options.normalize else np.ascontiguousarray(cut)
 
@@ -125,10 +128,10 @@ class SentenceSimilarity:
         )
 
     def decode(
-        self, rows: NDArray[np.float32], options: None, manifest: ArtifactManifest
+        self, answers: Sequence[NDArray[np.float32]], options: None, manifest: ArtifactManifest
     ) -> list[float]:
-        """Cosine of row 0 with each of the others."""
-        units = normalised(rows)
+        """Cosine of the first vector with each of the others."""
+        units = normalised(np.stack(answers))
         return [float(cosine) for cosine in units[1:] @ units[0]]
 
 

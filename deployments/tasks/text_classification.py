@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -60,13 +60,16 @@ class TextClassification:
         )
 
     def decode(
-        self, rows: NDArray[np.float32], options: ClassificationOptions, manifest: ArtifactManifest
+        self,
+        answers: Sequence[NDArray[np.float32]],
+        options: ClassificationOptions,
+        manifest: ArtifactManifest,
     ) -> list[list[dict[str, Any]]]:
         """Per text the `top_k` best {"label", "score"}; equal scores in label order.
 
         Nested also for one text: clients take element 0 of the outer list.
         """
-        scores = SCORES[options.function](rows)
+        scores = SCORES[options.function](np.stack(answers))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
         return [
             [{"label": manifest.labels[i], "score": float(row[i])} for i in order]

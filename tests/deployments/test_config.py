@@ -41,6 +41,9 @@ def minimal_args() -> dict[str, Any]:
         (AppArgs, minimal_args() | {"models": []}, "`models`"),
         (AppArgs, minimal_args() | {"lanes": {"tpu": {}}}, "`lanes.tpu"),
         (AppArgs, minimal_args() | {"lanes": {"cpu": {"available": "no"}}}, "lanes.cpu.available"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": "often"}}}, "lanes.cpu.tune"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": True}}}, "lanes.cpu.tune"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune_seconds": 0}}}, "cpu.tune_seconds"),
         (AppArgs, minimal_args() | {"extra": 1}, "`extra`"),
     ],
 )
@@ -65,6 +68,12 @@ def test_a_deployment_without_user_config_has_defaults(kind: type[Any]) -> None:
 def test_settings_never_change_after_they_are_parsed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         BatchSettings().max_items = 5
+
+
+@pytest.mark.parametrize("text", ["off", "'off'"])
+def test_off_needs_no_quotes(text: str) -> None:
+    lanes = yaml.safe_load(f"cpu: {{tune: {text}}}")
+    assert AppArgs.parse(minimal_args() | {"lanes": lanes}).lanes[Device.CPU].tune == "off"
 
 
 def test_lanes_are_keyed_by_device() -> None:

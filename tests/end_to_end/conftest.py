@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deployments.config import default_store
-from deployments.manifest import LATEST_NAME, model_directory
+from deployments.store import LATEST_NAME, model_directory
 from tests.end_to_end.cluster import REPOSITORY, Cluster
 
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -61,11 +61,16 @@ def damage_a_copy(source: Path, target: Path) -> None:
 
 
 def quick_config() -> dict[str, Any]:
-    """serve_config.yaml, quick to scale, with the GPU lane's graph on the CPU provider."""
+    """serve_config.yaml, quick to scale, with the GPU lane's graph on the CPU provider.
+
+    Nothing is tuned beside the tests, which have two cores to share.
+    """
     config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     application = config["applications"][0]
     application["args"]["models"].append({"id": DAMAGED, "version": LATEST_NAME})
     application["args"]["lanes"]["gpu"]["providers"] = ["CPUExecutionProvider"]
+    for lane in application["args"]["lanes"].values():
+        lane["tune"] = "off"
     deployments = {d["name"]: d for d in application["deployments"]}
     deployments["Ingress"]["user_config"]["loading_wait_s"] = 0.5
     deployments["CpuLane"]["autoscaling_config"] |= {

@@ -23,8 +23,8 @@ async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
     loop = make_loop(FakeEngine())
     first = loop.submit(MODEL, [item(1, 9), item(2, 3), item(3, 6)], soon())
     second = loop.submit(MODEL, [item(4, 5)], soon())
-    assert (await first).rows.tolist() == [[1], [2], [3]]
-    assert (await second).rows.tolist() == [[4]]
+    assert (await first).rows == [[1], [2], [3]]
+    assert (await second).rows == [[4]]
 
 
 async def test_calls_submitted_together_share_a_pass_and_hear_of_it(make_loop: MakeLoop) -> None:
@@ -91,7 +91,7 @@ async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop
     engine.release()
     with pytest.raises(DeadlineExceeded):
         await late
-    assert (await running).rows.tolist() == [[1]]
+    assert (await running).rows == [[1]]
     assert engine.passes == [[1]]
 
 
@@ -106,7 +106,21 @@ async def test_two_runs_run_at_once() -> None:
         {MODEL: ScriptedEngine(meet)}, BatchSettings(), runs=2, recorder=ListRecorder()
     )
     calls = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
-    assert [call.rows.tolist() for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
+    assert [call.rows for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
+    await loop.drain()
+
+
+async def test_answers_of_different_length_stay_with_their_items() -> None:
+    def act(batch: Batch) -> Outputs:
+        firsts = zip(batch.input_ids[:, :1], batch.lengths, strict=True)
+        return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
+
+    engine = ScriptedEngine(act)
+    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    first = loop.submit(MODEL, [item(1, 3), item(2, 1)], soon())
+    second = loop.submit(MODEL, [item(3, 2)], soon())
+    assert [rows.tolist() for rows in (await first).rows] == [[[1], [1], [1]], [[2]]]
+    assert [rows.tolist() for rows in (await second).rows] == [[[3], [3]]]
     await loop.drain()
 
 
@@ -135,7 +149,7 @@ async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
     engine.release()
     await draining
     assert running.done()
-    assert (await waiting).rows.tolist() == [[2]]
+    assert (await waiting).rows == [[2]]
 
 
 async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> None:

@@ -23,8 +23,8 @@ async def test_an_item_that_fails_fails_alone(make_loop: MakeLoop) -> None:
     good, bad, fine = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2, 3))
     with pytest.raises(EngineFailed):
         await bad
-    assert (await good).rows.tolist() == [[1]]
-    assert (await fine).rows.tolist() == [[3]]
+    assert (await good).rows == [[1]]
+    assert (await fine).rows == [[3]]
     assert engine.passes == [[1, 2, 3], [1], [2], [3]]
 
 
@@ -33,7 +33,21 @@ async def test_a_row_that_is_no_number_fails_alone(make_loop: MakeLoop) -> None:
     good, bad = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="not a finite number"):
         await bad
-    assert (await good).rows.tolist() == [[1]]
+    assert (await good).rows == [[1]]
+
+
+async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
+    def act(batch: Batch) -> Outputs:
+        bad = np.array([[0.0], [np.inf]], dtype=np.float32)
+        fine = np.array([[0.0]], dtype=np.float32)
+        return Outputs([bad if marker == 2 else fine for marker in batch.input_ids[:, 0]])
+
+    loop = BatchLoop({MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder())
+    good, bad = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2))
+    with pytest.raises(EngineFailed, match="not a finite number"):
+        await bad
+    assert (await good).rows == [[[0]]]
+    await loop.drain()
 
 
 async def test_a_call_with_one_bad_item_fails_as_a_whole(make_loop: MakeLoop) -> None:
@@ -72,6 +86,6 @@ class BrokenRecorder:
 async def test_callers_get_their_answers_when_the_metrics_fail() -> None:
     loop = BatchLoop({MODEL: FakeEngine()}, BatchSettings(), runs=1, recorder=BrokenRecorder())
     async with asyncio.timeout(PATIENCE_S):
-        assert (await loop.submit(MODEL, [item(1)], soon())).rows.tolist() == [[1]]
-        assert (await loop.submit(MODEL, [item(2)], soon())).rows.tolist() == [[2]]
+        assert (await loop.submit(MODEL, [item(1)], soon())).rows == [[1]]
+        assert (await loop.submit(MODEL, [item(2)], soon())).rows == [[2]]
         await loop.drain()

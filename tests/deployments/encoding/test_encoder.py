@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from deployments.encoding.encoder import ENTRY_OVERHEAD_BYTES, Encoded, Encoder, TokenCache
 from deployments.errors import InputTooLong
-from deployments.messages import Call, Truncation
+from deployments.messages import Call, Text, Truncation
 from tests.builders import tiny_tokenizer
-from tests.fakes import soon
+from tests.fakes import item, soon
 
 MAX_TOKENS = 6  # four words between [CLS] and [SEP]
 
@@ -22,7 +22,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def call(*texts: str, truncation: Truncation = Truncation.REFUSE) -> Call:
+def call(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> Call:
     fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
     return Call(texts, fields, None, truncation, soon())
 
@@ -36,11 +36,11 @@ def words(directory: Path, ids: np.ndarray) -> str:
 def test_texts_become_ids_with_special_tokens(directory: Path) -> None:
     (encoded,) = Encoder(directory, MAX_TOKENS).encode([call("good film", "the")])
     assert isinstance(encoded, Encoded)
-    assert [words(directory, ids) for ids in encoded.ids] == [
+    assert [words(directory, item.ids) for item in encoded.items] == [
         "[CLS] good film [SEP]",
         "[CLS] the [SEP]",
     ]
-    assert all(ids.dtype == np.int32 for ids in encoded.ids)
+    assert all(item.ids.dtype == np.int32 for item in encoded.items)
     assert encoded.truncated == 0
 
 
@@ -48,7 +48,7 @@ def test_a_text_at_the_limit_fits_and_one_token_more_does_not(directory: Path) -
     encoder = Encoder(directory, MAX_TOKENS)
     fits, too_long = encoder.encode([call("good " * 4), call("the", "good " * 5)])
     assert isinstance(fits, Encoded)
-    assert len(fits.ids[0]) == MAX_TOKENS
+    assert len(fits.items[0].ids) == MAX_TOKENS
     assert isinstance(too_long, InputTooLong)
     assert too_long.field == "inputs[1]"
     assert "7 tokens" in too_long.message
@@ -59,8 +59,8 @@ def test_a_text_too_long_does_not_disturb_its_neighbours(directory: Path) -> Non
     encoder = Encoder(directory, MAX_TOKENS)
     before, refused, after = encoder.encode([call("good"), call("bad " * 9), call("film")])
     assert isinstance(refused, InputTooLong)
-    assert words(directory, before.ids[0]) == "[CLS] good [SEP]"
-    assert words(directory, after.ids[0]) == "[CLS] film [SEP]"
+    assert words(directory, before.items[0].ids) == "[CLS] good [SEP]"
+    assert words(directory, after.items[0].ids) == "[CLS] film [SEP]"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_truncation_keeps_the_side_it_names_and_is_counted(
 ) -> None:
     text = "the good film is the bad"
     (encoded,) = Encoder(directory, MAX_TOKENS).encode([call(text, "the", truncation=truncation)])
-    assert words(directory, encoded.ids[0]) == kept
+    assert words(directory, encoded.items[0].ids) == kept
     assert encoded.truncated == 1
 
 
@@ -84,7 +84,7 @@ def test_a_remembered_text_is_cut_for_one_and_refused_to_another(directory: Path
     text = "good " * 9
     for _ in range(2):
         cut, refused = encoder.encode([call(text, truncation=Truncation.KEEP_START), call(text)])
-        assert len(cut.ids[0]) == MAX_TOKENS
+        assert len(cut.items[0].ids) == MAX_TOKENS
         assert isinstance(refused, InputTooLong)
     assert encoder.count(text) == 11
 
@@ -94,7 +94,7 @@ def test_an_encoding_from_memory_equals_a_fresh_one(directory: Path) -> None:
     forgetful = Encoder(directory, MAX_TOKENS)
     for text in ("good film", "GOOD film", "good film", " ", "日本", "good film"):
         (remembered,), (fresh,) = remembering.encode([call(text)]), forgetful.encode([call(text)])
-        assert remembered.ids[0].tolist() == fresh.ids[0].tolist()
+        assert remembered.items[0].ids.tolist() == fresh.items[0].ids.tolist()
 
 
 def test_limits_written_in_the_tokenizer_file_do_not_count(directory: Path, tmp_path: Path) -> None:
@@ -103,15 +103,15 @@ def test_limits_written_in_the_tokenizer_file_do_not_count(directory: Path, tmp_
     tokenizer.enable_padding(length=32)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (encoded,) = Encoder(tmp_path, MAX_TOKENS).encode([call("the good film")])
-    assert words(directory, encoded.ids[0]) == "[CLS] the good film [SEP]"
+    assert words(directory, encoded.items[0].ids) == "[CLS] the good film [SEP]"
 
 
 def test_remembered_bytes_never_exceed_the_bound() -> None:
-    ids = np.zeros(5, dtype=np.int32)
-    size = 4 * len("text 0") + ids.nbytes + ENTRY_OVERHEAD_BYTES
+    remembered = item(0, length=5)
+    size = 4 * len("text 0") + remembered.ids.nbytes + ENTRY_OVERHEAD_BYTES
     cache = TokenCache(3 * size)
     for i in range(5):
-        cache.put(f"text {i}", ids)
+        cache.put(f"text {i}", remembered)
         cache.get("text 0")  # used all the time, so it stays
     assert cache.bytes == 3 * size
     assert [i for i in range(5) if cache.get(f"text {i}") is not None] == [0, 3, 4]
@@ -119,3 +119,61 @@ def test_remembered_bytes_never_exceed_the_bound() -> None:
     assert cache.bytes == size
     cache.resize(0)
     assert cache.bytes == 0
+
+
+def test_a_pair_is_joined_by_the_tokenizers_own_template(directory: Path) -> None:
+    (encoded,) = Encoder(directory, 9).encode([call(("good film", "the river"), "night")])
+    pair, single = encoded.items
+    assert words(directory, pair.ids) == "[CLS] good film [SEP] the river [SEP]"
+    assert words(directory, pair.ids[pair.second_from :]) == "the river [SEP]"
+    assert single.second_from == len(single.ids) == 3
+
+
+def test_a_tokenizer_that_knows_no_segments_gives_none(directory: Path, tmp_path: Path) -> None:
+    """RoBERTa's way: two separators between the segments, and one type for both."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.RobertaProcessing(*ends)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (encoded,) = Encoder(tmp_path, 9).encode([call(("good film", "night"))])
+    (pair,) = encoded.items
+    assert words(directory, pair.ids) == "[CLS] good film [SEP] [SEP] night [SEP]"
+    assert pair.second_from == len(pair.ids)
+
+
+@pytest.mark.parametrize(
+    ("pair", "truncation", "kept"),
+    [
+        (("the", "good bad great awful"), Truncation.KEEP_START, "[CLS] the [SEP] good bad [SEP]"),
+        (("the", "good bad great awful"), Truncation.KEEP_END, "[CLS] the [SEP] great awful [SEP]"),
+        (("good bad great awful", "the"), Truncation.KEEP_START, "[CLS] good bad [SEP] the [SEP]"),
+    ],
+)
+def test_of_a_pair_the_longer_segment_is_cut_first(
+    pair: Text, truncation: Truncation, kept: str, directory: Path
+) -> None:
+    (encoded,) = Encoder(directory, MAX_TOKENS).encode([call(pair, truncation=truncation)])
+    assert words(directory, encoded.items[0].ids) == kept
+    assert encoded.truncated == 1
+
+
+def test_a_pair_too_long_is_refused_with_its_tokens(directory: Path) -> None:
+    (refused,) = Encoder(directory, MAX_TOKENS).encode([call(("good bad", "great awful"))])
+    assert isinstance(refused, InputTooLong)
+    assert "7 tokens" in refused.message
+
+
+def test_a_remembered_pair_is_not_taken_for_its_segments(directory: Path) -> None:
+    remembering = Encoder(directory, 9, cache_bytes=10_000)
+    texts: tuple[Text, ...] = ("good film", ("good", "film"), ("good film", ""), ("film", "good"))
+    first, again = (remembering.encode([call(*texts)])[0] for _ in range(2))
+    assert [item.ids.tolist() for item in again.items] == [i.ids.tolist() for i in first.items]
+    assert [item.second_from for item in again.items] == [i.second_from for i in first.items]
+    assert len({tuple(item.ids.tolist()) for item in first.items}) == len(texts)
+    assert remembering.encode([call(*texts)])[0].items[1] is first.items[1], "it was remembered"
+
+
+def test_a_remembered_pair_occupies_the_bytes_of_both_segments() -> None:
+    cache, remembered = TokenCache(10_000), item(0, length=5)
+    cache.put(("good", "film"), remembered)
+    assert cache.bytes == 4 * len("goodfilm") + remembered.ids.nbytes + ENTRY_OVERHEAD_BYTES

@@ -48,7 +48,7 @@ class Lane:
     def batch(self, *calls: EncodedCall | Exception) -> EncodedBatch:
         """A list whose items are all made of token 5."""
         lengths = [n for call in calls if isinstance(call, EncodedCall) for n in call.lengths]
-        return EncodedBatch(self.key, item(5, sum(lengths)).tobytes(), calls, encode_s=0.25)
+        return EncodedBatch(self.key, item(5, sum(lengths)).ids.tobytes(), calls, encode_s=0.25)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: 
     for model in both:
         ref = Registry.of(settings).find(model.id).ref
         key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
-        batch = EncodedBatch(key, item(1, 2).tobytes(), (call(2),), 0.0)
+        batch = EncodedBatch(key, item(1, 2).ids.tobytes(), (call(2),), 0.0)
         (outcomes[model.id],) = await replica.infer(batch)
     await replica.close()
     assert isinstance(outcomes["tiny/broken"], EngineFailed)

@@ -10,7 +10,15 @@ import pytest
 from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
 from deployments.errors import InputTooLong, UnknownModel
 from deployments.manifest import Device, TaskName
-from deployments.messages import BatchKey, Call, CallBatch, EncodedCall, ModelRef, Truncation
+from deployments.messages import (
+    BatchKey,
+    Call,
+    CallBatch,
+    EncodedCall,
+    ModelRef,
+    Text,
+    Truncation,
+)
 from deployments.records import EncodeRecorder
 from deployments.registry import Registry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
@@ -44,7 +52,7 @@ def batch(store: Path, *calls: Call, model: str = EMBEDDER) -> CallBatch:
     return CallBatch(BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False), calls)
 
 
-def call(*texts: str, options: object = None, truncate: bool = False) -> Call:
+def call(*texts: Text, options: object = None, truncate: bool = False) -> Call:
     fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
     truncation = Truncation.KEEP_START if truncate else Truncation.REFUSE
     return Call(texts, fields, options, truncation, soon())
@@ -58,7 +66,7 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
         EncodedCall((4, 3), 0, "first", first.deadline_s),
         EncodedCall((3,), 0, "second", second.deadline_s),
     )
-    assert [len(ids) for ids in encoded.items()] == [4, 3, 3]
+    assert [len(item.ids) for item in encoded.items()] == [4, 3, 3]
     assert encoded.encode_s > 0
     assert log.models == [EMBEDDER]
 
@@ -80,8 +88,17 @@ async def test_a_call_too_long_leaves_no_gap_in_the_ids(
     assert isinstance(refused, InputTooLong)
     assert (before.lengths, after.lengths) == ((4,), (3,))
     assert cut.truncated == (1 if filler else 0)
-    assert encoded.items()[1].tolist() == alone.items()[0].tolist()
-    assert all(len(ids) <= MAX_TOKENS for ids in encoded.items())
+    assert encoded.items()[1].ids.tolist() == alone.items()[0].ids.tolist()
+    assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
+
+
+async def test_pairs_travel_with_their_second_segments_and_others_without(
+    make_replica, tiny_store: Path
+) -> None:
+    single, paired = call("good film"), call("night", ("good film", "the"))
+    encoded = await make_replica(EncodeLog()).encode(batch(tiny_store, single, paired))
+    assert [outcome.second_from for outcome in encoded.calls] == [(), (3, 4)]
+    assert [item.second_from for item in encoded.items()] == [4, 3, 4]
 
 
 async def test_a_model_that_is_not_here_is_every_calls_outcome(

@@ -1,0 +1,84 @@
+"""From a batch to what a graph reads, and from what it answers to one array per item."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.errors import EngineFailed
+from deployments.manifest import Head
+from deployments.messages import Batch
+
+MASK_POSITIONS = "mask_positions"
+# Every input a graph may have, [B, T] but for `mask_positions` [M].
+INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", MASK_POSITIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The inputs of one forward pass by name, int64; only those that the graph has."""
+
+    arrays: dict[str, NDArray[np.int64]]
+    mask_counts: tuple[int, ...]  # [B], mask tokens of each item; empty unless the head is MASKS
+
+
+def check_inputs(names: Collection[str]) -> None:
+    """Raise EngineFailed when a graph reads what no batch has, or not what every batch has."""
+    if unknown := sorted(set(names) - INPUTS):
+        raise EngineFailed(f"the graph reads `{unknown[0]}`, which no batch has")
+    if "input_ids" not in names:
+        raise EngineFailed("the graph does not read `input_ids`")
+
+
+def feeds_of(batch: Batch, names: Collection[str], mask_token: int | None) -> Feeds:
+    """What the graph with inputs `names` is to read of `batch`.
+
+    `mask_positions` are flat indices into B * T, in order; a batch without a mask token gets
+    position 0, whose answer belongs to no item.
+    """
+    arrays = {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "token_type_ids": batch.token_type_ids,
+    }
+    chosen = {name: array for name, array in arrays.items() if name in names}
+    if MASK_POSITIONS not in names:
+        return Feeds(chosen, ())
+    masks = (batch.input_ids == mask_token) & (batch.attention_mask != 0)
+    positions = np.flatnonzero(masks)
+    chosen[MASK_POSITIONS] = positions if len(positions) else np.zeros(1, dtype=np.int64)
+    return Feeds(chosen, tuple(masks.sum(axis=1).tolist()))
+
+
+def split(
+    head: Head, raw: NDArray[np.float32], batch: Batch, mask_counts: Sequence[int]
+) -> Sequence[NDArray[np.float32]]:
+    """One array per item, padding removed; all of them views of `raw`.
+
+    `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS and SPAN, and [M, W] for MASKS,
+    where M is the sum of `mask_counts` [B], or 1 when that is 0. A larger B, T or M is padding
+    and is cut off. Raises EngineFailed when the graph answered something smaller.
+    """
+    items, tokens = batch.input_ids.shape
+    if head is Head.MASKS:
+        ends = np.cumsum(mask_counts)
+        _check(raw, (int(ends[-1]),))
+        return [raw[end - n : end] for end, n in zip(ends, mask_counts, strict=True)]
+    if head in (Head.TOKENS, Head.SPAN):
+        _check(raw, (items, tokens))
+        return [row[:n] for row, n in zip(raw[:items], batch.lengths, strict=True)]
+    _check(raw, (items,))
+    return cast("Sequence[NDArray[np.float32]]", raw[:items])  # as good as one, but not typed so
+
+
+def _check(raw: NDArray[np.float32], least: tuple[int, ...]) -> None:
+    fits = raw.ndim == len(least) + 1 and all(
+        n >= m for n, m in zip(raw.shape, least, strict=False)
+    )
+    if not fits:
+        due = [*map(str, least), "width"]
+        raise EngineFailed(f"the graph answered {list(raw.shape)} where [{', '.join(due)}] is due")

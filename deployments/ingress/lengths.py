@@ -1,0 +1,42 @@
+"""How long a text may be before it is even tokenized."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.errors import InputTooLong
+from deployments.messages import Text, Truncation
+from deployments.tasks import TaskInput
+
+
+def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
+    """`parsed` with no text longer than `item_chars`, so that tokenization is bounded too.
+
+    Each segment of a pair may be that long.
+
+    Raises InputTooLong unless truncation was asked for.
+    """
+    if all(longest_segment(text) <= item_chars for text in parsed.texts):
+        return parsed
+    if parsed.truncation is Truncation.REFUSE:
+        lengths = [longest_segment(text) for text in parsed.texts]
+        i = next(i for i, length in enumerate(lengths) if length > item_chars)
+        raise InputTooLong(
+            f"`{parsed.fields[i]}` has {lengths[i]} characters, at most {item_chars} "
+            "are read; shorten it or ask for truncation",
+            field=parsed.fields[i],
+        )
+    kept = (
+        slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
+    )
+    return replace(parsed, texts=tuple(cut_text(text, kept) for text in parsed.texts))
+
+
+def longest_segment(text: Text) -> int:
+    """Characters of a text; of a pair, those of its longer segment."""
+    return len(text) if isinstance(text, str) else max(map(len, text))
+
+
+def cut_text(text: Text, kept: slice) -> Text:
+    """`text[kept]`; each segment of a pair on its own."""
+    return text[kept] if isinstance(text, str) else (text[0][kept], text[1][kept])

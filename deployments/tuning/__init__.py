@@ -1,0 +1,1 @@
+"""Which candidate is right and fastest on this host: measured, kept, chosen."""

@@ -1,0 +1,207 @@
+"""Engines side by side over shapes: interleaved rounds, medians, one budget of time.
+
+All of them run the same batch one after the other, round by round, so a machine that slows down
+does so for every one alike. Who has fallen far behind is spared the remaining rounds of a shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import truediv
+from statistics import median
+
+import numpy as np
+
+from deployments.batching.collate import collate
+from deployments.engines.base import Engine
+from deployments.errors import EngineFailed
+from deployments.manifest import Device
+from deployments.messages import Batch, EncodedItem
+from deployments.tuning.costs import Cost, Shape
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+DEFAULT_ITEMS = (1, 4, 8, 32)
+DEFAULT_TOKENS = (16, 64, 128, 256, 512)
+# Passes shorter than this are repeated within a round: a clock reading costs microseconds.
+_LEAST_ROUND_S = 0.004
+_LENGTHS = 4
+_WARM_PASSES = _LENGTHS + 1
+_FEWEST_ROUNDS = 5
+_MOST_ROUNDS = 25
+# After the fewest rounds, who is slower than the fastest by this factor is not measured further.
+_BEHIND = 1.3
+
+Clock = Callable[[], float]  # seconds
+
+
+def clock_for(device: Device, threads: int) -> Clock:
+    """The clock that passes of `threads` threads on `device` are measured by.
+
+    With one thread it is the time that this process computes: it stands still while others have
+    the core, so that a process of the lowest priority measures the same beside a busy replica,
+    and its budget lasts longer instead of running out before the larger shapes.
+    """
+    return time.process_time if device is Device.CPU and threads == 1 else time.perf_counter
+
+
+def shapes_up_to(
+    max_tokens: int,
+    items: Sequence[int] = DEFAULT_ITEMS,
+    tokens: Sequence[int] = DEFAULT_TOKENS,
+) -> tuple[Shape, ...]:
+    """Every combination that the model can read, smallest first; never none."""
+    readable = [n for n in tokens if n <= max_tokens] or [max_tokens]
+    shapes = [Shape(items=count, tokens=length) for count in items for length in readable]
+    return tuple(sorted(shapes, key=lambda shape: (shape.area, shape.items)))
+
+
+def measure(
+    engines: Mapping[str, Engine],
+    shapes: Sequence[Shape],
+    batches_of: Callable[[Shape], Sequence[Batch]],
+    budget_s: float,
+    clock: Clock = time.perf_counter,
+) -> dict[str, tuple[Cost, ...]]:
+    """The costs of each engine by name, at those shapes that the budget sufficed for.
+
+    `shapes` are measured in order, each with its share of what is left, so put the cheap ones
+    first. The first one is always measured, and no shape is measured with some engines only. An
+    engine that fails is left out altogether. `batches_of` gives the batches of a shape, which
+    take turns.
+    """
+    running = dict(engines)
+    found: dict[Shape, dict[str, Cost]] = {}
+    started_s = clock()
+    s_per_token = 0.0
+    for index, shape in enumerate(shapes):
+        left_s = budget_s - (clock() - started_s)
+        # Everybody's warm passes and fewest rounds, guessed from the shape before.
+        if index and s_per_token * shape.area * (_WARM_PASSES + _FEWEST_ROUNDS) > left_s:
+            continue
+        contest = _hold(running, batches_of(shape), left_s / (len(shapes) - index), clock)
+        if contest is None:
+            return {}
+        found[shape] = contest.costs(shape)
+        s_per_token = contest.round_s() / shape.area
+    return {name: tuple(costs[name] for costs in found.values()) for name in running}
+
+
+class _Failed(Exception):
+    """An engine gave up in the middle of a contest."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
+def _hold(
+    running: dict[str, Engine], batches: Sequence[Batch], budget_s: float, clock: Clock
+) -> _Contest | None:
+    """A finished contest of all engines that can run the batches; the others leave `running`."""
+    while running:
+        contest = _Contest(running, batches, clock)
+        try:
+            contest.run(budget_s)
+        except _Failed as failed:
+            log.warning("%s is not measured further: %s", failed.name, failed)
+            del running[failed.name]
+        else:
+            return contest
+    return None
+
+
+@dataclass(slots=True)
+class _Contest:
+    """All engines on the batches of one shape."""
+
+    engines: Mapping[str, Engine]
+    batches: Sequence[Batch]
+    clock: Clock
+    times_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self, budget_s: float) -> None:
+        end_s = self.clock() + budget_s
+        repeats = {name: self._repeats(name) for name in self.engines}
+        self.times_s = {name: [] for name in self.engines}
+        running = list(self.engines)
+        for round_number in range(_MOST_ROUNDS):
+            if round_number >= _FEWEST_ROUNDS:
+                if self.clock() > end_s:
+                    return
+                running = self._near(running)
+            # Another one goes first each time: who follows a heavy pass finds a cold cache.
+            turn = round_number % len(running)
+            batch = self.batches[round_number % len(self.batches)]
+            for name in running[turn:] + running[:turn]:
+                self.times_s[name].append(self._timed(name, batch, repeats[name]))
+
+    def round_s(self) -> float:
+        """Time of one pass of every engine."""
+        return sum(median(times) for times in self.times_s.values())
+
+    def costs(self, shape: Shape) -> dict[str, Cost]:
+        """What each engine took, freed of what slowed down whole rounds.
+
+        An engine's median is that of its ratio to the fastest of its round, times the median of
+        those fastest: a machine that is slower in some rounds moves neither ratio nor order.
+        """
+        rounds = max(map(len, self.times_s.values()))
+        fastest_s = [
+            min(times[i] for times in self.times_s.values() if i < len(times))
+            for i in range(rounds)
+        ]
+        typical_s = median(fastest_s)
+        return {
+            name: Cost(
+                shape=shape,
+                median_ms=typical_s * 1e3 * median(map(truediv, times, fastest_s)),
+                low_ms=min(times) * 1e3,
+                rounds=len(times),
+            )
+            for name, times in self.times_s.items()
+        }
+
+    def _repeats(self, name: str) -> int:
+        for batch in self.batches:
+            self._timed(name, batch, 1)  # the first pass of a shape allocates and packs
+        return max(1, int(_LEAST_ROUND_S / max(self._timed(name, self.batches[0], 1), 1e-6)))
+
+    def _timed(self, name: str, batch: Batch, repeats: int) -> float:
+        started_s = self.clock()
+        try:
+            for _ in range(repeats):
+                self.engines[name].run(batch)
+        except EngineFailed as exc:
+            raise _Failed(name, exc.message) from exc
+        return (self.clock() - started_s) / repeats
+
+    def _near(self, running: Sequence[str]) -> list[str]:
+        medians = {name: median(self.times_s[name]) for name in running}
+        limit = min(medians.values()) * _BEHIND
+        return [name for name in running if medians[name] <= limit]
+
+
+def batches_from(items: Sequence[EncodedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
+    """Full batches of up to `shape` made of the tokens of `items`.
+
+    Real tokens, because the ranges that int8 works with depend on them. Of four lengths, because
+    traffic never has just the measured one: an engine that pads to buckets pays for it here as
+    it will there. No other padding: the planner keeps batches nearly free of it.
+    """
+    lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
+    shapes = (Shape(items=shape.items, tokens=length) for length in lengths)
+    return tuple(batch_from(items, actual, seed) for actual in shapes)
+
+
+def batch_from(items: Sequence[EncodedItem], shape: Shape, seed: int = 0) -> Batch:
+    """A batch of exactly `shape`, made of the tokens of `items` in a seeded order."""
+    rng = np.random.default_rng(seed)
+    flat = np.concatenate([item.ids for item in items])
+    rows = rng.choice(flat, size=(shape.items, shape.tokens)).astype(np.int32)
+    # The first token of an item opens every sequence: models look there.
+    rows[:, 0] = int(items[0].ids[0])
+    return collate([EncodedItem(row, shape.tokens) for row in rows])

@@ -1,0 +1,224 @@
+"""Whether a graph still answers like the fp32 torch model, through the code that will serve.
+
+The build writes a Reference; builds and hosts hold every candidate against it: `answers` alone and
+in company, then `judge`. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from deployments.batching.collate import collate
+from deployments.config import LaneSettings
+from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.errors import ArtifactError, EngineFailed
+from deployments.manifest import Gate, Head, Parity
+from deployments.messages import EncodedItem
+
+Number = TypeVar("Number", bound=np.generic)
+Floats: TypeAlias = NDArray[np.float32]
+Answers: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its Head says
+
+# Probes of one batch in the company test; probes of all lengths are mixed in it.
+COMPANY_ITEMS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Probes, and what the fp32 torch model answers to each of them alone."""
+
+    items: tuple[EncodedItem, ...]
+    answers: tuple[Floats, ...]
+
+    def write(self, path: Path) -> None:
+        """Keep it in one .npz file: ragged arrays end to end, and where each of them ends.
+
+        Answers stay fp32, for half the digits would be noise beside a good int8 graph's.
+        """
+        pooled = self.answers[0].ndim == 1
+        rows = [answer[None] if pooled else answer for answer in self.answers]
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                ids=np.concatenate([item.ids for item in self.items]).astype("<i4"),
+                id_ends=_ends([item.ids for item in self.items]),
+                second_from=np.array([item.second_from for item in self.items], dtype="<i8"),
+                answers=np.concatenate(rows).astype("<f4"),
+                answer_ends=_ends(rows),
+                pooled=np.array(pooled),
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `write` wrote. Raises ArtifactError."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                ids = _parts(file["ids"], file["id_ends"])
+                answers = _parts(file["answers"], file["answer_ends"])
+                seconds = file["second_from"].tolist()
+                pooled = bool(file["pooled"])
+            items = tuple(EncodedItem(i, s) for i, s in zip(ids, seconds, strict=True))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
+            raise ArtifactError(f"{path}: not a reference: {exc}") from exc
+        return cls(items, tuple(rows[0] if pooled else rows for rows in answers))
+
+
+def _ends(parts: Sequence[NDArray[Number]]) -> NDArray[np.int64]:
+    return np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+
+def _parts(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Number]]:
+    starts = [0, *ends.tolist()]
+    if starts != sorted(starts) or starts[-1] != len(flat):
+        raise ValueError("the parts do not make up the whole")
+    return [flat[start:end] for start, end in pairwise(starts)]
+
+
+class Verdict(BaseModel):
+    """How a candidate did. `parity` is None when it gave no usable numbers at all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parity: Parity | None
+    reasons: tuple[str, ...]  # empty: it passed
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate may be sealed."""
+        return not self.reasons
+
+
+def answers(engine: Engine, items: Sequence[EncodedItem], company: int) -> list[Floats]:
+    """The engine's answer to every item, `company` items to a batch. Raises EngineFailed."""
+    batches = (items[i : i + company] for i in range(0, len(items), company))
+    return [answer for batch in batches for answer in engine.run(collate(batch)).items]
+
+
+def judged(spec: GraphSpec, lane: LaneSettings, reference: Reference, gate: Gate) -> Verdict:
+    """The graph against the reference; one that cannot be opened or fails has no parity."""
+    try:
+        engine = open_engine(spec, lane)
+    except EngineFailed as exc:
+        return Verdict(parity=None, reasons=(exc.message,))
+    try:
+        return verdict_on(engine, reference, gate, spec.head)
+    finally:
+        engine.close()
+
+
+def verdict_on(engine: Engine, reference: Reference, gate: Gate, head: Head) -> Verdict:
+    """What the engine makes of the probes, alone and in company, held against the gate."""
+    try:
+        alone = answers(engine, reference.items, 1)
+        company = answers(engine, reference.items, COMPANY_ITEMS)
+    except EngineFailed as exc:
+        return Verdict(parity=None, reasons=(exc.message,))
+    return judge(reference, alone, company, gate, head)
+
+
+def judge(
+    reference: Reference, alone: Answers, company: Answers, gate: Gate, head: Head
+) -> Verdict:
+    """Parity of a candidate's answers to the reference's probes, and where they miss the gate.
+
+    Vectors are judged by their cosines. Whatever chooses (a label, a token's label, the ends of a
+    span, a masked token) is judged by its choices, alone and in company, the worse counts, because
+    the cosine of a few logits says little; a single score by its correlation with the reference
+    over all probes, because the cosine of one number is its sign.
+    """
+    for given in (alone, company):
+        if unusable := _unusable(given, reference.answers):
+            return Verdict(parity=None, reasons=(unusable,))
+    single = head is Head.LABELS and len(reference.answers[0]) == 1
+    likeness = correlation if single else cosines
+    against = likeness(alone, reference.answers)
+    agreement = None
+    if head is not Head.VECTOR and not single:
+        agreement = min(
+            top1_agreement(given, reference.answers, head, gate.decided_gap)
+            for given in (alone, company)
+        )
+    parity = Parity(
+        cosine_mean=float(against.mean()),
+        cosine_worst=float(against.min()),
+        company_cosine_worst=float(likeness(alone, company).min()),
+        top1_agreement=agreement,
+    )
+    return Verdict(parity=parity, reasons=tuple(_misses(parity, gate)))
+
+
+def _unusable(given: Answers, due: Answers) -> str | None:
+    if [answer.shape for answer in given] != [answer.shape for answer in due]:
+        return "an answer is not of the reference's shape"
+    if not all(np.isfinite(answer).all() for answer in given):
+        return "an output is not a finite number"
+    return None
+
+
+# Rows [D, C] of C logits each, of which the best is the choice.
+_CHOICES: Mapping[Head, Callable[[Floats], Floats]] = {
+    Head.LABELS: lambda answer: answer[None],
+    Head.TOKENS: lambda answer: answer,
+    Head.SPAN: lambda answer: answer.T,
+    Head.MASKS: lambda answer: answer,
+}
+
+
+def top1_agreement(given: Answers, due: Answers, head: Head, decided_gap: float) -> float:
+    """Share of the choices `due` is decided about that `given` makes too; 1 if there is none."""
+    same: list[NDArray[np.bool_]] = []
+    for mine, theirs in zip(given, due, strict=True):
+        chosen, right = _CHOICES[head](mine), _CHOICES[head](theirs)
+        agreeing = chosen.argmax(axis=1) == right.argmax(axis=1)
+        same.append(agreeing[_gaps(right) >= decided_gap])
+    decided = np.concatenate(same)
+    return float(decided.mean()) if len(decided) else 1.0
+
+
+def _gaps(logits: Floats) -> NDArray[np.float64]:
+    """Probability between the two best of each row; 1 where there is but one."""
+    if logits.shape[1] < 2:
+        return np.ones(len(logits))
+    shares = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    best = np.partition(shares, -2, axis=1)[:, -2:]
+    return np.asarray((best[:, 1] - best[:, 0]) / shares.sum(axis=1))
+
+
+def _misses(parity: Parity, gate: Gate) -> Iterator[str]:
+    measured: list[tuple[str, float, float]] = [
+        ("mean cosine", parity.cosine_mean, gate.cosine_mean),
+        ("worst cosine", parity.cosine_worst, gate.cosine_worst),
+        ("worst cosine alone to company", parity.company_cosine_worst, gate.cosine_worst),
+    ]
+    if parity.top1_agreement is not None:
+        measured = [("top-1 agreement", parity.top1_agreement, gate.top1_agreement)]
+    for what, value, least in measured:
+        if value < least:
+            yield f"{what} {value:.4f} < {least}"
+
+
+def cosines(a: Answers, b: Answers) -> NDArray[np.float64]:
+    """Cosine of each answer, taken as one long vector, with its counterpart; [N]."""
+    return np.array([_cosine(x.ravel(), y.ravel()) for x, y in zip(a, b, strict=True)])
+
+
+def correlation(a: Answers, b: Answers) -> NDArray[np.float64]:
+    """Correlation of two lists of single scores, [1]."""
+    x, y = (np.concatenate(scores).astype(np.float64) for scores in (a, b))
+    return np.array([_cosine(x - x.mean(), y - y.mean())])
+
+
+def _cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    if not x.size:
+        return 1.0  # a text without a mask token: nothing was asked, nothing is wrong
+    return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)

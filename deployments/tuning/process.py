@@ -1,0 +1,117 @@
+"""The process that a replica tunes in: its command line, its manners, how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+
+import psutil
+
+import deployments
+from deployments.config import LaneSettings
+from deployments.errors import ServeError
+from deployments.manifest import ArtifactManifest, Device
+from deployments.tuning.placement import Placement
+from deployments.tuning.session import tune_once
+
+_PACKAGES = Path(deployments.__file__).parents[1]
+
+
+class Ending(IntEnum):
+    """Exit statuses; 2 is that of a wrong command line."""
+
+    TUNED = 0
+    FAILED = 1
+    BUSY = 3  # somebody else tunes this model for this kind of host
+    NOT_KEPT = 4  # the store cannot be written; so it is for every model
+
+
+def start(placement: Placement) -> subprocess.Popen[bytes]:
+    """The process that tunes `placement`; it ends when its standard input is closed.
+
+    It stays in the session and the process group of this one, where whoever ends a replica with
+    all that belongs to it finds both.
+    """
+    lane = placement.lane
+    command = [
+        *(sys.executable, "-m", "deployments.tuning", str(placement.artifact.resolve())),
+        *("--device", placement.device, "--threads", str(lane.threads_per_run)),
+        *("--runs", str(lane.runs), "--seconds", str(lane.tune_seconds)),
+        *("--providers", *lane.providers),
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=_PACKAGES,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune as the command line says; one line on standard error says what came of it."""
+    asked = _parser().parse_args(arguments)
+    _end_with_standard_input()
+    _give_way()
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
+    settings = {"threads_per_run": asked.threads, "runs": asked.runs, "providers": asked.providers}
+    try:
+        lane = LaneSettings.parse(settings)
+        manifest = ArtifactManifest.read(asked.artifact)
+        placement = Placement(asked.artifact, manifest, asked.device, lane)
+        table = tune_once(placement, asked.seconds, force=asked.force)
+    except ServeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Ending.FAILED
+    except OSError as error:
+        print(f"error: {asked.artifact} cannot keep what is measured: {error}", file=sys.stderr)
+        return Ending.NOT_KEPT
+    if table is None:
+        print(f"{manifest.id} is being tuned by another process", file=sys.stderr)
+        return Ending.BUSY
+    print(f"{manifest.id}: {', '.join(v.name for v in table.chosen())}", file=sys.stderr)
+    return Ending.TUNED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deployments.tuning",
+        description="Measure a sealed model's graphs on this host, at the lowest priority. Started "
+        "by replicas; ends when its standard input does.",
+    )
+    parser.add_argument("artifact", type=Path, help="directory of a sealed version")
+    parser.add_argument("--device", type=Device, choices=list(Device), required=True)
+    parser.add_argument("--threads", type=int, default=1, help="engine threads per pass")
+    parser.add_argument("--runs", type=int, default=1, help="passes at once")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the measuring")
+    parser.add_argument("--providers", nargs="+", default=["CPUExecutionProvider"])
+    parser.add_argument("--force", action="store_true", help="also where a valid table is")
+    return parser
+
+
+def _end_with_standard_input() -> None:
+    """End this process at once when whoever started it is gone, however that happened."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(Ending.FAILED)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def _give_way() -> None:
+    """Let everything else on the machine go first: to the cores, the disk, and the memory."""
+    os.nice(19)
+    with suppress(psutil.Error, OSError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with suppress(OSError):  # the kernel ends this process before any that serves
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")

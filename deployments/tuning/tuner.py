@@ -1,0 +1,210 @@
+"""Tuning: measure every candidate that is right on this host, and choose what to serve with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Self
+
+from deployments.config import LaneSettings
+from deployments.engines import Engine, GraphSpec, lacking, open_engine
+from deployments.errors import EngineFailed
+from deployments.manifest import Device
+from deployments.messages import EncodedItem
+from deployments.tuning.choose import choose
+from deployments.tuning.costs import CostTable, Shape, Variant, VariantCosts
+from deployments.tuning.host import engine_versions, this_host
+from deployments.tuning.measure import batches_from, clock_for, measure
+from deployments.tuning.memory import free_bytes, how_many_fit
+from deployments.tuning.parity import Reference, judged
+from deployments.tuning.placement import Placement
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# Of the budget, what the candidates get; the rest is for the session options of their winner.
+_CANDIDATES_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A graph that takes part, and what it is called."""
+
+    variant: Variant
+    spec: GraphSpec
+
+    @classmethod
+    def of(cls, candidate: str, spec: GraphSpec) -> Self:
+        """The candidate of that name, as it was or will be sealed."""
+        return cls(variant=Variant.of(candidate, spec.options), spec=spec)
+
+    def with_options(self, variant: Variant) -> Contender:
+        """The same graph with the session options of `variant`."""
+        options = variant.options(self.spec.options)
+        return Contender(variant=variant, spec=replace(self.spec, options=options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """How contenders are to be compared.
+
+    As many are opened at once as there is memory for, the first ones first; those that do not
+    fit beside them are not measured.
+    """
+
+    lane: LaneSettings
+    shapes: Sequence[Shape]
+    items: Sequence[EncodedItem]  # their tokens fill the batches
+    seconds: float
+    room_bytes: int = field(default_factory=free_bytes)
+
+    def admit(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
+        """Those that may be open at once. Raises EngineFailed when it is none."""
+        fitting = how_many_fit((c.spec.path for c in contenders), self.room_bytes)
+        if not fitting:
+            free_mb = self.room_bytes // 1_000_000
+            raise EngineFailed(f"not enough memory to measure in: {free_mb} MB are free")
+        for contender in contenders[fitting:]:
+            log.warning("%s is not measured: not enough memory", contender.variant.name)
+        return contenders[:fitting]
+
+
+def tune(placement: Placement, reference: Reference, contest: Contest) -> CostTable:
+    """The table of this host for the placement's sealed candidates.
+
+    Candidates that cannot run here are left out, and so are those that miss the artifact's gate
+    here: int8 products saturate on some CPUs and not on others. Raises EngineFailed when none is
+    left.
+    """
+    entered = [Contender.of(c.name, placement.spec(c)) for c in placement.candidates]
+    contest.admit(entered[:1])  # before any is opened
+    refused: dict[str, str] = {}
+    for contender in entered:
+        if reason := _unfit(contender.spec, placement, reference):
+            refused[contender.variant.candidate] = reason
+    fit = [c for c in entered if c.variant.candidate not in refused]
+    if not fit:
+        raise EngineFailed(f"no graph is right on this host: {_told(refused)}")
+    rows = compare(fit, contest)
+    measured = {row.variant.candidate for row in rows}
+    for contender in fit:
+        if contender.variant.candidate not in measured:
+            refused[contender.variant.candidate] = "it could not be measured beside the others"
+    return table(placement.manifest.version, entered, rows, contest, refused)
+
+
+def _unfit(spec: GraphSpec, placement: Placement, reference: Reference) -> str | None:
+    """Why the graph may not be used on this host."""
+    if reason := lacking(spec, placement.lane):
+        return reason
+    verdict = judged(spec, placement.lane, reference, placement.manifest.gate)
+    return None if verdict.passed else "; ".join(verdict.reasons)
+
+
+def _told(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "there is none"
+
+
+def table(
+    version: str,
+    entered: Sequence[Contender],
+    rows: Sequence[VariantCosts],
+    contest: Contest,
+    refused: Mapping[str, str],
+) -> CostTable:
+    """What was measured of the graphs that were `entered`, with the winners chosen."""
+    return CostTable(
+        version=version,
+        host=this_host(entered[0].spec.device),
+        threads=contest.lane.threads_per_run,
+        providers=contest.lane.providers,
+        engines=engine_versions(contender.spec.engine for contender in entered),
+        rows=tuple(rows),
+        winners=choose(rows),
+        refused=dict(refused),
+    )
+
+
+def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCosts]:
+    """The costs of the contenders, and of other session options of the one that wins most.
+
+    Raises EngineFailed when none of them could be measured.
+    """
+    rows = _measured(contenders, contest, _CANDIDATES_SHARE)
+    if not rows:
+        raise EngineFailed("every graph failed while it was measured")
+    winner = _winner(contenders, rows)
+    variants = [winner, *map(winner.with_options, _other_options(winner, contest.lane))]
+    again = _measured(variants, contest, 1 - _CANDIDATES_SHARE)
+    return merged(rows, again)
+
+
+def merged(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:
+    """`again`, and what only `rows` have.
+
+    A variant's new figures replace the old, so that it is compared with its other options in one
+    contest; at shapes that the second one had no time for, the old ones stay.
+    """
+    before = {row.variant: row for row in rows}
+    return [*(_completed(row, before.pop(row.variant, row)) for row in again), *before.values()]
+
+
+def _completed(row: VariantCosts, before: VariantCosts) -> VariantCosts:
+    shapes = row.by_shape()
+    kept = (cost for cost in before.costs if cost.shape not in shapes)
+    return row.model_copy(update={"costs": (*row.costs, *kept)})
+
+
+def _other_options(winner: Contender, lane: LaneSettings) -> Iterator[Variant]:
+    if winner.spec.engine != "onnxruntime" or winner.spec.device is not Device.CPU:
+        return
+    variant = winner.variant
+    yield variant.model_copy(update={"arena": not variant.arena})
+    if lane.threads_per_run > 1:
+        yield variant.model_copy(update={"spinning": not variant.spinning})
+
+
+def _winner(contenders: Sequence[Contender], rows: Sequence[VariantCosts]) -> Contender:
+    named = [variant for _, variant in choose(rows)]
+    return max(contenders, key=lambda contender: named.count(contender.variant))
+
+
+def _measured(
+    contenders: Sequence[Contender], contest: Contest, share: float
+) -> list[VariantCosts]:
+    """The costs of those contenders that there is memory for and that do not fail."""
+    with opened(contest.admit(contenders), contest.lane) as engines:
+        costs = measure(
+            engines,
+            contest.shapes,
+            partial(batches_from, contest.items),
+            contest.seconds * share,
+            clock_for(contenders[0].spec.device, contest.lane.threads_per_run),
+        )
+    return [
+        VariantCosts(
+            variant=contender.variant,
+            precision=contender.spec.precision,
+            costs=costs[contender.variant.name],
+        )
+        for contender in contenders
+        if contender.variant.name in costs
+    ]
+
+
+@contextmanager
+def opened(contenders: Sequence[Contender], lane: LaneSettings) -> Iterator[dict[str, Engine]]:
+    """An engine by name of every contender that can be opened, closed on the way out."""
+    engines: dict[str, Engine] = {}
+    try:
+        for contender in contenders:
+            try:
+                engines[contender.variant.name] = open_engine(contender.spec, lane)
+            except EngineFailed as exc:
+                log.warning("%s is not measured: %s", contender.variant.name, exc)
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.close()
