@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from benchmarks.engine_figures import Latency, Shape
 from benchmarks.measures import summarise
-from deployments.messages import Batch, TokenIds
+from deployments.batching.collate import collate
+from deployments.messages import Batch, EncodedItem, TokenIds
 
 # Passes per cell and round: enough for this much time, within these bounds.
 CELL_S = 0.4
@@ -48,11 +49,11 @@ class Cell:
 def make_cells(
     contenders: Mapping[str, Forward],
     shapes: Sequence[Shape],
-    items: Sequence[TokenIds],
+    items: Sequence[EncodedItem],
     seed: int,
 ) -> list[Cell]:
     """Every contender at every shape, contenders next to each other; one batch per shape."""
-    tokens = np.unique(np.concatenate(items))
+    tokens = np.unique(np.concatenate([item.ids for item in items]))
     batches = {shape: full_batch(shape, tokens, seed) for shape in shapes}
     return [
         Cell(name, forward, shape, batch)
@@ -64,4 +65,4 @@ def make_cells(
 def full_batch(shape: Shape, tokens: TokenIds, seed: int) -> Batch:
     """A batch without padding, of `tokens` drawn at random: dense engines do not look at them."""
     drawn = np.random.default_rng(seed).choice(tokens, (shape.batch, shape.tokens))
-    return Batch(drawn.astype(np.int64), np.ones_like(drawn, dtype=np.int64))
+    return collate([EncodedItem(row, shape.tokens) for row in drawn])

@@ -26,7 +26,6 @@ from benchmarks.engine_figures import (
     shapes_up_to,
     torch_over_engine,
 )
-from benchmarks.host import usable_cores
 from benchmarks.local_model import LocalModel
 from benchmarks.measures import summarise
 from benchmarks.options import (
@@ -41,7 +40,8 @@ from benchmarks.report import say, start_run, write_result
 from benchmarks.sentences import Sentences, load_sentences
 from benchmarks.torch_eager import TorchEager
 from deployments.batching.collate import collate
-from deployments.manifest import LATEST_NAME
+from deployments.store import LATEST_NAME
+from deployments.tuning.processors import usable_cores
 
 # Sentences on which torch and the engine are compared, each computed alone.
 COMPARED_WITH_TORCH = 32
@@ -126,7 +126,7 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
         compute_type=model.compute_type,
         sentences=sentences.origin,
         sentence_count=len(sentences.texts),
-        mean_tokens=float(np.mean([len(item) for item in engine.items])),
+        mean_tokens=float(np.mean([len(item.ids) for item in engine.items])),
         threads=usable_cores(),
         speeds=tuple(
             Speed(placement, size, summarise(found))
@@ -162,7 +162,7 @@ def compare(
     one_pass = engine.engine(engine.placements[-1])
     with_torch = Agreement.of(
         f"the engine and {TORCH}",
-        np.concatenate([one_pass.run(batch).rows for batch in alone]),
+        np.concatenate([one_pass.run(batch).items for batch in alone]),
         np.concatenate([torch(batch) for batch in alone]),
         model.candidate.parity.cosine_worst - COSINE_SLACK,
     )

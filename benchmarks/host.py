@@ -7,22 +7,22 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from deployments.tuning.processors import (
+    UNKNOWN,
+    installed_versions,
+    this_processor,
+    usable_cores,
+)
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-CPU_INFO = Path("/proc/cpuinfo")
-FLAGS_OF_INTEREST = (
-    "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8",
-    "amx_bf16", "asimddp", "i8mm", "bf16", "sve",
-)  # fmt: skip
 PACKAGES_OF_INTEREST = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "torch",
     "transformers", "uvloop", "httptools",
 )  # fmt: skip
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,10 @@ class HostFacts:
 
 def host_facts() -> HostFacts:
     """The facts of this process's machine."""
-    info = parse_cpu_info(CPU_INFO.read_text() if CPU_INFO.is_file() else "")
-    flags = set((info.get("flags") or info.get("Features") or "").split())
+    processor = this_processor()
     return HostFacts(
-        cpu_model=info.get("model name") or platform.processor() or UNKNOWN,
-        cpu_flags=tuple(flag for flag in FLAGS_OF_INTEREST if flag in flags),
+        cpu_model=processor.name,
+        cpu_flags=processor.flags,
         logical_cores=os.cpu_count() or 1,
         usable_cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
@@ -63,29 +62,6 @@ def host_facts() -> HostFacts:
         packages=installed_versions(PACKAGES_OF_INTEREST),
         commit=git_commit(REPOSITORY),
     )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def parse_cpu_info(text: str) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo."""
-    first = text.partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def installed_versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those packages that are installed."""
-    found: dict[str, str] = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def git_commit(repository: Path) -> str:

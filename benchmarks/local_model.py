@@ -14,17 +14,12 @@ from benchmarks.errors import BenchmarkError
 from deployments.batching.collate import collate
 from deployments.config import LaneSettings
 from deployments.encoding.encoder import Encoder
-from deployments.engines import Engine, open_engine
+from deployments.engines import Engine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, InputTooLong
-from deployments.manifest import (
-    ArtifactManifest,
-    Candidate,
-    Device,
-    model_directory,
-    resolve_version,
-)
-from deployments.messages import Call, TokenIds
-from deployments.tasks import TASKS
+from deployments.manifest import ArtifactManifest, Candidate, Device
+from deployments.messages import Call, EncodedItem
+from deployments.store import model_directory, resolve_version
+from deployments.tasks import TASKS, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +55,41 @@ class LocalModel:
         """As in the header `x-compute-type`."""
         return f"{self.candidate.device}-{self.candidate.precision}"
 
-    def token_ids(self, texts: Sequence[str]) -> list[TokenIds]:
+    @property
+    def task(self) -> Task:
+        """The model's own task. Raises BenchmarkError for one that is not served."""
+        name = self.manifest.tasks[0]
+        if name not in TASKS:
+            raise BenchmarkError(
+                f"`{self.manifest.id}` was built for `{name}`, which is not served yet",
+                hint="name an embedding model or a classifier with --model ID",
+            )
+        return TASKS[name]
+
+    def items(self, texts: Sequence[str]) -> list[EncodedItem]:
         """What the server's engine would get for each text; longer ones are cut."""
-        task = TASKS[self.manifest.tasks[0]]
-        parsed = task.parse(list(texts), {"truncate": True}, self.manifest)
+        parsed = self.task.parse(list(texts), {"truncate": True}, self.manifest)
         call = Call(parsed.texts, parsed.fields, parsed.options, parsed.truncation, 0.0)
         (encoded,) = Encoder(self.directory, self.manifest.max_tokens).encode([call])
         if isinstance(encoded, InputTooLong):
             raise encoded
-        return encoded.ids
+        return encoded.items
 
     def engine(self, *, threads: int) -> Engine:
         """An engine with `threads` threads per forward pass. Raises EngineFailed."""
         lane = LaneSettings(threads_per_run=threads)
-        return open_engine(self.directory, self.candidate, lane)
+        return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), lane)
 
     def values_alone(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""
-        task = TASKS[self.manifest.tasks[0]]
+        task = self.task
         options = task.parse(texts[0], {}, self.manifest).options
         engine = self.engine(threads=threads)
-        rows = rows_alone(engine, self.token_ids(texts))
+        rows = rows_alone(engine, self.items(texts))
         engine.close()
-        return [task.decode(rows[i : i + 1], options, self.manifest) for i in range(len(rows))]
+        return [task.decode([row], options, self.manifest) for row in rows]
 
 
-def rows_alone(engine: Engine, items: Sequence[TokenIds]) -> NDArray[np.float32]:
+def rows_alone(engine: Engine, items: Sequence[EncodedItem]) -> NDArray[np.float32]:
     """The engine's row for every item in a batch of its own, [N, W]."""
-    return np.concatenate([engine.run(collate([item])).rows for item in items])
+    return np.stack([engine.run(collate([item])).items[0] for item in items])

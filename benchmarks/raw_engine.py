@@ -14,7 +14,7 @@ from benchmarks.agreement import COSINE_SLACK, Agreement
 from benchmarks.local_model import LocalModel, rows_alone
 from deployments.batching.collate import collate
 from deployments.engines import Engine
-from deployments.messages import Batch, TokenIds
+from deployments.messages import Batch, EncodedItem
 
 SENTENCES_PER_BATCH = 32
 CHECKED_SENTENCES = 64
@@ -46,9 +46,9 @@ class SortedBatches:
     order: tuple[int, ...]  # row r of all batches end to end answers item order[r]
 
     @classmethod
-    def of(cls, items: Sequence[TokenIds], size: int) -> SortedBatches:
+    def of(cls, items: Sequence[EncodedItem], size: int) -> SortedBatches:
         """Batches of `size` items."""
-        order = sorted(range(len(items)), key=lambda i: len(items[i]), reverse=True)
+        order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
         starts = range(0, len(order), size)
         batches = tuple(collate([items[i] for i in order[s : s + size]]) for s in starts)
         return cls(batches, tuple(order))
@@ -60,7 +60,7 @@ class RawEngine:
     def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
         self.placements = placements(cores)
         self._model = model
-        self.items = model.token_ids(texts)
+        self.items = model.items(texts)
         self._batches: dict[int, SortedBatches] = {}
         self._engines = {p: model.engine(threads=p.threads) for p in self.placements}
         self._pools = {p: ThreadPoolExecutor(p.runs) for p in self.placements}
@@ -86,12 +86,9 @@ class RawEngine:
     def shared_out(self, batch: Batch) -> NDArray[np.float32]:
         """The batch's rows, computed as an idle lane would: shared out over passes at once."""
         placement = self.placements[0]
-        runs = min(placement.runs, len(batch.input_ids))
-        ids = np.array_split(batch.input_ids, runs)
-        masks = np.array_split(batch.attention_mask, runs)
-        parts = [Batch(*part) for part in zip(ids, masks, strict=True)]
+        parts = split_batch(batch, min(placement.runs, len(batch.lengths)))
         outputs = self._pools[placement].map(self._engines[placement].run, parts)
-        return np.concatenate([output.rows for output in outputs])
+        return np.concatenate([output.items for output in outputs])
 
     def agreement(self, size: int, seed: int) -> Agreement:
         """Some sentences in batches of `size` against the same ones alone, on every placement."""
@@ -121,10 +118,24 @@ class RawEngine:
         batches = self._sorted(size)
         place = {item: divmod(row, size) for row, item in enumerate(batches.order)}
         needed = {place[item][0] for item in chosen}
-        rows = {batch: engine.run(batches.batches[batch]).rows for batch in needed}
+        rows = {batch: engine.run(batches.batches[batch]).items for batch in needed}
         return np.stack([rows[place[item][0]][place[item][1]] for item in chosen])
 
     def _sorted(self, size: int) -> SortedBatches:
         if size not in self._batches:
             self._batches[size] = SortedBatches.of(self.items, size)
         return self._batches[size]
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """The items of `batch` shared out over `parts` batches, as evenly as they go."""
+    shares = np.array_split(np.arange(len(batch.lengths)), parts)
+    return [
+        Batch(
+            batch.input_ids[share],
+            batch.attention_mask[share],
+            batch.token_type_ids[share],
+            tuple(batch.lengths[i] for i in share),
+        )
+        for share in shares
+    ]

@@ -18,7 +18,6 @@ import uvloop
 from benchmarks.agreement import Agreement
 from benchmarks.client import Client
 from benchmarks.errors import BenchmarkError
-from benchmarks.host import usable_cores
 from benchmarks.judges import artifact_judge, repeating_judge
 from benchmarks.load import LoadPlan, LoadResult, Workload, run_load
 from benchmarks.local_model import LocalModel
@@ -45,6 +44,7 @@ from benchmarks.serving_figures import (
 )
 from benchmarks.target import Target, inference_body, task_path
 from deployments.manifest import TaskName
+from deployments.tuning.processors import usable_cores
 
 TASK = TaskName.FEATURE_EXTRACTION
 KEPT_ANSWERS = 200  # per level, compared after the timing

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.errors import BenchmarkError
+from deployments.engines.heads import feeds_of
 from deployments.manifest import ArtifactManifest
 from deployments.messages import Batch
 
@@ -25,26 +26,23 @@ class TorchEager:
         import torch
 
         from build_artifacts.models import load_model
-        from build_artifacts.rows import reads_token_types, row_model
+        from build_artifacts.rows import input_names, row_model
         from build_artifacts.sources.hub import HuggingFaceHub
         from build_artifacts.steps.resolve import resolve
 
         checkpoint = resolve(source or own_source(manifest), scratch, HuggingFaceHub())
-        model = load_model(
-            checkpoint.weights, is_embedding=manifest.pooling is not None, dtype="float32"
-        )
+        model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
         torch.set_num_threads(threads)
         self._torch = torch
-        self._model = row_model(model, manifest.pooling)
-        self._token_types = reads_token_types(self._model)
+        self._model = row_model(model, manifest.head, manifest.pooling)
+        self._inputs = input_names(model, manifest.head)
+        self._mask_token = manifest.mask_token
 
     def rows(self, batch: Batch) -> NDArray[np.float32]:
         """One forward pass, [B, W]; embeddings pooled, as the graph pools them."""
         torch = self._torch
-        ids = torch.from_numpy(batch.input_ids)
-        inputs = {"input_ids": ids, "attention_mask": torch.from_numpy(batch.attention_mask)}
-        if self._token_types:
-            inputs["token_type_ids"] = torch.zeros_like(ids)
+        feeds = feeds_of(batch, self._inputs, self._mask_token)
+        inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
         with torch.inference_mode():
             rows: NDArray[np.float32] = self._model(**inputs).numpy()
         return rows

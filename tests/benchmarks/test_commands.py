@@ -11,7 +11,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.local_model import LocalModel
 from benchmarks.sentences import SST2_NAME, STSB_NAME
-from deployments.manifest import LATEST_NAME
+from deployments.store import LATEST_NAME
 from tests.benchmarks.fakes import FakeAnswer, FakeServer, Script, Seen
 from tests.sealed import EMBEDDER
 

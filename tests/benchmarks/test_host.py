@@ -3,15 +3,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from benchmarks.host import git_commit, host_facts, installed_versions, parse_cpu_info
+from benchmarks.host import git_commit, host_facts
 from benchmarks.report import table
-
-
-def test_the_first_processor_speaks_for_all() -> None:
-    text = (
-        "processor\t: 0\nmodel name\t: One\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nmodel name: 2\n"
-    )
-    assert parse_cpu_info(text) == {"processor": "0", "model name": "One", "flags": "fpu avx2"}
 
 
 def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
@@ -28,10 +21,6 @@ def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == commit
     (tmp_path / "new").touch()
     assert git_commit(tmp_path) == f"{commit}-dirty"
-
-
-def test_absent_packages_are_left_out() -> None:
-    assert set(installed_versions(("numpy", "no-such-package-here"))) == {"numpy"}
 
 
 def test_the_facts_of_this_machine_are_whole() -> None:

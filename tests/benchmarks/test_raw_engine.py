@@ -15,10 +15,11 @@ from benchmarks.local_model import LocalModel
 from benchmarks.raw_engine import Placement, RawEngine, SortedBatches, placements
 from benchmarks.sentences import generated
 from deployments.engines import Engine
-from deployments.manifest import LATEST_NAME
+from deployments.manifest import TaskName
 from deployments.messages import Batch, Outputs
+from deployments.store import LATEST_NAME
 from tests.fakes import item
-from tests.sealed import EMBEDDER, MAX_TOKENS
+from tests.sealed import EMBEDDER, MAX_TOKENS, seal_tiny
 
 TEXTS = generated(40, seed=1).texts
 
@@ -50,7 +51,7 @@ def test_batches_are_sorted_by_length_and_lose_nothing() -> None:
 
 
 def test_texts_longer_than_the_model_reads_are_cut(engine: RawEngine) -> None:
-    assert max(len(ids) for ids in engine.items) == MAX_TOKENS
+    assert max(len(item.ids) for item in engine.items) == MAX_TOKENS
 
 
 def test_all_placements_answer_alike(engine: RawEngine) -> None:
@@ -75,7 +76,7 @@ class MuddledEngine:
         self._inner = inner
 
     def run(self, batch: Batch) -> Outputs:
-        rows = self._inner.run(batch).rows
+        rows = np.asarray(self._inner.run(batch).items)
         return Outputs(rows[[1, 0, *range(2, len(rows))]] if len(rows) > 1 else rows)
 
 
@@ -90,6 +91,13 @@ def test_a_model_answers_as_the_server_would(model: LocalModel) -> None:
     (value,) = model.values_alone(["good movie"], threads=1)
     assert value.shape == (1, model.manifest.width)
     assert np.linalg.norm(value) == pytest.approx(1.0)
+
+
+def test_a_model_whose_task_is_not_served_is_an_error(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "tiny/tagger", tasks=(TaskName.TOKEN_CLASSIFICATION,))
+    tagger = LocalModel.open(tmp_path, "tiny/tagger", LATEST_NAME)
+    with pytest.raises(BenchmarkError, match="built for `token-classification`"):
+        tagger.items(["a"])
 
 
 def test_a_model_that_is_not_built_is_an_error(tiny_store: Path) -> None:
@@ -129,7 +137,7 @@ def test_a_cell_keeps_the_median_of_every_round_in_milliseconds() -> None:
         time.sleep(0.02)
         return np.zeros((1, 1), dtype=np.float32)
 
-    cell = Cell("slow", forward, Shape(1, 1), full_batch(Shape(1, 1), item(1), 0))
+    cell = Cell("slow", forward, Shape(1, 1), full_batch(Shape(1, 1), item(1).ids, 0))
     cell.run_round()
     cell.run_round()
     assert len(cell.medians_ms) == 2

@@ -25,7 +25,7 @@ def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
     assert rows.shape == (2, HIDDEN)
     reference = AutoModel.from_pretrained(source).eval()
     with torch.inference_mode():
-        hidden = reference(input_ids=torch.from_numpy(short.astype(np.int64))[None])
+        hidden = reference(input_ids=torch.from_numpy(short.ids.astype(np.int64))[None])
     np.testing.assert_allclose(rows[0], hidden.last_hidden_state[0].mean(0).numpy(), atol=1e-5)
 
 
