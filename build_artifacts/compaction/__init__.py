@@ -1,0 +1,1 @@
+"""Removing what a pruning method set to zero: `find` what is constant, `compact` the model."""

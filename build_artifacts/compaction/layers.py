@@ -1,0 +1,158 @@
+"""An encoder's layers as what they have in common: channels made by one matrix, read by another.
+
+An attention head is a unit of as many channels as it is wide, a feed-forward row a unit of one.
+A channel is constant when its row in `source` is zero, or when its column in `sink` is: attention
+weights sum to one, so the context of a head whose values are all its bias is that bias, and a
+feed-forward row that sees nothing is its activated bias. What it adds moves to the bias of `sink`.
+Zero queries or keys make a head average its values, which is no constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from build_artifacts.compaction.layouts import LAYOUTS, Layout
+from build_artifacts.models import TorchModel
+
+Linear = Any  # a torch.nn.Linear with a bias
+Tensor = Any  # a torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The heads, or the feed-forward rows, of one layer."""
+
+    source: Linear  # weight [units * width, inputs]
+    sink: Linear  # weight [outputs, units * width]
+    companions: tuple[Linear, ...]  # shaped like `source`; they lose the same rows
+    activation: Callable[[Tensor], Tensor]
+    width: int  # channels per unit
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return int(self.source.out_features) // self.width
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases that go with one unit."""
+        rows = sum(linear.in_features + 1 for linear in (self.source, *self.companions))
+        return int(rows + self.sink.out_features) * self.width
+
+    def constant(self) -> tuple[int, ...]:
+        """Units that add the same to every token of every input."""
+        channels = (self.source.weight == 0).all(dim=1) | (self.sink.weight == 0).all(dim=0)
+        units = channels.view(-1, self.width).all(dim=1)
+        return tuple(units.nonzero().flatten().tolist())
+
+    def removable(self) -> tuple[int, ...]:
+        """The constant units without the first where all are: a matrix keeps at least one unit."""
+        constant = self.constant()
+        return constant[1:] if len(constant) == self.count else constant
+
+    def remove(self, units: Sequence[int]) -> None:
+        """Take constant units out, in place; what they add goes to the bias of `sink`."""
+        import torch
+
+        if not units:
+            return
+        gone = torch.zeros(self.count, dtype=torch.bool)
+        gone[list(units)] = True
+        gone = gone.repeat_interleave(self.width)
+        with torch.no_grad():
+            # Summed in double precision: thousands of rows may add up in one bias.
+            added = self.activation(self.source.bias.float())[gone].double()
+            bias = self.sink.bias.double() + self.sink.weight[:, gone].double() @ added
+            self.sink.bias.copy_(bias)
+            _replace(self.sink, "weight", self.sink.weight[:, ~gone])
+            self.sink.in_features = self.sink.weight.shape[1]
+            for linear in (self.source, *self.companions):
+                _replace(linear, "weight", linear.weight[~gone])
+                _replace(linear, "bias", linear.bias[~gone])
+                linear.out_features = linear.weight.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """One layer of a model, opened up."""
+
+    layout: Layout
+    attention: Any  # torch.nn.Module
+    heads: Units
+    rows: Units
+
+    def remove_heads(self, heads: Sequence[int]) -> None:
+        """Take constant heads out, in place, and let the attention module know."""
+        if not heads:
+            return
+        kept = [head for head in range(self.heads.count) if head not in heads]
+        self.heads.remove(heads)
+        setattr(self.attention, self.layout.heads, len(kept))
+        setattr(self.attention, self.layout.all_heads_width, len(kept) * self.heads.width)
+        if self.layout.per_head_argument is not None:
+            _select_heads(self.attention, self.layout.per_head_argument, kept)
+
+
+def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
+    """The layers of `model`; none when its architecture is unknown or built otherwise."""
+    layout = LAYOUTS.get(model.config.model_type)
+    if layout is None:
+        return ()
+    stack = dict(model.base_model.named_modules()).get(layout.layers, ())
+    layers = [_opened(layer, layout) for layer in stack]
+    opened = tuple(layer for layer in layers if layer is not None)
+    return opened if len(opened) == len(layers) else ()
+
+
+def _opened(layer: Any, layout: Layout) -> EncoderLayer | None:
+    from torch import nn
+
+    modules = dict(layer.named_modules())
+    scores = (*layout.scores, *(path for path in layout.optional_scores if path in modules))
+    # Exactly this type: a subclass (quantised, with an adapter) computes something else.
+    linears = {
+        path: module
+        for path, module in modules.items()
+        if type(module) is nn.Linear and module.bias is not None
+    }
+    needed = {*scores, layout.value, layout.mix, layout.widen, layout.narrow}
+    if not needed <= linears.keys() or not {layout.attention, layout.activation} <= modules.keys():
+        return None
+    attention = modules[layout.attention]
+    heads = Units(
+        source=linears[layout.value],
+        sink=linears[layout.mix],
+        companions=tuple(linears[path] for path in scores),
+        activation=_unchanged,
+        width=getattr(attention, layout.head_width),
+    )
+    rows = Units(
+        source=linears[layout.widen],
+        sink=linears[layout.narrow],
+        companions=(),
+        activation=modules[layout.activation],
+        width=1,
+    )
+    return EncoderLayer(layout, attention, heads, rows)
+
+
+def _unchanged(values: Tensor) -> Tensor:
+    return values
+
+
+def _replace(linear: Linear, name: str, values: Tensor) -> None:
+    from torch import nn
+
+    asks = getattr(linear, name).requires_grad
+    setattr(linear, name, nn.Parameter(values.contiguous(), requires_grad=asks))
+
+
+def _select_heads(attention: Any, place: int, kept: list[int]) -> None:
+    """Give `attention` only the `kept` heads of its positional argument [B, heads, T, T]."""
+
+    def select(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*args[:place], args[place][:, kept], *args[place + 1 :])
+
+    attention.register_forward_pre_hook(select)

@@ -1,0 +1,87 @@
+"""Where an encoder's layers keep their attention and their feed-forward network, as data.
+
+Left out on purpose: ALBERT (one set of weights serves every layer), gated feed-forward networks
+and fused projections (ModernBERT, NomicBERT, GTE), bottlenecks (MobileBERT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Names inside an architecture; dotted paths start at a layer, `layers` at the bare encoder.
+
+    Heads lie side by side: head h of width w owns rows h * w to (h + 1) * w of each projection
+    and the same columns of `mix`.
+    """
+
+    layers: str = "encoder.layer"
+    attention: str = "attention.self"  # the module that knows how many heads it has
+    scores: tuple[str, ...] = ("attention.self.query", "attention.self.key")
+    # More projections of this kind, which a checkpoint's settings may leave out.
+    optional_scores: tuple[str, ...] = ()
+    value: str = "attention.self.value"
+    mix: str = "attention.output.dense"  # takes the heads' contexts back to the hidden size
+    widen: str = "intermediate.dense"
+    activation: str = "intermediate.intermediate_act_fn"
+    narrow: str = "output.dense"
+    # What `attention` calls its number of heads, the width of one, and the product of the two.
+    heads: str = "num_attention_heads"
+    head_width: str = "attention_head_size"
+    all_heads_width: str = "all_head_size"
+    # Place of a positional argument of `attention` with one slice per head, [B, heads, T, T].
+    per_head_argument: int | None = None
+
+
+_BERT = Layout()
+
+_DISTILBERT = Layout(
+    layers="transformer.layer",
+    attention="attention",
+    scores=("attention.q_lin", "attention.k_lin"),
+    value="attention.v_lin",
+    mix="attention.out_lin",
+    widen="ffn.lin1",
+    activation="ffn.activation",
+    narrow="ffn.lin2",
+    heads="n_heads",
+    all_heads_width="dim",
+)
+
+_MPNET = replace(
+    _BERT,
+    attention="attention.attn",
+    scores=("attention.attn.q", "attention.attn.k"),
+    value="attention.attn.v",
+    mix="attention.attn.o",
+    per_head_argument=2,  # the relative position bias, computed once for all layers
+)
+
+_DEBERTA_V2 = replace(
+    _BERT,
+    scores=("attention.self.query_proj", "attention.self.key_proj"),
+    optional_scores=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
+    value="attention.self.value_proj",
+)
+
+# By `model_type`.
+LAYOUTS: Mapping[str, Layout] = {
+    "bert": _BERT,
+    "camembert": _BERT,
+    "data2vec-text": _BERT,
+    "deberta-v2": _DEBERTA_V2,
+    "distilbert": _DISTILBERT,
+    "electra": _BERT,
+    "ernie": _BERT,
+    "megatron-bert": _BERT,
+    "mpnet": _MPNET,
+    "rembert": _BERT,
+    "roberta": _BERT,
+    "roberta-prelayernorm": _BERT,
+    "splinter": _BERT,
+    "xlm-roberta": _BERT,
+    "xlm-roberta-xl": _BERT,
+}

@@ -1,0 +1,83 @@
+"""What a compaction removes, as a value that can be written down and read back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, model_validator
+
+
+def _ascending(indices: tuple[int, ...]) -> tuple[int, ...]:
+    if list(indices) != sorted(set(indices)):
+        raise ValueError("indices must ascend without repeats")
+    return indices
+
+
+Indices = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_ascending)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LayerCut(_Frozen):
+    """What one layer loses, counted from 0 as the layer was loaded."""
+
+    layer: NonNegativeInt
+    heads: Indices = ()
+    rows: Indices = ()  # of the feed-forward network's first matrix
+
+    @model_validator(mode="after")
+    def _removes_something(self) -> Self:
+        if not self.heads and not self.rows:
+            raise ValueError("a cut removes a head or a row")
+        return self
+
+
+class Compaction(_Frozen):
+    """Heads and feed-forward rows of an encoder that answer the same whatever the input.
+
+    `cuts` names only layers that lose something, in their order. An architecture without a known
+    layout counts no heads and no rows. Parameters are the whole model's, its head included.
+    """
+
+    architecture: str  # the configuration's `model_type`
+    cuts: tuple[LayerCut, ...] = ()
+    heads_before: NonNegativeInt
+    rows_before: NonNegativeInt
+    parameters_before: NonNegativeInt
+    parameters_after: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _cuts_layers_in_order(self) -> Self:
+        _ascending(tuple(cut.layer for cut in self.cuts))
+        return self
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is removed."""
+        return not self.cuts
+
+    @property
+    def heads_after(self) -> int:
+        """Attention heads that stay, over all layers."""
+        return self.heads_before - sum(len(cut.heads) for cut in self.cuts)
+
+    @property
+    def rows_after(self) -> int:
+        """Feed-forward rows that stay, over all layers."""
+        return self.rows_before - sum(len(cut.rows) for cut in self.cuts)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.is_empty:
+            return "nothing to remove"
+        return (
+            f"removed {self.heads_before - self.heads_after:,} of {self.heads_before:,} heads and "
+            f"{self.rows_before - self.rows_after:,} of {self.rows_before:,} feed-forward rows: "
+            f"{_amount(self.parameters_before)} -> {_amount(self.parameters_after)} parameters"
+        )
+
+
+def _amount(parameters: int) -> str:
+    return f"{parameters / 1e6:,.1f} M" if parameters >= 1_000_000 else f"{parameters:,}"

@@ -1,0 +1,196 @@
+"""Tiny random encoders, and the zeros that pruning methods leave in them.
+
+Each has 2 layers of 4 heads, 8 wide, and 64 feed-forward rows; every bias is far from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LAYERS, HEADS, WIDTH, ROWS = 2, 4, 8, 64
+HIDDEN = HEADS * WIDTH
+VOCABULARY = 320
+POSITIONS = 64
+
+Model = Any  # a transformers.PreTrainedModel
+Prune = Callable[["Layer"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The matrices of one layer, found by their names in the checkpoint."""
+
+    query: Any
+    key: Any
+    value: Any
+    mix: Any
+    widen: Any
+    narrow: Any
+
+
+_BERT = ("encoder.layer", *(f"attention.self.{name}" for name in ("query", "key", "value")),
+         "attention.output.dense", "intermediate.dense", "output.dense")  # fmt: skip
+_NAMES = {
+    "distilbert": ("transformer.layer", *(f"attention.{name}_lin" for name in ("q", "k", "v")),
+                   "attention.out_lin", "ffn.lin1", "ffn.lin2"),
+    "mpnet": ("encoder.layer", *(f"attention.attn.{name}" for name in ("q", "k", "v", "o")),
+              "intermediate.dense", "output.dense"),
+    "deberta-v2": ("encoder.layer", "attention.self.query_proj", "attention.self.key_proj",
+                   "attention.self.value_proj", "attention.output.dense", "intermediate.dense",
+                   "output.dense"),
+}  # fmt: skip
+
+
+def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
+    """A random model whose answers differ clearly from text to text; `kind` is its auto class."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model_type, **_sizes(model_type), **settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, kind).from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def size(model: Model) -> int:
+    """How many parameters `model` has."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _sizes(model_type: str) -> dict[str, Any]:
+    shared: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS}
+    if model_type == "distilbert":
+        return {**shared, "dim": HIDDEN, "hidden_dim": ROWS, "n_layers": LAYERS, "n_heads": HEADS}
+    sizes: dict[str, Any] = {
+        **shared,
+        "hidden_size": HIDDEN,
+        "intermediate_size": ROWS,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "pad_token_id": 1,
+    }
+    if model_type == "deberta-v2":
+        sizes |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+    return sizes
+
+
+def layer(model: Model, index: int) -> Layer:
+    """Layer `index` of `model`, which must be one that this module knows the names of."""
+    stack, *paths = _NAMES.get(model.config.model_type, _BERT)
+    modules = dict(model.base_model.get_submodule(stack)[index].named_modules())
+    return Layer(*(modules[path] for path in paths))
+
+
+def zero_rows(linear: Any, rows: Iterable[int]) -> None:
+    """Cut these outputs of `linear` off from its inputs; their biases stay."""
+    linear.weight.data[list(rows)] = 0
+
+
+def zero_columns(linear: Any, columns: Iterable[int]) -> None:
+    """Let `linear` ignore these inputs."""
+    linear.weight.data[:, list(columns)] = 0
+
+
+def channels(*heads: int) -> list[int]:
+    """The rows of a projection that make up `heads`."""
+    return [head * WIDTH + i for head in heads for i in range(WIDTH)]
+
+
+def ignored_heads(at: Layer) -> None:
+    zero_columns(at.mix, channels(1, 3))
+
+
+def blind_heads(at: Layer) -> None:
+    zero_rows(at.value, channels(0, 2))
+
+
+def half_blind_half_ignored_head(at: Layer) -> None:
+    zero_rows(at.value, channels(1)[:3])
+    zero_columns(at.mix, channels(1)[3:])
+
+
+def blind_rows(at: Layer) -> None:
+    zero_rows(at.widen, range(8, 40))
+
+
+def ignored_rows(at: Layer) -> None:
+    zero_columns(at.narrow, [*range(4), 63])
+
+
+def everything(at: Layer) -> None:
+    for linear in (at.query, at.key, at.value, at.mix, at.widen, at.narrow):
+        zero_rows(linear, range(linear.out_features))
+
+
+def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
+    """An `encoder` with zeros of four kinds in it: `PRUNED` says what they make constant."""
+    model = encoder(model_type, kind, **settings)
+    ignored_heads(layer(model, 0))
+    blind_rows(layer(model, 0))
+    zero_rows(layer(model, 1).value, channels(0))
+    ignored_rows(layer(model, 1))
+    return model
+
+
+# Heads and rows of each layer.
+PRUNED = (((1, 3), tuple(range(8, 40))), ((0,), (0, 1, 2, 3, 63)))
+
+
+def answers(model: Model) -> NDArray[np.float32]:
+    """Everything `model` answers to three texts of 13, 5 and 1 tokens in one padded batch.
+
+    Followed by its answer to the longest alone; values at padding are left out.
+    """
+    import torch
+
+    ids, mask = padded_batch()
+    with torch.inference_mode():
+        together = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0]
+        alone = model(input_ids=torch.from_numpy(ids[:1]))[0]
+    if together.dim() == 3:
+        together = together[torch.from_numpy(mask).bool()]
+    rows = torch.cat([together.flatten(), alone.flatten()])
+    return np.asarray(rows.float().numpy())
+
+
+def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids and mask, [3, 13], of texts of 13, 5 and 1 tokens."""
+    ids = np.random.default_rng(0).integers(5, 100, size=(3, 13))
+    mask = (np.arange(13) < np.array([[13], [5], [1]])).astype(np.int64)
+    return np.where(mask == 1, ids, 1), mask
+
+
+def exported(model: Model, graph: Path, **settings: Any) -> Path:
+    """The graph of `model`, made the way the build's export step makes it."""
+    import onnx_ir
+    import torch
+    from transformers.exporters import OnnxConfig, OnnxExporter
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    tokens = torch.export.Dim("tokens", min=2, max=POSITIONS - 2)
+    ones = torch.ones(2, 9, dtype=torch.int64)
+    inputs = {"input_ids": ones * 2, "attention_mask": ones}
+    shapes = {name: {0: batch, 1: tokens} for name in inputs}
+    config = OnnxConfig(dynamic=True, dynamic_shapes=shapes, **settings)
+    onnx_ir.save(OnnxExporter().export(model, inputs, config=config).program, str(graph))
+    return graph
+
+
+def graph_answers(graph: Path) -> NDArray[np.float32]:
+    """What `answers` gives, from a graph with one output [B, T, H]."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    ids, mask = padded_batch()
+    rows = session.run(None, {"input_ids": ids, "attention_mask": mask})[0][mask == 1]
+    alone = session.run(None, {"input_ids": ids[:1], "attention_mask": mask[:1]})[0]
+    return np.concatenate([rows.ravel(), np.asarray(alone).ravel()])
