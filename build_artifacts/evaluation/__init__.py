@@ -1,0 +1,38 @@
+"""Labelled data and a task's metrics: is a candidate graph as good as the original at its task?
+
+`load_evaluation` reads a file into an Evaluation: items ready for an engine, and how its answers
+score. Files are UTF-8; empty lines do not count. Names ending in .jsonl, .ndjson or .json hold one
+JSON object a line, all others tab-separated columns without quoting; a first line that names the
+columns is optional, and columns of other names are passed over.
+
+    task                  columns or keys                       metrics, the leading one first
+    feature-extraction    sentence1, sentence2, score           spearman of the cosine
+    sentence-similarity   the same                              the same
+    text-classification   text, label (text_pair)               accuracy, macro_f1
+      several labels      text, labels (a,b or a JSON list)     micro_f1, macro_f1
+      regression          text, score (text_pair)               spearman, pearson
+    text-ranking          JSON: query, documents, relevant      mrr, ndcg@10
+    token-classification  JSON: tokens, tags                    entity_f1, token_accuracy
+    question-answering    SQuAD 1.1 or 2.0, one JSON file       f1, exact_match
+    fill-mask             plain text, a sentence a line         perplexity
+
+Labels and tags are names or ids of the model's own labels; `relevant` holds indices into
+`documents`. All metrics are fractions of 1 except perplexity, for which less is better.
+"""
+
+from build_artifacts.evaluation.base import Answer, Evaluation, ModelUnderTest, Sampling
+from build_artifacts.evaluation.errors import BadEvaluationData
+from build_artifacts.evaluation.loading import EVERYTHING, load_evaluation
+from build_artifacts.evaluation.runner import answers_of, scores_of
+
+__all__ = [
+    "EVERYTHING",
+    "Answer",
+    "BadEvaluationData",
+    "Evaluation",
+    "ModelUnderTest",
+    "Sampling",
+    "answers_of",
+    "load_evaluation",
+    "scores_of",
+]

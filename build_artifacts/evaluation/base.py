@@ -1,0 +1,99 @@
+"""What an evaluation is: labelled examples ready for an engine, and how its answers score."""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.facts import Problem
+from deployments.errors import BadSetting, EngineFailed
+from deployments.messages import EncodedItem
+
+E = TypeVar("E")
+
+Answer = NDArray[np.float32]  # what an engine answers to one item, shaped as manifest.Head says
+Kept = NDArray[np.float32]  # the few numbers of one answer that the score needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnderTest:
+    """What the examples have to fit."""
+
+    directory: Path  # holds tokenizer.json
+    max_tokens: int  # longest item, special tokens included
+    labels: tuple[str, ...] = ()
+    problem: Problem | None = None
+    prompt: str = ""  # stands before every sentence of an embedding model
+    mask_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How much of a file to use; equal seeds choose equal examples."""
+
+    limit: int | None = None  # examples: pairs, texts, queries, questions
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise BadSetting(f"no metric can be taken on {self.limit} examples")
+
+    def of(self, examples: Sequence[E]) -> list[E]:
+        """At most `limit` of the examples, in the file's order."""
+        if self.limit is None or self.limit >= len(examples):
+            return list(examples)
+        chosen = random.Random(self.seed).sample(range(len(examples)), self.limit)
+        return [examples[i] for i in sorted(chosen)]
+
+
+class Evaluation(ABC):
+    """The examples of one file for one task.
+
+    `items` is what the engine is to answer, in no special order; `metric` is the name of the
+    score that decides.
+    """
+
+    def __init__(self, items: Sequence[EncodedItem], metric: str) -> None:
+        self.items = items
+        self.metric = metric
+
+    def score(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """Every metric by name; `answers[i]` answers `items[i]`. Raises EngineFailed as `keep`."""
+        return self.score_kept([self.keep(i, answer) for i, answer in enumerate(answers)])
+
+    def keep(self, index: int, answer: Answer) -> Kept:
+        """What `score_kept` needs of the answer to `items[index]`, in memory of its own.
+
+        Raises EngineFailed when the answer is not made of finite numbers.
+        """
+        if not np.isfinite(answer).all():
+            raise EngineFailed("an output is not a finite number")
+        return self._reduce(index, answer)
+
+    @abstractmethod
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """Every metric by name, from what was kept of the answer to each item."""
+
+    @abstractmethod
+    def _reduce(self, index: int, answer: Answer) -> Kept: ...
+
+    def drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
+        """How much worse `scores` is than `reference` by the leading metric.
+
+        In points, hundredths of the metric; for perplexity, by how many percent it has grown.
+        Negative when it is better; infinite when the two cannot be compared.
+        """
+        drop = self._drop(reference[self.metric], scores[self.metric])
+        # No comparison with a limit holds for NaN, so it would pass every gate.
+        return math.inf if math.isnan(drop) else drop
+
+    def _drop(self, reference: float, score: float) -> float:
+        return 100 * (reference - score)

@@ -1,0 +1,169 @@
+"""text-classification: the right label, the right set of labels, or the right number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.labels import ModelLabels
+from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pearson, spearman
+from build_artifacts.evaluation.reading import Layout, Place, Record, as_number, read_records
+from build_artifacts.evaluation.tokens import encode_texts
+from deployments.messages import EncodedItem, Text
+
+EXPECTED = (
+    "`text` and `label` (`labels` where there may be several, `score` where it is a number): "
+    "tab-separated columns, or JSON lines in a .jsonl"
+)
+
+
+def load_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    """The examples of the file, an item each. Raises BadEvaluationData."""
+    load = _LOADERS[model.problem or "single_label"]
+    return load(Place(path, EXPECTED), model, sampling)
+
+
+def _load_single(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    labels = ModelLabels(model.labels)
+    records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
+    right = [labels.index(r.required("label"), r, "label") for r in records]
+    examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
+    items = encode_texts(model, [text for text, _ in examples])
+    return SingleLabel(items, _one_hot([[label] for _, label in examples], len(model.labels)))
+
+
+def _load_multi(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    labels = ModelLabels(model.labels)
+
+    def fits(cell: str) -> bool:
+        return all(labels.find(part) is not None for part in _parts(cell))
+
+    records = read_records(place, _layout(fits))
+    right = [_label_set(record, labels) for record in records]
+    examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
+    wanted = _one_hot([chosen for _, chosen in examples], len(model.labels))
+    if not wanted.any():
+        raise place.bad("no example has a label")
+    return MultiLabel(encode_texts(model, [text for text, _ in examples]), wanted)
+
+
+def _load_regression(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    records = read_records(place, _layout(lambda cell: as_number(cell) is not None))
+    examples = sampling.of([(_text(record), record.number("label")) for record in records])
+    scores = [score for _, score in examples]
+    if len(set(scores)) < 2:
+        raise place.bad("all scores are equal: there is no order")
+    return Regression(encode_texts(model, [text for text, _ in examples]), scores)
+
+
+_LOADERS: dict[str, Callable[[Place, ModelUnderTest, Sampling], Evaluation]] = {
+    "single_label": _load_single,
+    "multi_label": _load_multi,
+    "regression": _load_regression,
+}
+
+
+def _layout(fits: Callable[[str], bool]) -> Layout:
+    return Layout(
+        names={
+            "text": ("text", "sentence", "sentence1"),
+            "text_pair": ("text_pair", "sentence2"),
+            "label": ("label", "labels", "score"),
+        },
+        required=frozenset(("text", "label")),
+        orders=(
+            ("label", "text"),
+            ("text", "label"),
+            ("text", "text_pair", "label"),
+            ("label", "text", "text_pair"),
+        ),
+        key="label",
+        fits=fits,
+    )
+
+
+def _text(record: Record) -> Text:
+    first = record.text("text")
+    return (first, record.text("text_pair")) if record.values.get("text_pair") else first
+
+
+def _label_set(record: Record, labels: ModelLabels) -> list[int]:
+    value = record.required("label")
+    given = value if isinstance(value, list) else _parts(value) if isinstance(value, str) else None
+    if given is None:
+        raise record.bad("not a list of labels", "label")
+    return [labels.index(part, record, "label") for part in given]
+
+
+def _parts(cell: str) -> list[str]:
+    return [part for part in cell.split(",") if part.strip()]
+
+
+def _one_hot(chosen: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
+    """[N, labels], True where a label was chosen."""
+    bits = np.zeros((len(chosen), labels), dtype=np.bool_)
+    for row, indices in zip(bits, chosen, strict=True):
+        row[list(indices)] = True
+    return bits
+
+
+class SingleLabel(Evaluation):
+    """One label per text: `accuracy` decides, `macro_f1` goes with it."""
+
+    def __init__(self, items: Sequence[EncodedItem], wanted: NDArray[np.bool_]) -> None:
+        super().__init__(items, "accuracy")
+        self._wanted = wanted  # [N, labels]
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`accuracy` and `macro_f1`."""
+        best = np.stack(kept).argmax(axis=1)
+        answered = _one_hot([[int(label)] for label in best], self._wanted.shape[1])
+        return {
+            "accuracy": accuracy(best, self._wanted.argmax(axis=1)),
+            "macro_f1": macro_f1(answered, self._wanted),
+        }
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        return answer.copy()
+
+
+class MultiLabel(Evaluation):
+    """Any number of labels per text, each given from probability one half: `micro_f1` decides."""
+
+    def __init__(self, items: Sequence[EncodedItem], wanted: NDArray[np.bool_]) -> None:
+        super().__init__(items, "micro_f1")
+        self._wanted = wanted  # [N, labels]
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`micro_f1` and `macro_f1`."""
+        answered = np.stack(kept) > 0  # a logit above 0 is a probability above one half
+        return {
+            "micro_f1": micro_f1(answered, self._wanted),
+            "macro_f1": macro_f1(answered, self._wanted),
+        }
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        return answer.copy()
+
+
+class Regression(Evaluation):
+    """A number per text: `spearman` decides, `pearson` goes with it."""
+
+    def __init__(self, items: Sequence[EncodedItem], scores: Sequence[float]) -> None:
+        super().__init__(items, "spearman")
+        self._scores = scores
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`spearman` and `pearson`, -1 to 1."""
+        answered = np.stack(kept)[:, 0]
+        return {
+            "spearman": spearman(answered, self._scores),
+            "pearson": pearson(answered, self._scores),
+        }
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        return answer.copy()

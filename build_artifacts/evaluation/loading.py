@@ -1,0 +1,33 @@
+"""The one table of evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from build_artifacts.evaluation.base import Evaluation, ModelUnderTest, Sampling
+from build_artifacts.evaluation.classification import load_classification
+from build_artifacts.evaluation.fill_mask import load_fill_mask
+from build_artifacts.evaluation.question_answering import load_question_answering
+from build_artifacts.evaluation.ranking import load_ranking
+from build_artifacts.evaluation.similarity import load_similarity
+from build_artifacts.evaluation.token_classification import load_token_classification
+from deployments.manifest import TaskName
+
+EVALUATIONS: Mapping[TaskName, Callable[[Path, ModelUnderTest, Sampling], Evaluation]] = {
+    TaskName.FEATURE_EXTRACTION: load_similarity,
+    TaskName.SENTENCE_SIMILARITY: load_similarity,
+    TaskName.TEXT_CLASSIFICATION: load_classification,
+    TaskName.TEXT_RANKING: load_ranking,
+    TaskName.TOKEN_CLASSIFICATION: load_token_classification,
+    TaskName.QUESTION_ANSWERING: load_question_answering,
+    TaskName.FILL_MASK: load_fill_mask,
+}
+EVERYTHING = Sampling()
+
+
+def load_evaluation(
+    path: Path, task: TaskName, model: ModelUnderTest, sampling: Sampling = EVERYTHING
+) -> Evaluation:
+    """The examples of a file, ready for an engine. Raises BadEvaluationData."""
+    return EVALUATIONS[task](path, model, sampling)

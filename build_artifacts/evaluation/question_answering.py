@@ -1,0 +1,158 @@
+"""question-answering: is the span a model finds the answer people gave?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1, read_questions
+from build_artifacts.evaluation.tokens import open_tokenizer, to_item
+from deployments.messages import EncodedItem
+
+STRIDE_TOKENS = 128  # of the context, shared by neighbouring windows
+MOST_QUESTION_TOKENS = 64  # longer questions are cut, as the context needs room
+MOST_ANSWER_TOKENS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which question an item asks, and which of its tokens are context."""
+
+    question: int
+    first: int  # index of the first context token
+    offsets: NDArray[np.int32]  # [context tokens, 2], each token's characters in the context
+
+
+class _Found(NamedTuple):
+    """A window's best span. Also what is kept of an answer, as four numbers."""
+
+    score: float
+    start: float  # context tokens, counted from the window's first
+    end: float  # the last one
+    no_answer: float  # score of the span that means "no answer here": the first token alone
+
+
+class _Span(NamedTuple):
+    """A question's best span over all its windows."""
+
+    text: str
+    score: float
+    no_answer: float
+
+
+def load_question_answering(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    """The questions of the file, an item per window of context. Raises BadEvaluationData."""
+    questions = sampling.of(read_questions(path))
+    tokenizer = open_tokenizer(model)
+    items: list[EncodedItem] = []
+    windows: list[Window] = []
+    for i, question in enumerate(questions):
+        for encoding in _encodings(tokenizer, question, model.max_tokens):
+            windows.append(_window(i, encoding))
+            items.append(to_item(encoding))
+    return QuestionAnswering(items, windows, questions)
+
+
+def _encodings(tokenizer: Tokenizer, asked: Question, max_tokens: int) -> Iterator[Encoding]:
+    """Question and context, the context in overlapping windows where it is too long."""
+    tokenizer.no_truncation()
+    question = asked.question
+    words = tokenizer.encode(question, add_special_tokens=False)
+    most = min(MOST_QUESTION_TOKENS, max_tokens // 2)
+    if len(words.ids) > most:
+        question = question[: words.offsets[most - 1][1]]
+    special = tokenizer.num_special_tokens_to_add(is_pair=True)
+    room = max_tokens - special - min(len(words.ids), most)
+    # The tokenizer panics when windows do not advance.
+    stride = min(STRIDE_TOKENS, room // 2)
+    tokenizer.enable_truncation(max_tokens, stride=stride, strategy="only_second")
+    whole = tokenizer.encode(question, asked.context)
+    yield whole
+    yield from whole.overflowing
+
+
+def _window(question: int, encoding: Encoding) -> Window:
+    context = [i for i, segment in enumerate(encoding.sequence_ids) if segment == 1]
+    offsets = np.array([encoding.offsets[i] for i in context], dtype=np.int32).reshape(-1, 2)
+    return Window(question, context[0] if context else 0, offsets)
+
+
+class QuestionAnswering(Evaluation):
+    """SQuAD's `f1` decides, `exact_match` goes with it.
+
+    Where some questions have no answer, a model answers nothing when its no-answer score beats
+    its best span. `answerable_f1` and `answerable_exact_match` then say how it does on the other
+    questions when it must answer.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[EncodedItem],
+        windows: Sequence[Window],
+        questions: Sequence[Question],
+    ) -> None:
+        super().__init__(items, "f1")
+        self._windows = windows
+        self._questions = questions
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`f1` and `exact_match`, means over the questions."""
+        spans = self._best_spans(kept)
+        answerable = [i for i, question in enumerate(self._questions) if question.golds]
+        if len(answerable) == len(self._questions):
+            return self._means([span.text for span in spans], answerable)
+        decided = [span.text if span.score >= span.no_answer else "" for span in spans]
+        scores = self._means(decided, range(len(spans)))
+        if answerable:
+            forced = self._means([span.text for span in spans], answerable)
+            scores |= {f"answerable_{name}": value for name, value in forced.items()}
+        return scores
+
+    def _means(self, answers: Sequence[str], chosen: Sequence[int]) -> dict[str, float]:
+        def mean(judge: Callable[[str, Sequence[str]], float]) -> float:
+            return float(np.mean([judge(answers[i], self._questions[i].golds) for i in chosen]))
+
+        return {"f1": mean(overlap_f1), "exact_match": mean(exact_match)}
+
+    def _best_spans(self, kept: Sequence[Kept]) -> list[_Span]:
+        """The best span of each question over all its windows."""
+        best = [_Span("", -np.inf, np.inf) for _ in self._questions]
+        for window, row in zip(self._windows, kept, strict=True):
+            found = _Found(*map(float, row))
+            before = best[window.question]
+            text, score = before.text, before.score
+            if found.score > score:
+                start = window.offsets[int(found.start), 0]
+                end = window.offsets[int(found.end), 1]
+                text = self._questions[window.question].context[start:end]
+                score = found.score
+            # A window that does not hold the answer rightly says so; the least sure one counts.
+            best[window.question] = _Span(text, score, min(before.no_answer, found.no_answer))
+        return best
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        window = self._windows[index]
+        context = answer[window.first : window.first + len(window.offsets)]
+        found = best_span(context[:, 0], context[:, 1])
+        return np.array([*found, answer[0].sum()], dtype=np.float32)
+
+
+def best_span(start: NDArray[np.float32], end: NDArray[np.float32]) -> tuple[float, int, int]:
+    """Score, first and last token of the best span of at most MOST_ANSWER_TOKENS; both are [T].
+
+    Without tokens the score is -inf.
+    """
+    best = (-np.inf, 0, 0)
+    for longer in range(min(MOST_ANSWER_TOKENS, len(start))):
+        sums = start[: len(start) - longer] + end[longer:]
+        first = int(sums.argmax())
+        if sums[first] > best[0]:
+            best = (float(sums[first]), first, first + longer)
+    return best

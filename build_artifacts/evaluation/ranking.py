@@ -1,0 +1,81 @@
+"""text-ranking: are relevant documents ranked before the others?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.metrics import ndcg, ranked, reciprocal_rank
+from build_artifacts.evaluation.reading import Place, Record, as_index, read_objects, shown
+from build_artifacts.evaluation.tokens import encode_texts
+from deployments.messages import EncodedItem
+
+EXPECTED = "JSON lines with `query`, `documents` and `relevant` (indices into `documents`)"
+NDCG_DEPTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RankedQuery:
+    """A query, its documents, and which of them answer it."""
+
+    query: str
+    documents: tuple[str, ...]
+    relevant: frozenset[int]
+
+
+def load_ranking(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    """The queries of the file, an item per document.
+
+    Raises BadEvaluationData, or UnsupportedModel for a model that does not give one score.
+    """
+    if len(model.labels) > 1:
+        raise UnsupportedModel(
+            f"ranking needs a model with one score, this one has {len(model.labels)} labels",
+            hint="leave out `--eval`",
+        )
+    queries = sampling.of([_query(record) for record in read_objects(Place(path, EXPECTED))])
+    pairs = [(query.query, document) for query in queries for document in query.documents]
+    return Ranking(encode_texts(model, pairs), queries)
+
+
+def _query(record: Record) -> RankedQuery:
+    documents = record.texts("documents")
+    relevant = set[int]()
+    for value in record.values_of("relevant"):
+        index = as_index(value, len(documents))
+        if index is None:
+            raise record.bad(
+                f"`{shown(value)}` is not an index into {len(documents)} documents", "relevant"
+            )
+        relevant.add(index)
+    return RankedQuery(record.text("query"), tuple(documents), frozenset(relevant))
+
+
+class Ranking(Evaluation):
+    """Items are the documents of query 0, then those of query 1 and so on: `mrr` decides."""
+
+    def __init__(self, items: Sequence[EncodedItem], queries: Sequence[RankedQuery]) -> None:
+        super().__init__(items, "mrr")
+        self._queries = queries
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`mrr` (over all places) and `ndcg@10`, means over the queries."""
+        scores = [float(values[0]) for values in kept]
+        orders: list[list[bool]] = []
+        start = 0
+        for query in self._queries:
+            end = start + len(query.documents)
+            orders.append(ranked(scores[start:end], query.relevant))
+            start = end
+        return {
+            "mrr": float(np.mean([reciprocal_rank(order) for order in orders])),
+            f"ndcg@{NDCG_DEPTH}": float(np.mean([ndcg(order, NDCG_DEPTH) for order in orders])),
+        }
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        return answer[:1].copy()

@@ -1,0 +1,71 @@
+"""feature-extraction and sentence-similarity: do cosines order pairs as people did?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.metrics import row_cosines, spearman
+from build_artifacts.evaluation.reading import Layout, Place, as_number, read_records
+from build_artifacts.evaluation.tokens import encode_texts
+from deployments.messages import EncodedItem
+
+EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
+LAYOUT = Layout(
+    names={
+        "sentence1": ("sentence1",),
+        "sentence2": ("sentence2",),
+        "score": ("score", "label", "similarity"),
+    },
+    required=frozenset(("sentence1", "sentence2", "score")),
+    orders=(("sentence1", "sentence2", "score"), ("score", "sentence1", "sentence2")),
+    key="score",
+    fits=lambda cell: as_number(cell) is not None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPair:
+    """Two sentences and how alike people found them, on any scale."""
+
+    left: str
+    right: str
+    score: float
+
+
+def read_pairs(path: Path) -> list[ScoredPair]:
+    """Every pair of the file. Raises BadEvaluationData."""
+    return [
+        ScoredPair(record.text("sentence1"), record.text("sentence2"), record.number("score"))
+        for record in read_records(Place(path, EXPECTED), LAYOUT)
+    ]
+
+
+def load_similarity(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    """The pairs of the file, two items each. Raises BadEvaluationData."""
+    pairs = sampling.of(read_pairs(path))
+    scores = [pair.score for pair in pairs]
+    if len(set(scores)) < 2:
+        raise Place(path, EXPECTED).bad("all scores are equal: there is no order")
+    texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
+    return Similarity(encode_texts(model, texts), scores)
+
+
+class Similarity(Evaluation):
+    """Items 2i and 2i + 1 are pair i. `spearman` compares cosines with the pairs' scores."""
+
+    def __init__(self, items: Sequence[EncodedItem], scores: Sequence[float]) -> None:
+        super().__init__(items, "spearman")
+        self._scores = scores
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`spearman`, -1 to 1."""
+        cosines = row_cosines(np.stack(kept[0::2]), np.stack(kept[1::2]))
+        return {"spearman": spearman(cosines, self._scores)}
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        return answer.copy()

@@ -1,0 +1,103 @@
+"""The SQuAD format, and when an answer is right by its rules."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from build_artifacts.evaluation.reading import Place, Record, read_bytes
+
+EXPECTED = "SQuAD 1.1 or 2.0: `data`, `paragraphs`, `context`, `qas`, `question`, `answers`, `text`"
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the text it is asked of, and every right answer; none: it has no answer there."""
+
+    question: str
+    context: str
+    golds: tuple[str, ...]
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Every question of the file. Raises BadEvaluationData."""
+    place = Place(path, EXPECTED)
+    raw = read_bytes(place)
+    if not raw.strip():
+        raise place.bad("no examples")
+    try:
+        value = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as exc:
+        raise place.at(f"line {exc.lineno}").bad(f"not JSON: {exc.msg}") from exc
+    if not isinstance(value, dict):
+        raise place.bad("not a JSON object")
+    questions = [
+        _question(asked, context)
+        for article in _children(Record(place, value), "data")
+        for paragraph in _children(article, "paragraphs")
+        for context in [paragraph.text("context")]
+        for asked in _children(paragraph, "qas")
+    ]
+    if not questions:
+        raise place.bad("no examples")
+    return questions
+
+
+def _children(record: Record, field: str) -> Iterator[Record]:
+    """The objects of a list, each named by its path, such as `data[0].paragraphs[3]`."""
+    value = record.required(field)
+    if not isinstance(value, list):
+        raise record.bad("not a list", field)
+    path = f"{record.place.spot}.{field}" if record.place.spot else field
+    for i, child in enumerate(value):
+        place = record.place.at(f"{path}[{i}]")
+        if not isinstance(child, dict):
+            raise place.bad("not a JSON object")
+        yield Record(place, child)
+
+
+def _question(asked: Record, context: str) -> Question:
+    question = asked.text("question")
+    if asked.values.get("is_impossible") is True:
+        return Question(question, context, ())
+    golds = tuple(answer.text("text") for answer in _children(asked, "answers"))
+    if not golds:
+        raise asked.bad("empty, and the question is not marked `is_impossible`", "answers")
+    return Question(question, context, golds)
+
+
+def normalised(answer: str) -> str:
+    """What counts of an answer: words in lower case, without punctuation and articles."""
+    bare = answer.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> float:
+    """1 if the answer is one of the right ones; "" is right where there is none."""
+    return float(max(normalised(answer) == normalised(gold) for gold in _countable(golds)))
+
+
+def overlap_f1(answer: str, golds: Sequence[str]) -> float:
+    """F1 of the answer's words against those of the right answer it is nearest to."""
+    return max(_word_f1(answer, gold) for gold in _countable(golds))
+
+
+def _countable(golds: Sequence[str]) -> Sequence[str]:
+    return [gold for gold in golds if normalised(gold)] or [""]
+
+
+def _word_f1(answer: str, gold: str) -> float:
+    given, right = normalised(answer).split(), normalised(gold).split()
+    if not given or not right:
+        return float(given == right)
+    common = (Counter(given) & Counter(right)).total()
+    return 2 * common / (len(given) + len(right))

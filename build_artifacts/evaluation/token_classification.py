@@ -1,0 +1,114 @@
+"""token-classification: are the right entities found among the words?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.entities import entities
+from build_artifacts.evaluation.labels import ModelLabels
+from build_artifacts.evaluation.metrics import accuracy, f1
+from build_artifacts.evaluation.reading import Place, Record, read_objects
+from build_artifacts.evaluation.tokens import open_tokenizer, to_item
+from deployments.messages import EncodedItem
+
+EXPECTED = "JSON lines with `tokens` (words) and `tags` (one per word, labels of the model)"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedWords:
+    """A sentence in words, and the id of each word's label."""
+
+    words: tuple[str, ...]
+    tags: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedTags:
+    """Where the words of an item begin, and what they are; words that were cut off are not here."""
+
+    tokens: tuple[int, ...]  # index of each word's first token
+    tags: tuple[int, ...]
+
+
+def load_token_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+    """The sentences of the file, an item each. Raises BadEvaluationData."""
+    place = Place(path, EXPECTED)
+    labels = ModelLabels(model.labels)
+    sentences = sampling.of([_sentence(record, labels) for record in read_objects(place)])
+    tokenizer = open_tokenizer(model)
+    encodings = tokenizer.encode_batch(
+        [_spaced(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
+    )
+    aligned = [_align(e, s) for e, s in zip(encodings, sentences, strict=True)]
+    chosen = [i for i, tags in enumerate(aligned) if tags.tokens]
+    if not chosen:
+        raise place.bad("the tokenizer leaves nothing of any sentence", "tokens")
+    items = [to_item(encodings[i]) for i in chosen]
+    return TokenClassification(items, [aligned[i] for i in chosen], model.labels)
+
+
+def _sentence(record: Record, labels: ModelLabels) -> TaggedWords:
+    words, tags = record.texts("tokens"), record.values_of("tags")
+    if len(words) != len(tags):
+        raise record.bad(f"{len(tags)} tags for {len(words)} tokens", "tags")
+    ids = [labels.index(tag, record, f"tags[{i}]") for i, tag in enumerate(tags)]
+    return TaggedWords(tuple(words), tuple(ids))
+
+
+def _spaced(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """The words as this tokenizer wants them.
+
+    Some mark a word by the space before it and lose the mark on words given one by one.
+    """
+    probe = ["a", "a"]
+    whole = tokenizer.encode(" ".join(probe)).ids
+    if tokenizer.encode(probe, is_pretokenized=True).ids == whole:
+        return list(words)
+    return [words[0], *(f" {word}" for word in words[1:])]
+
+
+def _align(encoding: Encoding, sentence: TaggedWords) -> AlignedTags:
+    firsts: dict[int, int] = {}
+    for token, word in enumerate(encoding.word_ids):
+        if word is not None:
+            firsts.setdefault(word, token)
+    return AlignedTags(tuple(firsts.values()), tuple(sentence.tags[word] for word in firsts))
+
+
+class TokenClassification(Evaluation):
+    """Every word has the best label of its first token: `entity_f1` decides."""
+
+    def __init__(
+        self,
+        items: Sequence[EncodedItem],
+        aligned: Sequence[AlignedTags],
+        labels: tuple[str, ...],
+    ) -> None:
+        super().__init__(items, "entity_f1")
+        self._aligned = aligned
+        self._labels = labels
+
+    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+        """`entity_f1` (an entity counts when kind and both ends are right), `token_accuracy`."""
+        hits = answered = wanted = 0
+        for row, sentence in zip(kept, self._aligned, strict=True):
+            given = entities([self._labels[int(label)] for label in row])
+            right = entities([self._labels[label] for label in sentence.tags])
+            hits += len(given & right)
+            answered += len(given)
+            wanted += len(right)
+        right_tags = np.concatenate([sentence.tags for sentence in self._aligned])
+        return {
+            "entity_f1": f1(hits, answered, wanted),
+            "token_accuracy": accuracy(np.concatenate(kept), right_tags),
+        }
+
+    def _reduce(self, index: int, answer: Answer) -> Kept:
+        best: Kept = answer[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
+        return best

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from build_artifacts.evaluation.metrics import (
+    accuracy,
+    f1,
+    macro_f1,
+    micro_f1,
+    ndcg,
+    pearson,
+    ranked,
+    ranks,
+    reciprocal_rank,
+    row_cosines,
+    spearman,
+)
+
+
+def bits(*rows: str) -> np.ndarray:
+    return np.array([[mark == "x" for mark in row] for row in rows])
+
+
+def test_equal_values_share_the_mean_of_their_ranks() -> None:
+    assert ranks([10, 30, 20, 30, 30]).tolist() == [1, 4, 2, 4, 4]
+
+
+def test_spearman_is_the_correlation_of_ranks() -> None:
+    # Ranks 1 2 3 4 5 and 1 2 3 5 4: 1 - 6 * (1 + 1) / (5 * 24).
+    assert spearman([1, 2, 3, 4, 9], [1, 8, 9, 64, 10]) == pytest.approx(0.9)
+    assert spearman([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)
+
+
+def test_spearman_with_ties_worked_by_hand() -> None:
+    # Ranks 1 2 3 4 and 1.5 1.5 3 4, centred: -1.5 -0.5 0.5 1.5 and -1 -1 0.5 1.5.
+    assert spearman([1, 2, 3, 4], [5, 5, 6, 7]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
+
+
+def test_correlations_are_those_of_a_statistics_package() -> None:
+    chance = np.random.default_rng(7)
+    left, right = chance.integers(0, 20, size=(2, 300))
+    assert spearman(left, right) == pytest.approx(stats.spearmanr(left, right).statistic)
+    assert pearson(left, right) == pytest.approx(stats.pearsonr(left, right).statistic)
+
+
+def test_a_constant_side_correlates_with_nothing() -> None:
+    assert pearson([0.1] * 3, [1, 2, 3]) == 0
+    assert spearman([1, 2, 3], [0.1] * 3) == 0
+
+
+def test_pearson_sees_the_line_and_not_only_the_order() -> None:
+    # Centred: -1 0 1 and -3 -1 4.
+    assert pearson([1, 2, 3], [0, 2, 7]) == pytest.approx(7 / math.sqrt(2 * 26))
+    assert spearman([1, 2, 3], [0, 2, 7]) == pytest.approx(1)
+
+
+def test_a_row_of_zeros_has_cosine_0() -> None:
+    cosines = row_cosines([[1, 1], [0, 0], [3, 0]], [[1, 0], [1, 0], [-1, 0]])
+    assert cosines == pytest.approx([math.sqrt(0.5), 0, -1])
+
+
+def test_accuracy_is_the_share_of_equal_entries() -> None:
+    assert accuracy([0, 1, 2, 1], [0, 1, 1, 1]) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("hits", "answered", "wanted", "expected"),
+    [(2, 4, 2, 2 / 3), (0, 3, 2, 0), (5, 5, 5, 1), (0, 0, 3, 0), (0, 0, 0, 0)],
+)
+def test_f1_is_the_harmonic_mean(hits: int, answered: int, wanted: int, expected: float) -> None:
+    assert f1(hits, answered, wanted) == pytest.approx(expected)
+
+
+def test_micro_f1_counts_decisions_and_macro_f1_labels() -> None:
+    answered = bits("x..", "xx.", "x..")
+    wanted = bits("x..", ".x.", "xx.")
+    # Three of four answered are right, four were wanted.
+    assert micro_f1(answered, wanted) == pytest.approx(2 * 3 / (4 + 4))
+    # Label 0: 2 right of 3 answered, 2 wanted; label 1: 1 of 1, 2 wanted; label 2: nobody's.
+    assert macro_f1(answered, wanted) == pytest.approx((4 / 5 + 2 / 3) / 2)
+
+
+def test_macro_f1_of_nothing_is_0() -> None:
+    assert macro_f1(bits("..", ".."), bits("..", "..")) == 0
+
+
+def test_of_equal_scores_the_relevant_come_last() -> None:
+    assert ranked([0.5, 0.5, 0.9, 0.5], frozenset({0, 3})) == [False, False, True, True]
+    assert ranked([3, 1, 2], frozenset({2})) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [([True, False], 1), ([False, False, True, True], 1 / 3), ([False], 0)],
+)
+def test_reciprocal_rank_is_that_of_the_first(places: list[bool], expected: float) -> None:
+    assert reciprocal_rank(places) == pytest.approx(expected)
+
+
+def test_ndcg_worked_by_hand() -> None:
+    # Gains at places 2 and 3, the best order has them at 1 and 2.
+    best = 1 + 1 / math.log2(3)
+    assert ndcg([False, True, True], 10) == pytest.approx((1 / math.log2(3) + 0.5) / best)
+    assert ndcg([True, True, False], 10) == 1
+    assert ndcg([False, False, True], 2) == 0
+    # Three are relevant, but no order shows more than two of them within the first two places.
+    assert ndcg([True, False, True, True], 2) == pytest.approx(1 / best)
