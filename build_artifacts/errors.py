@@ -3,6 +3,7 @@
 ServeError
 └── BuildError
     ├── SourceNotFound    nothing there, or nothing by which to reach it
+    ├── SourceUnreadable  there, but a file of it cannot be read
     ├── UnsafeSource      pickled weights, remote code, a path that leads elsewhere
     ├── UnsupportedModel  whole and safe, but nothing this release can build
     └── GateFailed        every graph is too far from the fp32 reference
@@ -27,6 +28,12 @@ class SourceNotFound(BuildError):
     """The source, or a file it must have, is not there."""
 
     code = "source_not_found"
+
+
+class SourceUnreadable(BuildError):
+    """A file or directory of the source is there and cannot be read."""
+
+    code = "source_unreadable"
 
 
 class UnsafeSource(BuildError):

@@ -1,39 +1,74 @@
-"""Where a build happens before anybody can see it.
+"""Where a version is built before anybody can see it, and what an interrupted build leaves there.
 
-`<store>/.building/<random>/` is on the same file system as the versions, so that publishing is one
-rename. A build holds a lock on its directory; the kernel drops the locks of a killed process, so
-the next build knows what was left behind and removes it.
+`<store>/.building/<model id, "/" written "--">--<version>/steps/<name>/` holds the finished steps
+of a version that is not published yet. Killing a build costs the step under way: the next build of
+the same version finds the others. The build holds the lock beside its directory, so that a second
+one waits for it.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
+import re
 import shutil
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
+from build_artifacts.locks import held
+from build_artifacts.progress import Progress
+from build_artifacts.scratch import BUILDING_NAME, dispose, scratch, store_errors
+from deployments.store import model_directory
 
-BUILDING_NAME = ".building"
+_STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_MADE_WITH_NAME = "made-with"
+# Enough that a disk without room for it counts as full.
+_PROBE_BYTES = 1 << 20
 
 
 class Workspace:
-    """One build's private directory. Made by `workspace`, gone when the build ends."""
+    """The private directory of one build. Made by `build_place`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.log = root.with_suffix(".log")
+        self.log = log_path(root)
 
     def directory(self, name: str) -> Path:
         """An existing directory for one step's files."""
         path = self.root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def is_done(self, name: str) -> bool:
+        """Whether the step `name` is finished, by this build or by one that was interrupted."""
+        return self._step(name).is_dir()
+
+    def once(self, name: str, work: Callable[[Path], None]) -> Path:
+        """The directory that `work` filled, now or in a build that was interrupted.
+
+        `work` gets an empty directory, which is renamed when it returns: what it writes must not
+        name its own place. When it raises, nothing is kept of the step; where the disk is full by
+        then, that is what is raised (OSError), whatever `work` made of it.
+        """
+        done = self._step(name)
+        if done.is_dir():
+            return done
+        partial = done.with_name(f"{name}.partial")
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        try:
+            self._do(work, partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        partial.rename(done)
+        _sync(done.parent)
+        return done
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -43,68 +78,139 @@ class Workspace:
 
     def record_failure(self) -> None:
         """Append the traceback of the exception being handled to the log."""
-        with self.log.open("a", encoding="utf-8") as log:
+        # On a full disk there may be no room for it, and the exception itself matters more.
+        with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             traceback.print_exc(file=log)
+
+    def _step(self, name: str) -> Path:
+        assert _STEP_NAME.fullmatch(name), f"`{name}` names no step; this is a bug"
+        return self.root / "steps" / name
+
+    def _do(self, work: Callable[[Path], None], partial: Path) -> None:
+        try:
+            work(partial)
+            _sync_tree(partial)
+        except OSError:
+            raise
+        except Exception as exc:
+            # Libraries hide a full disk in exceptions of their own.
+            if _is_full(partial):
+                reason = os.strerror(errno.ENOSPC)
+                raise OSError(errno.ENOSPC, reason, str(partial)) from exc
+            raise
+
+
+@contextmanager
+def build_place(
+    store: Path, model_id: str, version: str, progress: Progress, *, made_with: str = ""
+) -> Iterator[Workspace]:
+    """The workspace of one version, for one build at a time: another one waits and says so.
+
+    Who waited may find the version published when it enters. Steps of an interrupted build are
+    still there, unless they were made with something else than `made_with` says.
+
+    A build that ends well, or with a BuildError, which the next run would meet again, leaves no
+    steps; after everything else they stay. The log stays after every failure.
+    """
+    building = store / BUILDING_NAME
+    root = place_path(store, model_id, version)
+
+    def tell(holder: str) -> None:
+        by = f" ({holder})" if holder else ""
+        progress.title(f"waiting for another build of {model_id} version {version}{by}")
+
+    with ExitStack() as stack:
+        with store_errors(store):
+            building.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(lock_path(root), tell))
+            place = _enter(root, made_with)
+        try:
+            yield place
+        except BuildError:
+            place.record_failure()
+            _leave(root)
+            raise
+        except Exception:
+            place.record_failure()
+            raise
+        _leave(root)
+        place.log.unlink(missing_ok=True)
+
+
+def place_path(store: Path, model_id: str, version: str) -> Path:
+    """Where a version is built."""
+    return store / BUILDING_NAME / f"{model_directory(store, model_id).name}--{version}"
+
+
+def lock_path(root: Path) -> Path:
+    """The lock of the build in `root`."""
+    return root.with_name(f"{root.name}.lock")
+
+
+def log_path(root: Path) -> Path:
+    """The log of the build in `root`."""
+    return root.with_name(f"{root.name}.log")
+
+
+def _enter(root: Path, made_with: str) -> Workspace:
+    note = root / _MADE_WITH_NAME
+    wanted = made_with.encode()
+    if root.exists() and (not note.is_file() or note.read_bytes() != wanted):
+        dispose(root, root.parent)
+    if not root.exists():
+        log_path(root).unlink(missing_ok=True)
+        root.mkdir()
+        note.write_bytes(wanted)
+    return Workspace(root)
+
+
+def _leave(root: Path) -> None:
+    with suppress(OSError):  # the build is over either way; `gc` finds what could not be removed
+        dispose(root, root.parent)
 
 
 @contextmanager
 def workspace(store: Path) -> Iterator[Workspace]:
-    """A fresh workspace in `store`; removed on every way out, its log only on success."""
+    """A workspace without a name, removed on every way out, its log only on success."""
+    with scratch(store) as root:
+        for log in root.parent.glob(".scratch-*.log"):
+            if not log.with_suffix("").exists():
+                log.unlink(missing_ok=True)
+        place = Workspace(root)
+        try:
+            yield place
+            place.log.unlink(missing_ok=True)
+        except Exception:
+            place.record_failure()
+            raise
+
+
+def _sync_tree(directory: Path) -> None:
+    """A step that is there after a power failure must be there whole."""
+    for top, _, names in os.walk(directory):
+        for path in (Path(top, name) for name in names):
+            if not path.is_symlink():
+                _sync(path)
+        _sync(Path(top))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        root, lock = _fresh_directory(store / BUILDING_NAME)
-    except OSError as exc:
-        raise BuildError(
-            f"cannot write to the store {store}: {exc.strerror}", hint="pass another `--store DIR`"
-        ) from exc
-    place = Workspace(root)
-    try:
-        yield place
-        place.log.unlink(missing_ok=True)
-    except Exception:
-        place.record_failure()
-        raise
+        os.fsync(descriptor)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
-        os.close(lock)
-
-
-def _fresh_directory(building: Path) -> tuple[Path, int]:
-    """A new directory and the descriptor that holds its lock, once the abandoned are gone."""
-    building.mkdir(parents=True, exist_ok=True)
-    # Held while starting, so that no other build takes the unlocked new directory for abandoned.
-    starting = _lock(building, fcntl.LOCK_EX)
-    try:
-        _remove_abandoned(building)
-        root = Path(tempfile.mkdtemp(dir=building))
-        return root, _lock(root, fcntl.LOCK_EX)
-    finally:
-        os.close(starting)
-
-
-def _lock(directory: Path, operation: int) -> int:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
-def _remove_abandoned(building: Path) -> None:
-    for path in sorted(building.iterdir()):
-        if path.is_dir() and _is_abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == ".log" and not path.with_suffix("").exists():
-            path.unlink(missing_ok=True)
-
-
-def _is_abandoned(directory: Path) -> bool:
+def _is_full(directory: Path) -> bool:
+    probe = directory / ".probe"
     try:
-        os.close(_lock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as exc:
+        return exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
 
 
 @contextmanager
@@ -114,9 +220,11 @@ def _redirected(target: int, descriptors: tuple[int, ...]) -> Iterator[None]:
     try:
         for descriptor in descriptors:
             os.dup2(target, descriptor)
-        yield
+        try:
+            yield
+        finally:
+            _flush()
     finally:
-        _flush()
         for copy, descriptor in zip(saved, descriptors, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)

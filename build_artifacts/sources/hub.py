@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint
-from build_artifacts.errors import SourceNotFound, UnsafeSource
+from build_artifacts.errors import BuildError, SourceNotFound
+from build_artifacts.sources.foreign import foreign_weights
 from deployments.manifest import Source
+
+# The cache of downloads cannot take more, whatever the network does.
+_CACHE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,9 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
     if not any(name.endswith(".safetensors") for name in listing.files):
-        raise UnsafeSource(
-            f"`{model_id}` has no safetensors weights, and pickled ones are never loaded",
-            hint="convert it on the hub, or name a revision that has them: `ID@REVISION`",
+        raise foreign_weights(f"`{model_id}`", listing.files) or SourceNotFound(
+            f"`{model_id}` has no safetensors weights",
+            hint="name a revision that has them: `ID@REVISION`",
         )
     patterns = [f"*{suffix}" for suffix in COUNTED_SUFFIXES]
     directory = hub.download(model_id, listing.commit, patterns)
@@ -77,6 +82,11 @@ def hub_errors(model_id: str) -> Iterator[None]:
     try:
         yield
     except foreign as exc:
+        if isinstance(exc, OSError) and exc.errno in _CACHE_FAILURES:
+            raise BuildError(
+                f"cannot keep the files of `{model_id}`: {exc}",
+                hint="free space, or let `HF_HOME` name a directory on another disk",
+            ) from exc
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         raise SourceNotFound(
             f"cannot get `{model_id}` from the hub: {reason}",

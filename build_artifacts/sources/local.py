@@ -5,13 +5,37 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from build_artifacts.checkpoint import Checkpoint, content_digest
+from build_artifacts.checkpoint import Checkpoint, content_digest, is_plain_file, unreadable
+from build_artifacts.errors import BuildError, SourceNotFound
+from build_artifacts.sources.foreign import foreign_weights
 from deployments.manifest import Source
 
 
-def resolve_directory(ref: str) -> Checkpoint:
-    """The checkpoint in the directory `ref`, pinned by the digest of its files."""
-    directory = Path(ref).expanduser().resolve()
+def find_directory(ref: str) -> Path | None:
+    """The directory `ref`, None where nothing is. Raises BuildError for anything else there."""
+    try:
+        path = Path(ref).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        if not path.parent.is_dir() or not is_plain_file(path):
+            return None
+    except (RuntimeError, ValueError):  # `~` of a user who does not exist, a null byte
+        return None
+    except OSError as exc:
+        raise unreadable(Path(ref), str(exc.strerror)) from exc
+    raise not_a_directory(path)
+
+
+def not_a_directory(path: Path) -> BuildError:
+    """The error for a SOURCE that is the file `path`."""
+    return foreign_weights(f"`{path}`", [path.name]) or SourceNotFound(
+        f"`{path}` is a file, SOURCE must be the directory of a checkpoint",
+        hint=f"pass the directory that holds it: `{path.parent}`",
+    )
+
+
+def resolve_directory(directory: Path) -> Checkpoint:
+    """The checkpoint in `directory`, pinned by the digest of its files."""
     source = Source(ref=str(directory), revision=content_digest(directory))
     return Checkpoint(directory, source, default_id=f"local/{id_part(directory.name)}")
 

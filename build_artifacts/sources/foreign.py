@@ -1,0 +1,41 @@
+"""Weights in formats that are never read, told by their names, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+GGUF_SUFFIX = ".gguf"
+# What a trainer leaves beside the weights; pickled, too, but not weights.
+_TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
+
+
+def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
+    """Why the weights among the files `names` of `where` are refused, None where none are foreign.
+
+    One safetensors file is enough for None: then the others do not matter.
+    """
+    files = sorted({name.rpartition("/")[2] for name in names})
+    if any(name.endswith(".safetensors") for name in files):
+        return None
+    if pickled := _first(files, PICKLE_SUFFIXES):
+        return UnsafeSource(
+            f"{where} has pickled weights only (`{pickled}`), which are never loaded: "
+            "a pickle can run any program",
+            hint="convert them where that does no harm: `AutoModel.from_pretrained(DIR)"
+            ".save_pretrained(OUT)` writes safetensors",
+        )
+    if gguf := _first(files, (GGUF_SUFFIX,)):
+        return UnsupportedModel(
+            f"{where} has GGUF weights only (`{gguf}`): they are rounded already, "
+            "and graphs of encoders are made from the original ones",
+            hint="build from the safetensors checkpoint that the GGUF file was made from",
+        )
+    return None
+
+
+def _first(names: list[str], suffixes: tuple[str, ...]) -> str | None:
+    weights = (name for name in names if not name.startswith(_TRAINING_STATE))
+    return next((name for name in weights if name.lower().endswith(suffixes)), None)

@@ -1,0 +1,117 @@
+"""A checkpoint's tokenizer.json, made from its vocabulary where it has none.
+
+The server reads tokenizer.json only. transformers makes one from `vocab.txt` (BERT and its kin) and
+from `vocab.json` with `merges.txt` (RoBERTa and its kin), but for a class that does not read those
+files it invents a vocabulary of five special tokens without a word. So what it made counts only
+when it holds exactly the tokens and ids of the files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from build_artifacts.checkpoint import (
+    Checkpoint,
+    counted_files,
+    damaged,
+    is_plain_file,
+    read_object,
+    unreadable,
+)
+from build_artifacts.errors import SourceNotFound
+from build_artifacts.models import first_line
+from deployments.manifest import TOKENIZER_NAME
+
+_WORDS_NAME = "vocab.txt"
+_PAIRS_NAME = "vocab.json"
+_ADDED_NAME = "added_tokens.json"
+# Vocabularies that need a package this project does without.
+_UNREAD = ("*.model", "*.tiktoken", "bpe.codes")
+
+Vocabulary = dict[str, int]  # token -> id
+
+
+def with_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+    """`checkpoint` when it has a tokenizer.json, else the same with one, laid out under `into`.
+
+    That one has links to the files of `checkpoint`. Raises SourceNotFound, SourceUnreadable or
+    UnsupportedModel.
+    """
+    tokenizer = fast_tokenizer(checkpoint.weights, into / "tokenizer")
+    _check(tokenizer)
+    if tokenizer.parent == checkpoint.weights:
+        return checkpoint
+    twin = into / "checkpoint"
+    for name, path in counted_files(checkpoint.directory):
+        (twin / name).parent.mkdir(parents=True, exist_ok=True)
+        (twin / name).symlink_to(path.absolute())
+    place = twin / checkpoint.weights.relative_to(checkpoint.directory)
+    (place / TOKENIZER_NAME).symlink_to(tokenizer.absolute())
+    return Checkpoint(twin, checkpoint.source, checkpoint.default_id)
+
+
+def fast_tokenizer(weights: Path, into: Path) -> Path:
+    """The checkpoint's own tokenizer.json, or one made of its vocabulary in `into`.
+
+    Raises SourceNotFound, SourceUnreadable or UnsupportedModel.
+    """
+    own = weights / TOKENIZER_NAME
+    if is_plain_file(own):
+        return own
+    name = next((n for n in (_WORDS_NAME, _PAIRS_NAME) if is_plain_file(weights / n)), None)
+    if name is None:
+        found = sorted(path.name for pattern in _UNREAD for path in weights.glob(pattern))
+        raise _missing(weights, f", and `{found[0]}` cannot be converted here" if found else "")
+    try:
+        tokenizer = _converted(weights)
+    except Exception as exc:  # each tokenizer class raises whatever it met in the files
+        raise _missing(weights, f", and `{name}` cannot be converted: {first_line(exc)}") from exc
+    if tokenizer.get_vocab() != _vocabulary(weights, name):
+        raise _missing(weights, f", and the tokenizer of this model is not made of `{name}`")
+    into.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(into / TOKENIZER_NAME))
+    return into / TOKENIZER_NAME
+
+
+def _missing(weights: Path, why: str) -> SourceNotFound:
+    return SourceNotFound(
+        f"no `{TOKENIZER_NAME}` in {weights}{why}",
+        hint="make it where transformers can read the tokenizer: "
+        "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`",
+    )
+
+
+def _converted(weights: Path) -> Any:
+    """A `tokenizers.Tokenizer`: from the checkpoint's own files, without network and their code."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        weights, trust_remote_code=False, local_files_only=True
+    )
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} is written in Python")
+    return tokenizer.backend_tokenizer
+
+
+def _vocabulary(weights: Path, name: str) -> Vocabulary:
+    path = weights / name
+    if name == _PAIRS_NAME:
+        return read_object(path) | read_object(weights / _ADDED_NAME)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            words = {line.rstrip("\n"): number for number, line in enumerate(lines)}
+    except ValueError as exc:
+        raise damaged(path, str(exc)) from exc
+    except OSError as exc:
+        raise unreadable(path, str(exc.strerror)) from exc
+    return words | read_object(weights / _ADDED_NAME)
+
+
+def _check(path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises bare Exception
+        raise damaged(path, first_line(exc)) from exc
