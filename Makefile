@@ -27,7 +27,7 @@ lint: .venv/ready
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on \
-	    -e ".[cpu,build,bench,dev]"
+	    -e ".[cpu,openvino,build,bench,dev]"
 	@touch $@
 
 clean:

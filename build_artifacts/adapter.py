@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.architectures import task_of_class
 from build_artifacts.checkpoint import (
+    Json,
     check_weights,
     content_digest,
     read_json,
@@ -21,6 +24,8 @@ LABELS_NAME = "labels.json"
 
 _TASKS = {
     "SEQ_CLS": TaskName.TEXT_CLASSIFICATION,
+    "TOKEN_CLS": TaskName.TOKEN_CLASSIFICATION,
+    "QUESTION_ANS": TaskName.QUESTION_ANSWERING,
     "FEATURE_EXTRACTION": TaskName.FEATURE_EXTRACTION,
 }
 
@@ -52,7 +57,7 @@ def read_adapter(directory: Path) -> Adapter:
         raise UnsupportedModel(
             f"the adapter is of the type `{kind}`", hint="only LoRA adapters can be merged"
         )
-    task = _TASKS.get(str(config.get("task_type")))
+    task = _task(config)
     if task is None:
         raise UnsupportedModel(
             f"the adapter was trained for `{config.get('task_type')}`",
@@ -60,6 +65,14 @@ def read_adapter(directory: Path) -> Adapter:
         )
     check_weights(directory, ADAPTER_STEM)
     return Adapter(directory.resolve(), content_digest(directory), task, _labels(directory))
+
+
+def _task(config: Mapping[str, Json]) -> TaskName | None:
+    """From the task type, or from the class of the base model where peft was told no type."""
+    if config.get("task_type") is not None:
+        return _TASKS.get(str(config["task_type"]))
+    mapping = config.get("auto_mapping") or {}
+    return task_of_class(str(mapping.get("base_model_class")))
 
 
 def _labels(directory: Path) -> tuple[str, ...]:

@@ -6,14 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.columns import columns
 from deployments.errors import ArtifactError
-from deployments.manifest import (
-    LATEST_NAME,
-    VERSION,
-    ArtifactManifest,
-    Candidate,
-    resolve_version,
-)
+from deployments.manifest import ArtifactManifest, Candidate
+from deployments.store import LATEST_NAME, VERSION, resolve_version
 
 _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
 
@@ -55,13 +51,7 @@ def _latest(store: Path, model_id: str) -> str | None:
 
 def table(entries: Sequence[Entry]) -> str:
     """The entries in columns, one line per candidate graph; `*` marks the latest version."""
-    rows = [_HEADER, *(row for entry in entries for row in _rows(entry))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return "\n".join(lines)
+    return columns([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 
 def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.adapter import Adapter
 from build_artifacts.checkpoint import Checkpoint
 from build_artifacts.errors import GateFailed
-from build_artifacts.facts import ModelFacts, read_facts
-from build_artifacts.probes import PROBES
-from build_artifacts.progress import Progress, Step
-from build_artifacts.recipe import CandidateRecipe, ExportRecipe, Recipe
-from build_artifacts.steps.export import export
-from build_artifacts.steps.merge import merge
-from build_artifacts.steps.quantise import quantise
-from build_artifacts.steps.seal import Identity, PassedGraph, assemble
-from build_artifacts.steps.verify import (
-    Reference,
-    Verdict,
-    encode_probes,
-    torch_rows,
-    verify,
+from build_artifacts.evaluation import (
+    EVERYTHING,
+    Evaluation,
+    ModelUnderTest,
+    Sampling,
+    load_evaluation,
 )
+from build_artifacts.facts import ModelFacts, read_facts
+from build_artifacts.gating import Gatekeeper, PassedGraph
+from build_artifacts.graphs import Graphs
+from build_artifacts.lanes import is_present
+from build_artifacts.preparation import Prepared, prepare
+from build_artifacts.progress import Progress
+from build_artifacts.recipe import Recipe
+from build_artifacts.search import Search
+from build_artifacts.steprunner import StepRunner
+from build_artifacts.steps.merge import merge
+from build_artifacts.steps.seal import Identity, Sealing, assemble
 from build_artifacts.workspace import Workspace
-from deployments.manifest import TOKENIZER_NAME, Device, Parity, TaskName
+from deployments.manifest import Device, TaskName
+from deployments.tuning.costs import CostTable
+from deployments.tuning.processors import usable_cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How far a build goes to find out, beyond what its recipe says."""
+
+    tune_seconds: float = 60.0
+    evaluation: Path | None = None  # labelled data for the gate
+    sampling: Sampling = EVERYTHING
+
+
+EFFORT = Effort()
 
 
 class Compilation:
     """One build at work in its workspace."""
 
-    def __init__(self, place: Workspace, progress: Progress, recipe: Recipe) -> None:
-        self._place = place
+    def __init__(
+        self, place: Workspace, progress: Progress, recipe: Recipe, effort: Effort
+    ) -> None:
         self._progress = progress
+        self._steps = StepRunner(place, progress)
         self._recipe = recipe
-        self._exports: dict[ExportRecipe, Path] = {}
+        self._effort = effort
 
     def artifact(
         self,
@@ -45,90 +64,120 @@ class Compilation:
         identity: Identity,
     ) -> Path:
         """A directory that holds the whole artifact. Raises BuildError."""
-        self._progress.begin(self._steps(adapter))
+        self._progress.begin()
         try:
             if adapter is not None:
-                with self._step("merge", f"LoRA adapter {adapter.name}"):
-                    checkpoint = merge(checkpoint, adapter, self._place.directory("merged"))
-            with self._step("reference", f"fp32 torch, {len(PROBES)} probe texts") as step:
-                facts = read_facts(checkpoint, tasks)
-                reference = _reference(checkpoint.weights, facts)
-                step.found(f"{facts.architecture}, {facts.width} wide, {facts.max_tokens} tokens")
-            graphs = self._graphs(checkpoint.weights, facts, reference)
-            with self._step("seal", f"{identity.id} version {identity.version}"):
-                staged = self._place.directory("artifact")
-                assemble(identity, facts, graphs, checkpoint.weights / TOKENIZER_NAME, staged)
+                checkpoint = self._merged(checkpoint, adapter)
+            facts = read_facts(checkpoint, tasks)
+            prepared = self._prepared(checkpoint, facts)
+            search = self._search(prepared)
+            passed = self._passed(search, facts)
+            tables = self._tables(search, passed, identity)
+            return self._sealed(identity, prepared, passed, tables)
         finally:
             self._progress.end()
-        return staged
 
-    def _steps(self, adapter: Adapter | None) -> int:
-        first = [lane[0] for lane in self._recipe.lanes]
-        return 2 + (adapter is not None) + sum(2 + (c.int8 is not None) for c in first)
+    def _merged(self, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+        def work(into: Path) -> str:
+            merge(checkpoint, adapter, into)
+            return ""
 
-    @contextmanager
-    def _step(self, name: str, detail: str) -> Iterator[Step]:
-        with self._progress.step(name, detail) as step, self._place.quiet():
-            yield step
+        directory = self._steps.once("merge", "merge", f"LoRA adapter {adapter.name}", work)
+        return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
-    def _graphs(self, weights: Path, facts: ModelFacts, reference: Reference) -> list[PassedGraph]:
-        """The best graph of each lane. Raises GateFailed when there is none for the CPU."""
-        graphs = []
-        for lane in self._recipe.lanes:
-            for candidate in lane:
-                graph = self._graph(weights, facts, candidate)
-                if parity := self._verified(graph, candidate, facts, reference):
-                    graphs.append(PassedGraph(candidate, graph, parity))
-                    break
-        if not any(passed.recipe.device is Device.CPU for passed in graphs):
-            raise GateFailed(
-                f"no graph of `{facts.architecture}` for the CPU passed the accuracy gate",
-                hint="the checkpoint may be damaged: compare it with its published scores",
-            )
-        return graphs
+    def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> Prepared:
+        evaluation = self._evaluation(checkpoint.weights, facts)
 
-    def _graph(self, weights: Path, facts: ModelFacts, candidate: CandidateRecipe) -> Path:
-        exported = self._exports.get(candidate.export) or self._export(weights, facts, candidate)
-        self._exports[candidate.export] = exported
-        if candidate.int8 is None:
-            return exported
-        with self._step("quantise", f"{candidate.name}: dynamic int8") as step:
-            graph = self._place.directory("graphs") / f"{candidate.name}.onnx"
-            quantise(exported, candidate.int8, graph)
-            step.found(_megabytes(graph))
-        return graph
+        def work(into: Path) -> str:
+            prepare(checkpoint.weights, facts, evaluation, into)
+            prepared = Prepared(checkpoint.weights, facts, into, evaluation)
+            scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
+            return f"{facts.architecture}, {facts.max_tokens} tokens{scores}"
 
-    def _export(self, weights: Path, facts: ModelFacts, candidate: CandidateRecipe) -> Path:
-        recipe = candidate.export
-        fused = f", fused for {recipe.fusions}" if recipe.fusions else ""
-        with self._step("export", f"{candidate.name}: {recipe.dtype} graph{fused}") as step:
-            graph = self._place.directory("exports") / f"{candidate.name}.onnx"
-            export(weights, facts, recipe, graph)
-            step.found(_megabytes(graph))
-        return graph
+        detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
+        directory = self._steps.once("reference", "reference", detail, work)
+        prepared = Prepared(checkpoint.weights, facts, directory, evaluation)
+        if not prepared.compaction.is_empty:
+            with self._steps.passing("compact", "what pruning set to zero") as step:
+                step.found(prepared.compaction.describe())
+        return prepared
 
-    def _verified(
-        self, graph: Path, candidate: CandidateRecipe, facts: ModelFacts, reference: Reference
-    ) -> Parity | None:
-        with self._step("verify", f"{candidate.name} against fp32 torch") as step:
-            verdict = verify(graph, candidate, facts, reference, self._recipe.gate)
-            step.found(_told(verdict))
-        return verdict.parity if verdict.passed else None
+    def _evaluation(self, weights: Path, facts: ModelFacts) -> Evaluation | None:
+        if self._effort.evaluation is None:
+            return None
+        model = ModelUnderTest(
+            directory=weights,
+            max_tokens=facts.max_tokens,
+            labels=facts.labels,
+            problem=facts.problem,
+            prompt=dict(facts.prompts).get(facts.default_prompt or "", ""),
+            mask_token=facts.mask_token,
+        )
+        data, sampling = self._effort.evaluation, self._effort.sampling
+        return load_evaluation(data, facts.tasks[0], model, sampling)
+
+    def _search(self, prepared: Prepared) -> Search:
+        graphs = Graphs(self._steps, prepared)
+        gatekeeper = Gatekeeper(self._steps, prepared, graphs, self._recipe.gate)
+        return Search(self._steps, prepared, graphs, gatekeeper, self._recipe)
+
+    def _passed(self, search: Search, facts: ModelFacts) -> list[PassedGraph]:
+        """What is to be sealed, the best of each device first. Raises GateFailed."""
+        cpu = search.best(Device.CPU)
+        if not cpu:
+            self._progress.title("no int8 graph passed the gate: the fp32 graph is sealed")
+            fallback = search.gatekeeper.admit(self._recipe.fallback)
+            if fallback is None:
+                raise GateFailed(
+                    f"no graph of `{facts.architecture}` for the CPU passed the accuracy gate",
+                    hint="the checkpoint may be damaged: compare it with its published scores",
+                )
+            cpu = [fallback]
+        return [*cpu, *search.best(Device.GPU)]
+
+    def _tables(
+        self, search: Search, passed: Sequence[PassedGraph], identity: Identity
+    ) -> list[CostTable]:
+        """Costs on this host: on the CPU for passes of one thread and of all cores, on a GPU once.
+
+        The time is shared out evenly.
+        """
+        wanted = [(Device.CPU, threads) for threads in sorted({1, usable_cores()})]
+        if is_present(Device.GPU):
+            wanted.append((Device.GPU, 1))
+        seconds = self._effort.tune_seconds / len(wanted)
+        tables = []
+        for device, threads in wanted if seconds else ():
+            if graphs := [graph for graph in passed if graph.recipe.device is device]:
+                tables.append(search.tuned(graphs, identity.version, threads, seconds))
+        return tables
+
+    def _sealed(
+        self,
+        identity: Identity,
+        prepared: Prepared,
+        passed: Sequence[PassedGraph],
+        tables: Sequence[CostTable],
+    ) -> Path:
+        sealing = Sealing(
+            identity=identity,
+            prepared=prepared,
+            graphs=_winner_first(passed, tables),
+            gate=self._recipe.gate,
+            tables=tuple(tables),
+        )
+
+        def work(into: Path) -> str:
+            assemble(sealing, into)
+            return ""
+
+        detail = f"{identity.id} version {identity.version}"
+        return self._steps.once("artifact", "seal", detail, work)
 
 
-def _reference(weights: Path, facts: ModelFacts) -> Reference:
-    probes = encode_probes(weights, facts.max_tokens, PROBES)
-    return Reference(probes, torch_rows(weights, facts, probes))
-
-
-def _told(verdict: Verdict) -> str:
-    if not verdict.passed:
-        return f"left out, {'; '.join(verdict.reasons)}"
-    parity = verdict.parity
-    assert parity is not None, "a verdict without numbers has reasons; this is a bug"
-    labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
-    return f"passed, cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"
-
-
-def _megabytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:.1f} MB"
+def _winner_first(
+    passed: Sequence[PassedGraph], tables: Sequence[CostTable]
+) -> tuple[PassedGraph, ...]:
+    """What wins here most often is the best guess for a host that nobody tuned for."""
+    winners = {table.chosen()[0].candidate for table in tables if table.threads == 1}
+    return tuple(sorted(passed, key=lambda graph: graph.recipe.name not in winners))

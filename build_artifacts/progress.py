@@ -44,13 +44,13 @@ class Progress:
         """One line of its own."""
         self._line(text)
 
-    def begin(self, steps: int) -> None:
-        """Show a bar of `steps` steps, where the stream is a terminal."""
+    def begin(self) -> None:
+        """Show the step under way, where the stream is a terminal; how many come is not known."""
         if self._stream.isatty():
             from tqdm import tqdm
 
-            form = "{desc:<44} |{bar:20}| {n_fmt}/{total_fmt} {elapsed}"
-            self._bar = tqdm(total=steps, file=self._stream, leave=False, bar_format=form)
+            form = "{desc:<60} step {n_fmt}, {elapsed}"
+            self._bar = tqdm(file=self._stream, leave=False, bar_format=form)
 
     def end(self) -> None:
         """Take the bar away."""
@@ -90,7 +90,7 @@ class Progress:
         if bar is None:
             yield
             return
-        bar.set_description_str(f"{step.name} {step.detail}"[:44])
+        bar.set_description_str(f"{step.name} {step.detail}"[:60])
         done = threading.Event()
 
         def tick() -> None:

@@ -1,7 +1,7 @@
-"""Step 3: a checkpoint becomes an ONNX graph that answers one row per text.
+"""Step 3: a torch model becomes an ONNX graph that answers what its head says.
 
-The graph of an embedding model pools inside: [B, T] ids in, [B, W] float32 out, not normalised
-(the server normalises). A classifier answers its logits. Batch and length are dynamic.
+The graph's inputs are those of `rows.input_names`, its one output is what `rows.row_model` gives,
+in float32. Batch, length and number of masks are dynamic.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from build_artifacts.architectures import fewest_tokens
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.facts import ModelFacts
-from build_artifacts.models import TorchModel, first_line, load_model
+from build_artifacts.models import TorchModel, first_line
 from build_artifacts.recipe import ExportRecipe
-from build_artifacts.rows import reads_token_types, row_model
+from build_artifacts.rows import input_names, row_model
+from build_artifacts.steps.rotations import repeat_rotations
+from deployments.engines.heads import MASK_POSITIONS
 
 MAX_BATCH = 4096
 # One protobuf message, which is one file without external data, holds less than this.
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
-def export(weights: Path, facts: ModelFacts, recipe: ExportRecipe, graph: Path) -> Path:
-    """Write the graph of the model in `weights` to `graph`. Raises UnsupportedModel."""
+def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Path) -> Path:
+    """Write the graph of `model`, which is left as it was, to `graph`. Raises UnsupportedModel.
+
+    The model must have been loaded in the recipe's dtype.
+    """
     import onnx_ir
     from transformers.exporters import OnnxConfig, OnnxExporter
 
-    model = load_model(weights, is_embedding=facts.is_embedding, dtype=recipe.dtype)
     _check_size(model)
-    inputs, shapes = _sample(model, facts.max_tokens)
+    names = input_names(model, facts.head)
+    inputs, shapes = sample(names, fewest_tokens(model.config), facts.max_tokens)
     config = OnnxConfig(
         dynamic=True,
         dynamic_shapes=shapes,
@@ -35,28 +41,36 @@ def export(weights: Path, facts: ModelFacts, recipe: ExportRecipe, graph: Path) 
         ort_fusions=recipe.fusions,
     )
     try:
-        model = row_model(model, facts.pooling)
-        program = OnnxExporter().export(model, inputs, config=config).program
+        rows = row_model(model, facts.head, facts.pooling)
+        program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code
         raise UnsupportedModel(
             f"`{facts.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
             hint="the log has the whole story; another architecture may work",
         ) from exc
+    repeat_rotations(program.graph)
     onnx_ir.save(program, str(graph))
     return graph
 
 
-def _sample(model: TorchModel, max_tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def sample(
+    names: tuple[str, ...], fewest: int, max_tokens: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Example inputs of 2 x 9 tokens, and which of their dimensions vary how far."""
     import torch
 
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    tokens = torch.export.Dim("tokens", min=2, max=max_tokens)
+    tokens = torch.export.Dim("tokens", min=fewest, max=max_tokens)
     ones = torch.ones(2, min(9, max_tokens), dtype=torch.int64)
-    inputs = {"input_ids": ones * 2, "attention_mask": ones}
-    if reads_token_types(model):
-        inputs["token_type_ids"] = torch.zeros_like(ones)
-    return inputs, {name: {0: batch, 1: tokens} for name in inputs}
+    values = {
+        "input_ids": ones * 2,
+        "attention_mask": ones,
+        "token_type_ids": torch.zeros_like(ones),
+        MASK_POSITIONS: torch.tensor([0, 1, 3]),
+    }
+    masks = torch.export.Dim("masks", min=1, max=MAX_BATCH * max_tokens)
+    shapes = {name: {0: batch, 1: tokens} for name in values} | {MASK_POSITIONS: {0: masks}}
+    return {name: values[name] for name in names}, {name: shapes[name] for name in names}
 
 
 def _check_size(model: TorchModel) -> None:

@@ -14,8 +14,8 @@ from build_artifacts.checkpoint import (
     read_object,
 )
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.models import TorchModel, first_line
-from deployments.manifest import TaskName
+from build_artifacts.models import LOADERS, TorchModel, first_line
+from deployments.manifest import HEADS, Head
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -23,7 +23,7 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
     Raises UnsupportedModel when the adapter does not fit, or leaves a new head untrained.
     """
-    is_head = adapter.task is TaskName.TEXT_CLASSIFICATION
+    is_head = HEADS[adapter.task] is not Head.VECTOR
     # A head replaces pooling: what the checkpoint says of sentence embeddings holds no more.
     root = checkpoint.weights if is_head else checkpoint.directory
     for name, path in counted_files(root):
@@ -58,17 +58,15 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
 
 def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
     import torch
-    from transformers import AutoModel, AutoModelForSequenceClassification
+    import transformers
 
-    if adapter.task is not TaskName.TEXT_CLASSIFICATION:
-        return AutoModel.from_pretrained(weights, dtype=torch.float32, use_safetensors=True)
-    labels = dict(enumerate(adapter.labels or _own_labels(weights)))
-    return AutoModelForSequenceClassification.from_pretrained(
-        weights,
-        dtype=torch.float32,
-        use_safetensors=True,
-        id2label=labels,
-        label2id={label: i for i, label in labels.items()},
+    head = HEADS[adapter.task]
+    names: dict[str, object] = {}
+    if head in (Head.LABELS, Head.TOKENS):
+        labels = dict(enumerate(adapter.labels or _own_labels(weights)))
+        names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
+    return getattr(transformers, LOADERS[head]).from_pretrained(
+        weights, dtype=torch.float32, use_safetensors=True, local_files_only=True, **names
     )
 
 

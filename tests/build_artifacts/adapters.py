@@ -4,23 +4,50 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from build_artifacts.models import LOADERS
+from deployments.manifest import Head
 from tests.builders import write_json
 
+# What peft calls the task, and the layer it trains in full, for each head.
+_KINDS = {
+    Head.LABELS: ("SEQ_CLS", "classifier"),
+    Head.TOKENS: ("TOKEN_CLS", "classifier"),
+    Head.SPAN: ("QUESTION_ANS", "qa_outputs"),
+}
 
-def tiny_adapter(directory: Path, base: Path, *, labels: tuple[str, ...]) -> Path:
-    """A random LoRA adapter with a classification head for the checkpoint `base`."""
+
+def tiny_adapter(
+    directory: Path,
+    base: Path,
+    *,
+    head: Head = Head.LABELS,
+    labels: tuple[str, ...] = (),
+    typed: bool = True,
+) -> Path:
+    """A random LoRA adapter with a head for the checkpoint `base`.
+
+    Unless `typed`, peft is not told of a task, and writes the class of the base model instead.
+    """
     import torch
-    from peft import LoraConfig, TaskType, get_peft_model
-    from transformers import AutoModelForSequenceClassification
+    import transformers
+    from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(1)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(labels))
-    config = LoraConfig(task_type=TaskType.SEQ_CLS, r=4, target_modules=["query", "dense"])
+    named = {"num_labels": len(labels)} if labels else {}
+    model = getattr(transformers, LOADERS[head]).from_pretrained(base, **named)
+    task_type, trained = _KINDS[head]
+    config = LoraConfig(
+        task_type=task_type if typed else None,
+        modules_to_save=None if typed else [trained],
+        r=4,
+        target_modules=["query", "dense"],
+    )
     adapted = get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dim() > 1:
                 parameter.normal_(std=0.2 if "lora_" in name else 1.0)
     adapted.save_pretrained(directory)
-    write_json(directory / "labels.json", list(labels))
+    if labels:
+        write_json(directory / "labels.json", list(labels))
     return directory

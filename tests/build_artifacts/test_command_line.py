@@ -13,13 +13,8 @@ from build_artifacts.__main__ import main
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.pipeline import BuildResult
 from build_artifacts.progress import Progress
-from deployments.manifest import (
-    LATEST_NAME,
-    MANIFEST_NAME,
-    model_directory,
-    point_latest,
-    resolve_version,
-)
+from deployments.manifest import MANIFEST_NAME
+from deployments.store import LATEST_NAME, model_directory, point_latest, resolve_version
 from tests.sealed import GRAPH_NAME, seal_tiny
 
 HEAVY = ("torch", "transformers", "peft", "onnx", "onnxruntime", "huggingface_hub", "tqdm")

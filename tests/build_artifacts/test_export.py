@@ -1,48 +1,87 @@
-"""Architectures by their tiny random selves: what is exported answers like torch."""
-
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from build_artifacts.checkpoint import Checkpoint
-from build_artifacts.facts import EMBEDDING_TASKS, read_facts
-from build_artifacts.recipe import CPU_FP32, Gate
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.facts import ModelFacts, read_facts, tasks_of
+from build_artifacts.models import TorchModel, load_model
+from build_artifacts.original import Original
+from build_artifacts.recipe import CPU_FP32, GPU_FP16, ExportRecipe
+from build_artifacts.reference import encode_texts
 from build_artifacts.steps.export import export
-from build_artifacts.steps.verify import Reference, encode_probes, torch_rows, verify
-from deployments.manifest import Source, TaskName
-from tests.builders import POSITIONS, tiny_checkpoint
+from deployments.config import LaneSettings
+from deployments.engines import GraphSpec, open_engine
+from deployments.manifest import Device, EngineOptions, Head, Source
+from deployments.tuning.parity import answers
+from tests.builders import tiny_checkpoint
 
-EXACT = Gate(cosine_mean=0.99999, cosine_worst=0.9999, top1_agreement=1.0)
-# As long as the model reads, so that the last position is used.
-TEXTS = ("river", "the lovely city at night", "a bad film " * POSITIONS)
-CLASSIFY = (TaskName.TEXT_CLASSIFICATION,)
+TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "pooling", "labels"),
-    [
-        ("distilbert", "cls", ()),
-        ("roberta", "mean", ()),
-        ("mpnet", "mean", ()),
-        ("albert", "mean", ("A", "B", "C")),
-        ("electra", "mean", ("SCORE",)),
-    ],
-)
-def test_an_exported_graph_answers_like_torch(
-    tmp_path: Path, model_type: str, pooling: str, labels: tuple[str, ...]
-) -> None:
-    source = tiny_checkpoint(
-        tmp_path / model_type, model_type=model_type, pooling=pooling, labels=labels
-    )
+def facts_of(source: Path) -> ModelFacts:
     checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "local/model")
-    facts = read_facts(checkpoint, CLASSIFY if labels else EMBEDDING_TASKS)
-    graph = export(source, facts, CPU_FP32.export, tmp_path / "graph.onnx")
-    assert [path.name for path in tmp_path.glob("graph*")] == ["graph.onnx"]
-    probes = encode_probes(source, facts.max_tokens, TEXTS)
-    assert len(probes[-1]) == facts.max_tokens
-    reference = Reference(probes, torch_rows(source, facts, probes))
-    assert reference.rows.shape == (len(TEXTS), facts.width)
-    verdict = verify(graph, CPU_FP32, facts, reference, EXACT)
-    assert verdict.passed, verdict.reasons
+    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+
+
+@pytest.mark.parametrize("head", [Head.MASKS, Head.SPAN])
+def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_path: Path) -> None:
+    """The GPU lane's graph, on the CPU provider."""
+    assert isinstance(GPU_FP16.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
+    facts = facts_of(source)
+    half = load_model(source, head=head, dtype="float16")
+    spec = GraphSpec(
+        path=export(half, facts, GPU_FP16.source, tmp_path / "graph.onnx"),
+        device=Device.GPU,
+        precision="fp16",
+        engine="onnxruntime",
+        options=EngineOptions(),
+        head=head,
+        mask_token=facts.mask_token,
+    )
+    items = encode_texts(source, facts.max_tokens, TEXTS)
+    single = Original(load_model(source, head=head, dtype="float32"), facts)
+    given = answers(open_engine(spec, LaneSettings()), items, 2)
+    for mine, due in zip(given, answers(single, items, 1), strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
+
+
+def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
+    assert isinstance(CPU_FP32.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    facts = facts_of(source)
+    model = load_model(source, head=facts.head, dtype="float32")
+    items = encode_texts(source, facts.max_tokens, TEXTS)
+    kind, before = type(model), answers(Original(model, facts), items, 1)
+    export(model, facts, CPU_FP32.source, tmp_path / "graph.onnx")
+    assert type(model) is kind
+    assert model.training is False
+    for mine, due in zip(answers(Original(model, facts), items, 1), before, strict=True):
+        np.testing.assert_array_equal(mine, due)
+
+
+def untraceable(model: TorchModel) -> TorchModel:
+    """The same model, but for a choice that depends on a value."""
+
+    class Choosy(type(model)):
+        def forward(self, input_ids: object, **rest: object) -> object:
+            if input_ids.sum() > 7:
+                return super().forward(input_ids=input_ids, **rest)
+            return super().forward(input_ids=input_ids * 0, **rest)
+
+    model.__class__ = Choosy
+    return model
+
+
+def test_a_model_that_cannot_be_traced_is_refused_by_name(tmp_path: Path) -> None:
+    assert isinstance(CPU_FP32.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    model = untraceable(load_model(source, head=Head.VECTOR, dtype="float32"))
+    with pytest.raises(UnsupportedModel, match="`BertModel` cannot be exported"):
+        export(model, facts_of(source), CPU_FP32.source, tmp_path / "graph.onnx")
+    assert not (tmp_path / "graph.onnx").exists()

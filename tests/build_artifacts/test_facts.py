@@ -8,10 +8,13 @@ from build_artifacts.adapter import read_adapter
 from build_artifacts.checkpoint import Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.facts import EMBEDDING_TASKS, ModelFacts, read_facts, tasks_of
-from deployments.manifest import Source, TaskName
+from deployments.manifest import Head, Source, TaskName
 from tests.builders import tiny_tokenizer, write_json, write_pooling
 
 CLASSIFY = (TaskName.TEXT_CLASSIFICATION,)
+TAG = (TaskName.TOKEN_CLASSIFICATION,)
+ANSWER = (TaskName.QUESTION_ANSWERING,)
+FILL = (TaskName.FILL_MASK,)
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 32}
 
 
@@ -59,12 +62,14 @@ def test_the_limit_of_sentence_embeddings_does_not_bind_a_classifier(tmp_path: P
     assert facts_of(tmp_path, BERT, CLASSIFY).max_tokens == 512
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(
+    ("said", "pooling"), [("mean", "mean"), ("cls", "cls"), ("lasttoken", "last")]
+)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_pooling_and_normalising_are_read_from_the_modules(
-    tmp_path: Path, pooling: str, normalize: bool
+    tmp_path: Path, said: str, pooling: str, normalize: bool
 ) -> None:
-    write_pooling(tmp_path, pooling=pooling, normalize=normalize)
+    write_pooling(tmp_path, pooling=said, normalize=normalize)
     facts = facts_of(tmp_path, BERT)
     assert (facts.pooling, facts.normalize) == (pooling, normalize)
 
@@ -74,10 +79,11 @@ def test_a_bare_encoder_is_pooled_by_mean_and_not_normalised(tmp_path: Path) -> 
     assert (facts.pooling, facts.normalize, facts.width) == ("mean", False, 32)
 
 
-def test_newer_files_name_the_pooling_in_one_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("said", "pooling"), [("cls", "cls"), ("lasttoken", "last")])
+def test_newer_files_name_the_pooling_in_one_word(tmp_path: Path, said: str, pooling: str) -> None:
     write_pooling(tmp_path)
-    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
-    assert facts_of(tmp_path, BERT).pooling == "cls"
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": said})
+    assert facts_of(tmp_path, BERT).pooling == pooling
 
 
 def max_pooling(directory: Path) -> None:
@@ -88,6 +94,11 @@ def two_poolings(directory: Path) -> None:
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
     write_pooling(directory)
     write_json(directory / "1_Pooling" / "config.json", flags)
+
+
+def weighted_mean(directory: Path) -> None:
+    write_pooling(directory)
+    write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": "weightedmean"})
 
 
 def dense_layer(directory: Path) -> None:
@@ -121,6 +132,7 @@ def lowercased_outside(directory: Path) -> None:
     ("spoil", "sentence"),
     [
         (max_pooling, "pooling by max_tokens"),
+        (weighted_mean, "pooling by weightedmean"),
         (two_poolings, "pooling by cls_token and mean_tokens"),
         (dense_layer, "a module `Dense`"),
         (prompt_left_out, "include_prompt"),
@@ -181,6 +193,56 @@ def test_labels_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
     assert facts.width == 11
 
 
+def test_a_decoder_is_built_where_its_vectors_are_pooled(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen3", "architectures": ["Qwen3Model"], "hidden_size": 32}
+    with pytest.raises(UnsupportedModel, match="`qwen3` is not an encoder"):
+        facts_of(tmp_path, qwen)
+    write_pooling(tmp_path, pooling="lasttoken")
+    assert facts_of(tmp_path, qwen).pooling == "last"
+    with pytest.raises(UnsupportedModel, match="`qwen3` is not an encoder"):
+        facts_of(tmp_path, qwen, CLASSIFY)
+
+
+def test_spans_have_two_ends_and_no_labels(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, BERT | {"id2label": {"0": "a", "1": "b"}}, ANSWER)
+    assert (facts.head, facts.width, facts.labels, facts.problem) == (Head.SPAN, 2, (), None)
+
+
+def test_tokens_have_labels_and_no_problem(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, BERT | {"id2label": {"0": "O", "1": "B-X", "2": "I-X"}}, TAG)
+    assert (facts.head, facts.width, facts.problem) == (Head.TOKENS, 3, None)
+    assert facts.labels == ("O", "B-X", "I-X")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tokenizer_config.json", "[MASK]"),
+        ("tokenizer_config.json", {"content": "[MASK]", "lstrip": True}),
+        ("special_tokens_map.json", "[MASK]"),
+    ],
+)
+def test_the_mask_token_is_the_one_the_tokenizer_names(
+    name: str, said: object, tmp_path: Path
+) -> None:
+    tiny_tokenizer(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {})
+    write_json(tmp_path / name, {"mask_token": said})
+    facts = facts_of(tmp_path, BERT | {"vocab_size": 99}, FILL)
+    assert (facts.head, facts.width, facts.mask_token) == (Head.MASKS, 99, 4)
+
+
+@pytest.mark.parametrize("said", [None, "<mask>"])
+def test_a_tokenizer_without_a_mask_token_cannot_fill_masks(
+    said: str | None, tmp_path: Path
+) -> None:
+    tiny_tokenizer(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"mask_token": said})
+    with pytest.raises(UnsupportedModel, match="no mask token") as caught:
+        facts_of(tmp_path, BERT, FILL)
+    assert "`mask_token`" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -205,6 +267,9 @@ def architecture(name: str) -> dict[str, object]:
     [
         (architecture("BertModel"), None, EMBEDDING_TASKS),
         (architecture("BertForSequenceClassification"), None, CLASSIFY),
+        (architecture("BertForTokenClassification"), None, TAG),
+        (architecture("BertForQuestionAnswering"), None, ANSWER),
+        (architecture("BertForMaskedLM"), None, FILL),
         (architecture("BertForMaskedLM"), TaskName.SENTENCE_SIMILARITY, EMBEDDING_TASKS),
         (architecture("BertForMaskedLM"), TaskName.FEATURE_EXTRACTION, EMBEDDING_TASKS),
     ],
@@ -220,8 +285,47 @@ def test_tasks_come_from_the_files_unless_asked_for(
 
 def test_an_architecture_that_says_nothing_of_a_task_needs_one(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="cannot tell a task") as caught:
-        tasks_of(checkpoint_at(tmp_path, architecture("BertForMaskedLM")), None, None)
+        tasks_of(checkpoint_at(tmp_path, architecture("BertForPreTraining")), None, None)
     assert "--task" in caught.value.hint
+
+
+ONE_SCORE = architecture("BertForSequenceClassification") | {"id2label": {"0": "LABEL_0"}}
+THREE_LABELS = ONE_SCORE | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid", "version": "5"}}
+OLD_CROSS_ENCODER = {"sbert_ce_default_activation_function": "torch.nn.Identity"}
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "tasks"),
+    [
+        (ONE_SCORE, None, (*CLASSIFY, TaskName.TEXT_RANKING)),
+        (ONE_SCORE, TaskName.TEXT_RANKING, (TaskName.TEXT_RANKING, *CLASSIFY)),
+        (ONE_SCORE | CROSS_ENCODER, None, (TaskName.TEXT_RANKING, *CLASSIFY)),
+        (ONE_SCORE | OLD_CROSS_ENCODER, None, (TaskName.TEXT_RANKING, *CLASSIFY)),
+        (ONE_SCORE | CROSS_ENCODER, CLASSIFY[0], (*CLASSIFY, TaskName.TEXT_RANKING)),
+        (THREE_LABELS | CROSS_ENCODER, None, CLASSIFY),
+        (THREE_LABELS, None, CLASSIFY),
+    ],
+)
+def test_one_score_ranks_and_a_cross_encoder_ranks_first(
+    tmp_path: Path,
+    config: dict[str, object],
+    asked: TaskName | None,
+    tasks: tuple[TaskName, ...],
+) -> None:
+    assert tasks_of(checkpoint_at(tmp_path, config), None, asked) == tasks
+
+
+def test_several_labels_cannot_rank(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="this one has 3 labels"):
+        tasks_of(checkpoint_at(tmp_path, THREE_LABELS), None, TaskName.TEXT_RANKING)
+
+
+def test_a_newer_cross_encoder_is_known_by_its_own_file(tmp_path: Path) -> None:
+    write_pooling(tmp_path)  # it has a list of modules like an embedding model
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    checkpoint = checkpoint_at(tmp_path, ONE_SCORE)
+    assert tasks_of(checkpoint, None, None)[0] is TaskName.TEXT_RANKING
 
 
 def test_sentence_transformers_files_make_an_embedding_model(tmp_path: Path) -> None:
@@ -246,6 +350,7 @@ LORA = {"peft_type": "LORA", "task_type": "SEQ_CLS"}
         ({}, (), SourceNotFound, "no `adapter_config.json`"),
         (LORA | {"peft_type": "IA3"}, (), UnsupportedModel, "of the type `IA3`"),
         (LORA | {"task_type": "CAUSAL_LM"}, (), UnsupportedModel, "`CAUSAL_LM`"),
+        (LORA | {"task_type": None}, (), UnsupportedModel, "`None`"),
         (LORA, (), SourceNotFound, "no `adapter_model.safetensors`"),
         (LORA, ("adapter_model.bin",), UnsafeSource, "pickled weights only"),
     ],

@@ -1,0 +1,119 @@
+"""What must be known of architectures beyond their configs: tasks, limits, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from build_artifacts.errors import UnsupportedModel
+from deployments.manifest import TaskName
+
+Config = Any  # a transformers.PretrainedConfig; the library is not typed
+
+
+# Tasks by the end of the class that a checkpoint, or an adapter, names.
+_TASKS_BY_CLASS: Mapping[str, TaskName] = {
+    "ForSequenceClassification": TaskName.TEXT_CLASSIFICATION,
+    "ForTokenClassification": TaskName.TOKEN_CLASSIFICATION,
+    "ForQuestionAnswering": TaskName.QUESTION_ANSWERING,
+    "ForMaskedLM": TaskName.FILL_MASK,
+    "Model": TaskName.FEATURE_EXTRACTION,
+}
+
+
+def task_of_class(name: str) -> TaskName | None:
+    """The task of a transformers class such as `BertForMaskedLM`; None for one without."""
+    return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
+
+
+def check_architecture(config: Config, *, pooled: bool) -> None:
+    """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
+
+    `pooled`: the checkpoint says how its token vectors are pooled, so a decoder is no generator.
+    """
+    if not (_is_encoder(config) or (pooled and not _generates_only(config))):
+        raise UnsupportedModel(
+            f"`{config.model_type}` is not an encoder",
+            hint="this release builds encoders, and decoders with a sentence-transformers pooling",
+        )
+    reason = _REFUSED.get(config.model_type, _nothing)(config)
+    if reason is not None:
+        why, hint = reason
+        raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
+
+
+def architecture_of(config: Config) -> str:
+    """The class that the checkpoint names, else the kind of its config."""
+    return str((config.architectures or [config.model_type])[0])
+
+
+def positions_of(config: Config) -> int | None:
+    """How many tokens the position embeddings reach, None where the config does not say."""
+    positions = getattr(config, "max_position_embeddings", None)
+    skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
+    return positions - skipped(config) if positions and skipped else positions
+
+
+def fewest_tokens(config: Config) -> int:
+    """The shortest length that the tracer can be promised."""
+    return _FEWEST_TOKENS.get(config.model_type, 2)
+
+
+def _is_encoder(config: Config) -> bool:
+    from transformers.models.auto import modeling_auto as known
+
+    if _generates_only(config):
+        return False
+    # BERT and its kin are in both tables: they can be used as decoders.
+    masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _generates_only(config: Config) -> bool:
+    return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
+
+
+Reason = tuple[str, str]  # why, and what to do instead
+
+
+def _nothing(_config: Config) -> Reason | None:
+    return None
+
+
+def _longformer(_config: Config) -> Reason | None:
+    return (
+        "which tokens its attention sees everywhere is decided per input, and the tracer can "
+        "follow no sizes that depend on values",
+        "use an encoder with full or sliding attention, such as ModernBERT",
+    )
+
+
+def _big_bird(config: Config) -> Reason | None:
+    if config.attention_type == "original_full":
+        return None
+    same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
+    return (
+        f"its `{config.attention_type}` attention draws blocks at random",
+        'set `"attention_type": "original_full"` in config.json; it is what the model itself does '
+        f"with up to {same_up_to} tokens",
+    )
+
+
+_REFUSED: Mapping[str, Callable[[Config], Reason | None]] = {
+    "longformer": _longformer,
+    "big_bird": _big_bird,
+}
+
+# MobileBERT puts each token's neighbours beside it; the tracer takes one neighbour for a special
+# case. The graph itself is right for two tokens as well.
+_FEWEST_TOKENS: Mapping[str, int] = {"mobilebert": 3}
+
+# Models whose positions start after the padding id, as RoBERTa's do.
+_POSITIONS_AFTER_PADDING: Mapping[str, Callable[[Config], int]] = {
+    "mpnet": lambda _: 2,  # fixed in its code, whatever the file says
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
+         "data2vec-text", "longformer", "xmod", "esm", "ibert", "luke", "markuplm"),
+        lambda config: int(config.pad_token_id) + 1,
+    ),
+}  # fmt: skip

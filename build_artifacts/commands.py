@@ -1,0 +1,173 @@
+"""One function per command of the command line: parsed arguments in, exit status out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from build_artifacts.catalogue import read_store, table
+from build_artifacts.checkup import check
+from build_artifacts.collection import describe, find_garbage, remove
+from build_artifacts.compilation import Effort
+from build_artifacts.costs_view import costs_view
+from build_artifacts.demo import DEMO_MODELS, build_demo_model
+from build_artifacts.errors import BuildError
+from build_artifacts.evaluation import Sampling
+from build_artifacts.facts import tasks_of
+from build_artifacts.journey.keeping import keep, stored_report
+from build_artifacts.journey.rendering import table as journey_table
+from build_artifacts.journey.setting import ReportRequest, setting_of
+from build_artifacts.journey.travel import travel
+from build_artifacts.models import load_model
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import Progress
+from build_artifacts.recipe import SEARCHES, Recipe
+from build_artifacts.scratch import scratch
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.steps.resolve import resolve
+from deployments.config import LaneSettings
+from deployments.manifest import HEADS, ArtifactManifest
+from deployments.store import LATEST_NAME, model_directory, resolve_version
+from deployments.tuning.placement import Placement
+from deployments.tuning.processors import usable_cores
+from deployments.tuning.session import tune_once
+
+
+def build_model(arguments: argparse.Namespace) -> int:
+    """`build`."""
+    request = BuildRequest(
+        ref=arguments.source,
+        store=arguments.store,
+        id=arguments.id,
+        task=arguments.task,
+        adapter=arguments.adapter,
+        recipe=_recipe(arguments),
+        effort=Effort(
+            tune_seconds=arguments.tune_seconds,
+            evaluation=arguments.eval,
+            sampling=Sampling(limit=arguments.eval_limit),
+        ),
+        force=arguments.force,
+    )
+    _tell(build(request, Progress.on_stderr()))
+    return 0
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    recipe = SEARCHES[arguments.search]
+    return replace(recipe, gate=recipe.gate.model_copy(update=dict(arguments.gate)))
+
+
+def _tell(result: BuildResult) -> None:
+    manifest = result.manifest
+    how = "was built already" if result.was_there else "is built"
+    print(f"{manifest.id} {manifest.version} {how}: {result.directory}", flush=True)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """`show`."""
+    entries = read_store(arguments.store)
+    if entries:
+        print(table(entries))
+    else:
+        print(f"no artifacts in {arguments.store}; `python -m build_artifacts demo` builds two")
+    return 0
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """`demo`."""
+    progress = Progress.on_stderr()
+    for model in DEMO_MODELS:
+        _tell(build_demo_model(model, arguments.store, progress))
+    return 0
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """`tune`."""
+    artifact = _find(arguments)
+    manifest = ArtifactManifest.read(artifact)
+    counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
+    for threads in counts:
+        lane = LaneSettings(threads_per_run=threads)
+        placement = Placement(artifact, manifest, arguments.device, lane)
+        seconds = arguments.tune_seconds / len(counts)
+        costs = tune_once(placement, seconds, force=True, wait=True)
+        assert costs is not None, "forced and waited for, so there is a table; this is a bug"
+        print(costs_view(costs), flush=True)
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """`verify`; status 1 when a candidate is not what it was."""
+    whole = True
+    for checked in check(_find(arguments)):
+        print(checked.line, flush=True)
+        whole = whole and (checked.verdict is None or checked.verdict.passed)
+    return 0 if whole else 1
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """`report`."""
+    artifact, progress = _find(arguments), Progress.on_stderr()
+    manifest = ArtifactManifest.read(artifact)
+    request = ReportRequest(
+        artifact=artifact,
+        store=arguments.store,
+        runs=arguments.runs,
+        threads=arguments.threads,
+        seconds=arguments.seconds,
+        evaluation=arguments.eval,
+        sampling=Sampling(limit=arguments.eval_limit),
+        adapter=arguments.adapter,
+    )
+    setting = setting_of(request, manifest)
+    found = None if arguments.again else stored_report(artifact, setting, progress.title)
+    if found is not None:
+        print(journey_table(found))
+        return 0
+    fresh = travel(request, manifest, setting, progress, HuggingFaceHub())
+    print(journey_table(fresh), flush=True)  # before it is written, which a full disk may prevent
+    progress.title(f"written to {keep(artifact, fresh, progress.title).parent}")
+    return 0
+
+
+def compact(arguments: argparse.Namespace) -> int:
+    """`compact`."""
+    from build_artifacts.compaction.find import find
+
+    with scratch(arguments.store) as sources:
+        checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
+        head = HEADS[tasks_of(checkpoint, None, None)[0]]
+        compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
+    print(compaction.describe())
+    for cut in compaction.cuts:
+        print(f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.rows)} feed-forward rows")
+    return 0
+
+
+def gc(arguments: argparse.Namespace) -> int:
+    """`gc`."""
+    garbage = find_garbage(arguments.store, arguments.keep)
+    print(describe(garbage))
+    if garbage.items and (arguments.yes or _agreed()):
+        gone = remove(garbage)
+        print(f"removed {len(gone)}, {sum(item.size for item in gone) / 1e6:.1f} MB")
+    return 0
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise BuildError("nobody is there to be asked", hint="pass `--yes` to remove all of it")
+    try:
+        return input("remove them? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _find(arguments: argparse.Namespace) -> Path:
+    """The directory of the artifact that `arguments.model` names. Raises ArtifactError."""
+    model_id, _, version = arguments.model.partition(":")
+    version = resolve_version(arguments.store, model_id, version or LATEST_NAME)
+    return model_directory(arguments.store, model_id) / version

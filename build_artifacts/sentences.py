@@ -1,0 +1,121 @@
+"""What the files of sentence-transformers say of an embedding model, and of a cross-encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from build_artifacts.checkpoint import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    Checkpoint,
+    Json,
+    read_json,
+    read_object,
+)
+from build_artifacts.errors import UnsupportedModel
+from deployments.manifest import TOKENIZER_NAME
+
+Pooling = Literal["mean", "cls", "last"]
+SPOKEN_NAME = "config_sentence_transformers.json"
+
+# Poolings by their older name, a flag, and their newer one.
+_POOLINGS: Mapping[str, Pooling] = {
+    "mean_tokens": "mean",
+    "mean": "mean",
+    "cls_token": "cls",
+    "cls": "cls",
+    "lasttoken": "last",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How token vectors become the vector of a text."""
+
+    pooling: Pooling
+    normalize: bool
+    prompts: tuple[tuple[str, str], ...]
+    default_prompt: str | None
+
+
+def read_embedding(checkpoint: Checkpoint) -> Embedding:
+    """The mean of the vectors where the checkpoint says nothing else. Raises UnsupportedModel."""
+    modules = _modules(checkpoint)
+    spoken = read_object(checkpoint.directory / SPOKEN_NAME)
+    prompts = dict(spoken.get("prompts") or {})
+    pooling: Pooling = "mean"
+    if "Pooling" in modules:
+        pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
+    return Embedding(
+        pooling=pooling,
+        normalize="Normalize" in modules,
+        prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
+        default_prompt=spoken.get("default_prompt_name"),
+    )
+
+
+def token_limit(weights: Path) -> Json:
+    """`max_seq_length`, None where it is not said. Raises UnsupportedModel."""
+    sentence = read_object(weights / "sentence_bert_config.json")
+    if sentence.get("do_lower_case"):
+        _check_lowercases(weights)
+    return sentence.get("max_seq_length")
+
+
+def is_cross_encoder(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint was saved by sentence-transformers as a CrossEncoder."""
+    config = read_object(checkpoint.weights / CONFIG_NAME)
+    said = config.get("sentence_transformers") or {}
+    spoken = read_object(checkpoint.directory / SPOKEN_NAME)
+    return (
+        "activation_fn" in said
+        or "sbert_ce_default_activation_function" in config  # before version 4
+        or spoken.get("model_type") == "CrossEncoder"
+    )
+
+
+def _modules(checkpoint: Checkpoint) -> dict[str, str]:
+    """Directory of each sentence-transformers module by its kind."""
+    kinds: dict[str, str] = {}
+    for module in read_json(checkpoint.directory / MODULES_NAME, default=[]):
+        kind = str(module["type"]).rpartition(".")[2]
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise UnsupportedModel(
+                f"`{MODULES_NAME}` has a module `{kind}`",
+                hint="supported: Transformer, Pooling, Normalize",
+            )
+        kinds[kind] = str(module["path"])
+    return kinds
+
+
+def _pooling(path: Path, has_prompts: bool) -> Pooling:
+    config = read_object(path)
+    if has_prompts and config.get("include_prompt") is False:
+        raise UnsupportedModel(
+            "pooling leaves out the prompt's tokens (`include_prompt`)",
+            hint="this release pools over all tokens",
+        )
+    named = {str(config["pooling_mode"])} if "pooling_mode" in config else set()
+    flags = {k.removeprefix("pooling_mode_") for k, v in config.items() if v is True}
+    chosen = sorted((named | flags) - {"include_prompt"})
+    poolings = {_POOLINGS.get(name) for name in chosen}
+    if len(poolings) == 1 and (pooling := poolings.pop()) is not None:
+        return pooling
+    raise UnsupportedModel(
+        f"pooling by {' and '.join(chosen) or 'nothing'}",
+        hint="supported: mean, cls, lasttoken; one of them",
+    )
+
+
+def _check_lowercases(weights: Path) -> None:
+    from tokenizers import Tokenizer
+
+    normalizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME)).normalizer
+    if normalizer is None or normalizer.normalize_str("A") != "a":
+        raise UnsupportedModel(
+            "sentence-transformers lowercases the text before this tokenizer sees it",
+            hint=f"put a Lowercase normalizer into `{TOKENIZER_NAME}`",
+        )

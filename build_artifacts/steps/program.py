@@ -1,0 +1,34 @@
+"""A torch model becomes a program of its own, for the lanes that run torch rather than ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.architectures import fewest_tokens
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.facts import ModelFacts
+from build_artifacts.models import TorchModel, first_line
+from build_artifacts.rows import input_names, row_model
+from build_artifacts.steps.export import sample
+from deployments.engines.torch_program import write_program
+
+
+def save_program(model: TorchModel, facts: ModelFacts, path: Path) -> None:
+    """Write the program of `model`, which is left as it was. Raises UnsupportedModel."""
+    import torch
+    from transformers.exporters import DynamoConfig, DynamoExporter
+
+    names = input_names(model, facts.head)
+    inputs, shapes = sample(names, fewest_tokens(model.config), facts.max_tokens)
+    config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
+    rows = row_model(model, facts.head, facts.pooling)
+    try:
+        with torch.no_grad():
+            write_program(DynamoExporter().export(rows, inputs, config=config).program, path)
+    except OSError:
+        raise
+    except Exception as exc:  # exporters raise whatever the tracer met in the model's code
+        raise UnsupportedModel(
+            f"`{facts.architecture}` cannot become a torch program: {first_line(exc)}",
+            hint="the log has the whole story; its ONNX graphs are not affected",
+        ) from exc

@@ -1,0 +1,97 @@
+"""Which matrix products lose most to int8: the order in which they are kept out of it.
+
+Every product with constant weights is computed from the float graph's own activations twice, as it
+is and with both sides rounded as dynamic int8 rounds them; the order is that of the relative error,
+largest first. One pass over a few items, instead of a new graph per node. (The idea of ranking
+layers by signal to quantisation noise: Lin, Talathi, Annapureddy, "Fixed Point Quantization of Deep
+Convolutional Networks", 2016.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.batching.collate import collate
+from deployments.engines.heads import feeds_of
+from deployments.messages import EncodedItem
+
+Matrix = NDArray[np.float32]
+
+ITEMS = 6
+TOKENS = 64  # of each item: enough to meet the outliers, few enough for a large model
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    node: str
+    activation: str
+    weight: str
+
+
+def most_sensitive(graph: Path, items: Sequence[EncodedItem], mask_token: int | None) -> list[str]:
+    """Names of the quantisable MatMul nodes of the float `graph`, the most sensitive first."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(graph)
+    weights = {i.name: i for i in model.graph.initializer if len(i.dims) == 2}
+    products = [
+        _Product(node.name, node.input[0], node.input[1])
+        for node in model.graph.node
+        if node.op_type == "MatMul" and node.input[1] in weights
+    ]
+    seen = _activations(model, {p.activation for p in products}, items, mask_token)
+    errors = {
+        p.node: relative_error(seen[p.activation], numpy_helper.to_array(weights[p.weight]))
+        for p in products
+    }
+    return sorted(errors, key=lambda node: -errors[node])
+
+
+def relative_error(activations: Matrix, weights: Matrix) -> float:
+    """How far int8 takes `activations` [N, K] times `weights` [K, M] from the float product."""
+    exact = activations @ weights
+    rounded = _rounded(activations) @ _rounded(weights, per_column=True)
+    scale = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(rounded - exact)) / scale if scale else 0.0
+
+
+def _rounded(values: Matrix, *, per_column: bool = False) -> Matrix:
+    """`values` on a grid of 255 steps between their extremes, zero included."""
+    axis = 0 if per_column else None
+    low = np.minimum(values.min(axis=axis), 0)
+    step = np.maximum(np.maximum(values.max(axis=axis), 0) - low, 1e-12) / 255
+    shift = np.round(low / step)
+    rounded: Matrix = ((np.round(values / step - shift) + shift) * step).astype(np.float32)
+    return rounded
+
+
+def _activations(
+    model: object, names: set[str], items: Sequence[EncodedItem], mask_token: int | None
+) -> Mapping[str, Matrix]:
+    """Values inside the graph for one padded batch, [tokens, K] each, by name."""
+    import onnx
+    import onnxruntime as ort
+    from onnx import helper
+
+    assert isinstance(model, onnx.ModelProto), "given by the caller above; this is a bug"
+    del model.graph.output[:]
+    ordered = sorted(names)
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in ordered)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    cut = [EncodedItem(ids[:TOKENS], min(second, TOKENS)) for ids, second in items[:ITEMS]]
+    feeds = feeds_of(collate(cut), [i.name for i in session.get_inputs()], mask_token)
+    found = session.run(ordered, feeds.arrays)
+    return {
+        name: np.asarray(value, dtype=np.float32).reshape(-1, value.shape[-1])
+        for name, value in zip(ordered, found, strict=True)
+    }
