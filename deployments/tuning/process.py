@@ -46,6 +46,7 @@ def start(placement: Placement) -> subprocess.Popen[bytes]:
         *("--device", placement.device, "--threads", str(lane.threads_per_run)),
         *("--runs", str(lane.runs), "--seconds", str(lane.tune_seconds)),
         *("--providers", *lane.providers),
+        "--for-replica",
     ]
     return subprocess.Popen(
         command,
@@ -59,8 +60,9 @@ def start(placement: Placement) -> subprocess.Popen[bytes]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune as the command line says; one line on standard error says what came of it."""
     asked = _parser().parse_args(arguments)
-    _end_with_standard_input()
-    _give_way()
+    if asked.for_replica:
+        _end_with_standard_input()
+        _give_way()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     settings = {"threads_per_run": asked.threads, "runs": asked.runs, "providers": asked.providers}
     try:
@@ -84,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deployments.tuning",
-        description="Measure a sealed model's graphs on this host, at the lowest priority. Started "
-        "by replicas; ends when its standard input does.",
+        description="Measure a sealed model's graphs on this host, once.",
     )
     parser.add_argument("artifact", type=Path, help="directory of a sealed version")
     parser.add_argument("--device", type=Device, choices=list(Device), required=True)
@@ -94,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="for the measuring")
     parser.add_argument("--providers", nargs="+", default=["CPUExecutionProvider"])
     parser.add_argument("--force", action="store_true", help="also where a valid table is")
+    parser.add_argument(
+        "--for-replica",
+        action="store_true",
+        help="at the lowest priority, and no longer than standard input stays open",
+    )
     return parser
 
 

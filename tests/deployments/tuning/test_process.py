@@ -97,6 +97,14 @@ def test_it_ends_when_its_standard_input_is_closed(started: subprocess.Popen[byt
     assert started.wait(PATIENCE_S) == Ending.FAILED
 
 
+def test_by_hand_it_needs_no_standard_input(placement: Placement) -> None:
+    command = [sys.executable, "-m", "deployments.tuning", str(placement.artifact)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--seconds", "0.1"], stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == Ending.TUNED
+
+
 def test_it_stays_where_those_who_end_its_replica_find_it(
     started: subprocess.Popen[bytes],
 ) -> None:
@@ -112,7 +120,15 @@ def test_it_gives_way_and_loads_only_what_it_needs(placement: Placement) -> None
         "heavy = {m.partition('.')[0] for m in sys.modules};"
         "print(status, os.nice(0), Path('/proc/self/oom_score_adj').read_text().strip(), *heavy)"
     )
-    command = [sys.executable, "-c", code, str(placement.artifact), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(placement.artifact),
+        "--device",
+        "cpu",
+        "--for-replica",
+    ]
     with subprocess.Popen(
         [*command, "--seconds", "0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
