@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks serving | engine | quality`."""
+"""The command line: `python -m benchmarks serving | engine | quality | graphs | tuned`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from benchmarks import engine, quality, serving
+from benchmarks import engine, graphs, quality, serving, tuned
 from deployments.errors import ServeError
 
 
@@ -26,6 +26,8 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "serving": serving,
     "engine": engine,
     "quality": quality,
+    "graphs": graphs,
+    "tuned": tuned,
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from benchmarks.errors import BenchmarkError
+from build_artifacts.evaluation.metrics import row_cosines
 
 # A manifest states the worst cosine over the build's probe texts; other texts may be a bit worse.
 COSINE_SLACK = 0.01
@@ -41,17 +41,6 @@ class Agreement:
             f"{self.what}: worst cosine {self.worst_cosine:.4f} of {self.compared}, "
             f"required {self.required_cosine:.4f}"
         )
-
-
-def row_cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
-    """Cosine of every row of `left` with the same row of `right`, both [N, W]; the answer is [N].
-
-    A row of zeros has cosine 0 with everything.
-    """
-    a, b = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines: NDArray[np.float64] = np.einsum("nw,nw->n", a, b) / np.maximum(lengths, 1e-12)
-    return cosines
 
 
 def require(agreements: Iterable[Agreement]) -> None:

@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.engine_figures import Latency, Shape
 from benchmarks.measures import summarise
-from deployments.batching.collate import collate
-from deployments.messages import Batch, EncodedItem, TokenIds
+from deployments.messages import Batch, EncodedItem
+from deployments.tuning.measure import batch_from, come_to_rest
 
 # Passes per cell and round: enough for this much time, within these bounds.
 CELL_S = 0.4
 FEWEST_PASSES, MOST_PASSES = 3, 200
 
-Forward = Callable[[Batch], NDArray[np.float32]]  # a batch of B items to [B, W]
+Forward = Callable[[Batch], object]  # one batch, whatever comes out of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,11 @@ class Cell:
     medians_ms: list[float] = field(default_factory=list)
 
     def run_round(self) -> None:
-        """Passes for about CELL_S seconds, after one that does not count."""
+        """Passes for about CELL_S seconds, after one that does not count.
+
+        Before that the threads of whoever ran last come to rest: idle ones spin for a while.
+        """
+        come_to_rest()
         passes = min(max(round(CELL_S / self._pass_s()), FEWEST_PASSES), MOST_PASSES)
         self.medians_ms.append(float(np.median([self._pass_s() for _ in range(passes)])) * 1e3)
 
@@ -52,17 +55,13 @@ def make_cells(
     items: Sequence[EncodedItem],
     seed: int,
 ) -> list[Cell]:
-    """Every contender at every shape, contenders next to each other; one batch per shape."""
-    tokens = np.unique(np.concatenate([item.ids for item in items]))
-    batches = {shape: full_batch(shape, tokens, seed) for shape in shapes}
+    """Every contender at every shape, contenders next to each other.
+
+    One batch per shape, without padding, of the tokens of `items`.
+    """
+    batches = {shape: batch_from(items, shape.padded, seed) for shape in shapes}
     return [
         Cell(name, forward, shape, batch)
         for shape, batch in batches.items()
         for name, forward in contenders.items()
     ]
-
-
-def full_batch(shape: Shape, tokens: TokenIds, seed: int) -> Batch:
-    """A batch without padding, of `tokens` drawn at random: dense engines do not look at them."""
-    drawn = np.random.default_rng(seed).choice(tokens, (shape.batch, shape.tokens))
-    return collate([EncodedItem(row, shape.tokens) for row in drawn])

@@ -26,7 +26,7 @@ from benchmarks.engine_figures import (
     shapes_up_to,
     torch_over_engine,
 )
-from benchmarks.local_model import LocalModel
+from benchmarks.local_model import LocalModel, rows_alone
 from benchmarks.measures import summarise
 from benchmarks.options import (
     add_common_options,
@@ -38,8 +38,8 @@ from benchmarks.plots import plot_engine
 from benchmarks.raw_engine import Placement, RawEngine
 from benchmarks.report import say, start_run, write_result
 from benchmarks.sentences import Sentences, load_sentences
-from benchmarks.torch_eager import TorchEager
-from deployments.batching.collate import collate
+from benchmarks.torch_eager import open_torch
+from deployments.engines import Engine
 from deployments.store import LATEST_NAME
 from deployments.tuning.processors import usable_cores
 
@@ -111,7 +111,10 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
     model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
     engine = RawEngine(model, sentences.texts, usable_cores())
     stack.callback(engine.close)
-    contenders = open_contenders(arguments.torch, model, engine, stack)
+    torch = opened_torch(arguments.torch, model, stack)
+    contenders: dict[str, Forward] = {ENGINE: engine.shared_out}
+    if torch is not None:
+        contenders[TORCH] = torch.run
     shapes = shapes_up_to(model.manifest.max_tokens)
     cells = make_cells(contenders, shapes, engine.items, arguments.seed)
     campaign = Campaign(engine, tuple(dict.fromkeys(arguments.batch)), cells)
@@ -134,36 +137,31 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
         ),
         latencies=latencies,
         torch_over_engine=torch_over_engine(latencies, model.manifest.max_tokens),
-        agreements=compare(campaign, contenders.get(TORCH), model, arguments.seed),
+        agreements=compare(campaign, torch, model, arguments.seed),
     )
 
 
-def open_contenders(
-    torch_source: str | None, model: LocalModel, engine: RawEngine, stack: ExitStack
-) -> dict[str, Forward]:
-    """The engine as a lane places it and, unless `torch_source` is None, torch on all cores."""
-    contenders: dict[str, Forward] = {ENGINE: engine.shared_out}
-    if torch_source is not None:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        torch = TorchEager(torch_source or None, model.manifest, scratch, usable_cores())
-        contenders[TORCH] = torch.rows
-    return contenders
+def opened_torch(source: str | None, model: LocalModel, stack: ExitStack) -> Engine | None:
+    """Torch on all cores; None where `source` is. An empty one: what the artifact is made of."""
+    if source is None:
+        return None
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    return open_torch(source or None, model.manifest, scratch, usable_cores())
 
 
 def compare(
-    campaign: Campaign, torch: Forward | None, model: LocalModel, seed: int
+    campaign: Campaign, torch: Engine | None, model: LocalModel, seed: int
 ) -> tuple[Agreement, ...]:
     """The engine in company with itself alone, and with torch."""
     engine = campaign.engine
     own = tuple(engine.agreement(size, seed) for size in campaign.sizes if size > 1)
     if torch is None:
         return own
-    alone = [collate([item]) for item in engine.items[:COMPARED_WITH_TORCH]]
-    one_pass = engine.engine(engine.placements[-1])
+    items = engine.items[:COMPARED_WITH_TORCH]
     with_torch = Agreement.of(
         f"the engine and {TORCH}",
-        np.concatenate([one_pass.run(batch).items for batch in alone]),
-        np.concatenate([torch(batch) for batch in alone]),
+        rows_alone(engine.engine(engine.placements[-1]), items),
+        rows_alone(torch, items),
         model.candidate.parity.cosine_worst - COSINE_SLACK,
     )
     return (*own, with_torch)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from benchmarks.agreement import Agreement
 from benchmarks.measures import Summary
 from benchmarks.raw_engine import Placement
 from benchmarks.report import number, table
+from deployments.tuning import costs
 
 ENGINE = "engine"
 TORCH = "torch eager fp32"
@@ -26,15 +28,28 @@ class Shape:
         """For tables."""
         return f"{self.batch}x{self.tokens}"
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The shape of that name. Raises ValueError."""
+        batch, by, tokens = text.partition("x")
+        if not (by and batch.isdigit() and tokens.isdigit() and int(batch) and int(tokens)):
+            raise ValueError(f"`{text}` is no shape such as 8x128")
+        return cls(int(batch), int(tokens))
+
+    @property
+    def padded(self) -> costs.Shape:
+        """The same in the words of tuning."""
+        return costs.Shape(items=self.batch, tokens=self.tokens)
+
 
 # One short and one usual text alone, a batch, and the longest text many encoders read.
 SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(1, 512))
 COMPARED_SHAPE = Shape(8, 128)
 
 
-def shapes_up_to(max_tokens: int) -> tuple[Shape, ...]:
-    """SHAPES, with no more tokens than the model reads."""
-    capped = (Shape(shape.batch, min(shape.tokens, max_tokens)) for shape in SHAPES)
+def shapes_up_to(max_tokens: int, shapes: Sequence[Shape] = SHAPES) -> tuple[Shape, ...]:
+    """`shapes`, with no more tokens than the model reads."""
+    capped = (Shape(shape.batch, min(shape.tokens, max_tokens)) for shape in shapes)
     return tuple(dict.fromkeys(capped))
 
 

@@ -21,7 +21,7 @@ from deployments.tuning.processors import (
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES_OF_INTEREST = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "torch",
-    "transformers", "uvloop", "httptools",
+    "transformers", "openvino", "nncf", "uvloop", "httptools",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from deployments.engines import Engine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, InputTooLong
 from deployments.manifest import ArtifactManifest, Candidate, Device
 from deployments.messages import Call, EncodedItem
-from deployments.store import model_directory, resolve_version
+from deployments.store import LATEST_NAME, model_directory, resolve_version
 from deployments.tasks import TASKS, Task
 
 
@@ -49,6 +49,12 @@ class LocalModel:
                 f"`{model_id}` has no graph for the {device}", hint="build it again"
             )
         return cls(manifest, directory, candidate)
+
+    @classmethod
+    def named(cls, store: Path, name: str) -> LocalModel:
+        """The model called `ID`, or `ID:VERSION`. Raises BenchmarkError."""
+        model_id, _, version = name.partition(":")
+        return cls.open(store, model_id, version or LATEST_NAME)
 
     @property
     def compute_type(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.engine_figures import Shape
 from benchmarks.report import DEFAULT_OUT
 from benchmarks.target import DEFAULT_URL
 from deployments.config import STORE_VARIABLE, default_store
@@ -13,12 +14,17 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """`--model`, `--seed`, `--data` and `--out`."""
+    """`--model`, `--data`, `--seed` and `--out`."""
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="where stsb-test.tsv and sst2-dev.tsv are"
     )
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """`--seed` and `--out`."""
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="default: %(default)s"
     )
@@ -40,12 +46,12 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_rounds_option(parser: argparse.ArgumentParser) -> None:
+def add_rounds_option(parser: argparse.ArgumentParser, default: int = 3) -> None:
     """`--rounds`."""
     parser.add_argument(
         "--rounds",
         type=positive_count,
-        default=3,
+        default=default,
         metavar="N",
         help="how often everything is measured, in turn (default: %(default)s)",
     )
@@ -57,6 +63,14 @@ def positive_count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def shape(text: str) -> Shape:
+    """Items x tokens, such as 8x128; for argparse."""
+    try:
+        return Shape.parse(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
 def positive_seconds(text: str) -> float:

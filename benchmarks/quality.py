@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from benchmarks.agreement import row_cosines
 from benchmarks.client import Client
 from benchmarks.errors import BenchmarkError
 from benchmarks.options import add_common_options, add_url_option
@@ -25,11 +23,12 @@ from benchmarks.sentences import (
     SST2_NAME,
     STSB_NAME,
     LabelledText,
-    ScoredPair,
     labelled_texts,
     scored_pairs,
 )
 from benchmarks.target import Target
+from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
+from build_artifacts.evaluation.similarity import ScoredPair
 from deployments.manifest import TaskName
 
 DEFAULT_CLASSIFIER = "hundredfold/minilm-sst2"
@@ -127,30 +126,14 @@ def score_sentiment(served: Served, labelled: Sequence[LabelledText]) -> Score:
     say(f"{served.model_id}: {len(labelled)} sentences")
     answers = served.answers(task, [example.text for example in labelled])
     best = [str(answer[0]["label"]) for answer in answers]
-    right = [example.label for example in labelled]
     labels = list(model.get("labels", ()))
     if len(labels) != len(SENTIMENTS):
         raise BenchmarkError(
             f"`{served.model_id}` has {len(labels)} labels, not {len(SENTIMENTS)}",
             hint="name a sentiment model with --classifier ID",
         )
-    value = accuracy(best, right, labels)
+    value = accuracy(best, [labels[example.label] for example in labelled])
     return Score("accuracy", SST2_NAME, value, len(labelled), model, served.compute_type(task))
-
-
-def spearman(left: ArrayLike, right: ArrayLike) -> float:
-    """Rank correlation of two lists of numbers."""
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(left, right).statistic)
-
-
-def accuracy(best: Sequence[str], right: Sequence[int], labels: Sequence[str]) -> float:
-    """Share of the best labels that are the right ones; `right` are indices into `labels`."""
-    hits: NDArray[np.bool_] = np.array(
-        [label == labels[index] for label, index in zip(best, right, strict=True)]
-    )
-    return float(hits.mean())
 
 
 def describe(scores: Sequence[Score]) -> str:

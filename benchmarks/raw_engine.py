@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from benchmarks.agreement import COSINE_SLACK, Agreement
 from benchmarks.local_model import LocalModel, rows_alone
 from deployments.batching.collate import collate
 from deployments.engines import Engine
-from deployments.messages import Batch, EncodedItem
+from deployments.messages import Batch, EncodedItem, Outputs
 
 SENTENCES_PER_BATCH = 32
 CHECKED_SENTENCES = 64
@@ -86,8 +86,7 @@ class RawEngine:
     def shared_out(self, batch: Batch) -> NDArray[np.float32]:
         """The batch's rows, computed as an idle lane would: shared out over passes at once."""
         placement = self.placements[0]
-        parts = split_batch(batch, min(placement.runs, len(batch.lengths)))
-        outputs = self._pools[placement].map(self._engines[placement].run, parts)
+        outputs = share_out(self._engines[placement], self._pools[placement], placement.runs, batch)
         return np.concatenate([output.items for output in outputs])
 
     def agreement(self, size: int, seed: int) -> Agreement:
@@ -125,6 +124,11 @@ class RawEngine:
         if size not in self._batches:
             self._batches[size] = SortedBatches.of(self.items, size)
         return self._batches[size]
+
+
+def share_out(engine: Engine, pool: Executor, runs: int, batch: Batch) -> list[Outputs]:
+    """A batch as `runs` passes at once, each of nearly as many of its items; all their outputs."""
+    return list(pool.map(engine.run, split_batch(batch, min(runs, len(batch.lengths)))))
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

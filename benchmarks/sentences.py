@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
+from build_artifacts.evaluation import BadEvaluationData
+from build_artifacts.evaluation.reading import Layout, Place, as_number, read_records
+from build_artifacts.evaluation.similarity import ScoredPair, read_pairs
 
 # Beside the checkout, because data sets have licences of their own.
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 STSB_NAME = "stsb-test.tsv"
 SST2_NAME = "sst2-dev.tsv"
+SST2_EXPECTED = "`label` and `sentence`: tab-separated columns"
+SST2_LAYOUT = Layout(
+    names={"label": ("label",), "sentence": ("sentence",)},
+    required=frozenset(("label", "sentence")),
+    orders=(("label", "sentence"),),
+    key="label",
+    fits=lambda cell: as_number(cell) is not None,
+)
 
 GENERATED_COUNT = 2_758  # as many as STS-B's test half has, so that figures compare
 # Words per sentence are log-normal with these parameters and bounds; with full stop and special
@@ -41,15 +53,6 @@ class Sentences:
 
     origin: str  # the file, or how they were generated
     texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPair:
-    """Two sentences and how alike people found them, from 0 to 5."""
-
-    left: str
-    right: str
-    score: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,49 +92,23 @@ def _sentence(chance: random.Random, words: list[str]) -> str:
 
 def scored_pairs(path: Path) -> list[ScoredPair]:
     """STS-B: `score`, `sentence1`, `sentence2`. Raises BenchmarkError."""
-    return [
-        ScoredPair(left, right, _number(score, path, line))
-        for line, (score, left, right) in _rows(path, ("score", "sentence1", "sentence2"))
-    ]
+    with _bad_data():
+        return read_pairs(path)
 
 
 def labelled_texts(path: Path) -> list[LabelledText]:
     """SST-2: `label`, `sentence`. Raises BenchmarkError."""
-    return [
-        LabelledText(text, int(_number(label, path, line)))
-        for line, (label, text) in _rows(path, ("label", "sentence"))
-    ]
+    with _bad_data():
+        return [
+            LabelledText(record.text("sentence"), int(record.number("label")))
+            for record in read_records(Place(path, SST2_EXPECTED), SST2_LAYOUT)
+        ]
 
 
-def _rows(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and fields of a tab-separated file; quotes mean nothing in these files."""
+@contextmanager
+def _bad_data() -> Iterator[None]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise BenchmarkError(
-            f"cannot read `{path}`: {reason}",
-            hint="name the directory that holds it with --data DIR",
-        ) from exc
-    if lines[0].split("\t") != list(header):
-        raise _bad_line(path, 1, f"the first line must name the columns {', '.join(header)}")
-    for number, line in enumerate(lines[1:], start=2):
-        if not line:
-            continue
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            raise _bad_line(path, number, f"{len(fields)} columns, not {len(header)}")
-        yield number, fields
-
-
-def _number(text: str, path: Path, line: int) -> float:
-    try:
-        return float(text)
-    except ValueError as exc:
-        raise _bad_line(path, line, f"`{text}` is not a number") from exc
-
-
-def _bad_line(path: Path, line: int, what: str) -> BenchmarkError:
-    return BenchmarkError(
-        f"`{path}`, line {line}: {what}", hint="restore the file from where it was published"
-    )
+        yield
+    except BadEvaluationData as exc:
+        hint = f"{exc.hint}; name the directory of a good one with --data DIR"
+        raise BenchmarkError(exc.message, hint=hint) from exc

@@ -3,14 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.agreement import Agreement, require, row_cosines
+from benchmarks.agreement import Agreement, require
 from benchmarks.errors import BenchmarkError
-
-
-def test_cosines_are_row_by_row_and_ignore_length() -> None:
-    left = [[1.0, 0.0], [1.0, 1.0], [2.0, 0.0], [0.0, 0.0]]
-    right = [[3.0, 0.0], [1.0, 0.0], [0.0, 5.0], [1.0, 0.0]]
-    assert row_cosines(left, right) == pytest.approx([1.0, 0.5**0.5, 0.0, 0.0])
 
 
 def test_the_worst_row_decides() -> None:

@@ -7,8 +7,9 @@ from scipy import stats
 
 from benchmarks.client import Client
 from benchmarks.errors import BenchmarkError
-from benchmarks.quality import Served, accuracy, score_sentiment, score_similarity, spearman
-from benchmarks.sentences import LabelledText, ScoredPair
+from benchmarks.quality import Served, score_sentiment, score_similarity
+from benchmarks.sentences import LabelledText
+from build_artifacts.evaluation.similarity import ScoredPair
 from tests.benchmarks.fakes import FakeAnswer, FakeServer, Seen
 
 # Directions of toy embeddings; cosines with "east" fall in this order.
@@ -28,21 +29,6 @@ def toy_server(n: int, request: Seen) -> FakeAnswer:
         )
     best = ["POSITIVE" if "good" in text else "NEGATIVE" for text in inputs]
     return FakeAnswer(body=orjson.dumps([[{"label": label, "score": 0.9}] for label in best]))
-
-
-def test_spearman_is_the_correlation_of_ranks() -> None:
-    left, right = [1.0, 2.0, 3.0, 4.0, 9.0], [1.0, 8.0, 9.0, 64.0, 10.0]
-    # Ranks 1 2 3 4 5 and 1 2 3 5 4: 1 - 6 * (1 + 1) / (5 * 24).
-    assert spearman(left, right) == pytest.approx(0.9)
-    assert spearman(left, right) == pytest.approx(
-        stats.pearsonr(stats.rankdata(left), stats.rankdata(right)).statistic
-    )
-
-
-def test_accuracy_is_the_share_of_right_labels() -> None:
-    best = ["POSITIVE", "NEGATIVE", "POSITIVE", "POSITIVE"]
-    assert accuracy(best, [1, 0, 0, 1], LABELS) == 0.75
-    assert accuracy(best, [1, 0, 0, 1], LABELS[::-1]) == 0.25
 
 
 def test_similarity_goes_through_the_api() -> None:

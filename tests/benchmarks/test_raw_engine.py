@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.contest import Cell, full_batch, make_cells
+from benchmarks.contest import make_cells
 from benchmarks.engine_figures import Shape, shapes_up_to
 from benchmarks.errors import BenchmarkError
 from benchmarks.local_model import LocalModel
@@ -113,11 +113,15 @@ def test_shapes_are_capped_to_what_the_model_reads() -> None:
 
 
 def test_a_latency_batch_is_full_and_seeded() -> None:
-    tokens = np.array([5, 7, 9], dtype=np.int32)
-    batch = full_batch(Shape(3, 4), tokens, seed=2)
-    assert batch.attention_mask.tolist() == [[1] * 4] * 3
-    assert set(batch.input_ids.ravel().tolist()) <= {5, 7, 9}
-    assert (batch.input_ids == full_batch(Shape(3, 4), tokens, seed=2).input_ids).all()
+    def ids(seed: int) -> NDArray[np.int64]:
+        items = [item(i, length) for i, length in ((5, 3), (7, 4), (9, 2))]
+        (cell,) = make_cells({"only": len}, [Shape(3, 4)], items, seed)
+        assert cell.batch.attention_mask.tolist() == [[1] * 4] * 3
+        return cell.batch.input_ids
+
+    assert set(ids(2).ravel().tolist()) <= {5, 7, 9}
+    assert (ids(2) == ids(2)).all()
+    assert (ids(2) != ids(3)).any()
 
 
 def test_contenders_get_the_same_batch_in_turn() -> None:
@@ -133,11 +137,7 @@ def test_contenders_get_the_same_batch_in_turn() -> None:
 
 
 def test_a_cell_keeps_the_median_of_every_round_in_milliseconds() -> None:
-    def forward(batch: Batch) -> NDArray[np.float32]:
-        time.sleep(0.02)
-        return np.zeros((1, 1), dtype=np.float32)
-
-    cell = Cell("slow", forward, Shape(1, 1), full_batch(Shape(1, 1), item(1).ids, 0))
+    (cell,) = make_cells({"slow": lambda batch: time.sleep(0.02)}, [Shape(1, 1)], [item(1)], 0)
     cell.run_round()
     cell.run_round()
     assert len(cell.medians_ms) == 2

@@ -10,12 +10,12 @@ from benchmarks.sentences import (
     SST2_NAME,
     STSB_NAME,
     LabelledText,
-    ScoredPair,
     generated,
     labelled_texts,
     load_sentences,
     scored_pairs,
 )
+from build_artifacts.evaluation.similarity import ScoredPair
 
 
 def test_generated_sentences_are_a_function_of_the_seed() -> None:
@@ -60,9 +60,9 @@ def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("label\ttext\n", "line 1: the first line must name"),
+        ("label\ttext\n", "line 1: 2 columns, neither their names nor an example"),
         ("label\tsentence\n1\tgood\textra\n", "line 2: 3 columns, not 2"),
-        ("label\tsentence\n1\tgood\nx\tbad\n", "line 3: `x` is not a number"),
+        ("label\tsentence\n1\tgood\nx\tbad\n", "line 3, `label`: `x` is not a number"),
     ],
 )
 def test_a_damaged_file_is_refused_by_line(tmp_path: Path, text: str, complaint: str) -> None:

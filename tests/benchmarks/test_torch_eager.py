@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.torch_eager import TorchEager, own_source
+from benchmarks.torch_eager import open_torch, own_source
 from deployments.batching.collate import collate
 from deployments.manifest import Source
 from tests.builders import HIDDEN, tiny_checkpoint
@@ -19,9 +19,9 @@ def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
     from transformers import AutoModel
 
     source = tiny_checkpoint(tmp_path / "model")
-    eager = TorchEager(str(source), tiny_manifest(), tmp_path, threads=torch.get_num_threads())
+    eager = open_torch(str(source), tiny_manifest(), tmp_path, threads=torch.get_num_threads())
     short, long = item(7, 3), item(11, 9)
-    rows = eager.rows(collate([short, long]))
+    rows = np.asarray(eager.run(collate([short, long])).items)
     assert rows.shape == (2, HIDDEN)
     reference = AutoModel.from_pretrained(source).eval()
     with torch.inference_mode():
