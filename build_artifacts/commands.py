@@ -23,7 +23,8 @@ from build_artifacts.journey.travel import travel
 from build_artifacts.models import load_model
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import SEARCHES, Recipe
+from build_artifacts.recipe import Recipe
+from build_artifacts.recipes import SEARCHES
 from build_artifacts.scratch import scratch
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
@@ -45,6 +46,7 @@ def build_model(arguments: argparse.Namespace) -> int:
         adapter=arguments.adapter,
         recipe=_recipe(arguments),
         effort=Effort(
+            search_seconds=arguments.search_seconds,
             tune_seconds=arguments.tune_seconds,
             evaluation=arguments.eval,
             sampling=Sampling(limit=arguments.eval_limit),

@@ -37,6 +37,7 @@ from deployments.tuning.processors import usable_cores
 class Effort:
     """How far a build goes to find out, beyond what its recipe says."""
 
+    search_seconds: float = 300.0  # per device, of making graphs for candidates
     tune_seconds: float = 60.0
     evaluation: Path | None = None  # labelled data for the gate
     sampling: Sampling = EVERYTHING
@@ -119,7 +120,8 @@ class Compilation:
     def _search(self, prepared: Prepared) -> Search:
         graphs = Graphs(self._steps, prepared)
         gatekeeper = Gatekeeper(self._steps, prepared, graphs, self._recipe.gate)
-        return Search(self._steps, prepared, graphs, gatekeeper, self._recipe)
+        seconds = self._effort.search_seconds
+        return Search(self._steps, prepared, graphs, gatekeeper, self._recipe, seconds)
 
     def _passed(self, search: Search, facts: ModelFacts) -> list[PassedGraph]:
         """What is to be sealed, the best of each device first. Raises GateFailed."""

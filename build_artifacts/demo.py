@@ -15,7 +15,7 @@ from build_artifacts.pipeline import (
     sealed_already,
 )
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import QUICK
+from build_artifacts.recipes import QUICK
 from deployments.errors import ArtifactMissing
 from deployments.manifest import TaskName
 from deployments.store import LATEST_NAME, point_latest, resolve_version

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import scores_of
 from build_artifacts.graphs import Graphs, calibrated_otherwise
-from build_artifacts.lanes import lane_for
+from build_artifacts.lanes import is_present, lane_for
 from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
 from build_artifacts.steprunner import StepRunner
@@ -122,7 +122,9 @@ class Gatekeeper:
             return Judgement(parity=None, scores={}, reasons=(exc.message,))
         try:
             verdict = verdict_on(engine, self._prepared.reference, self._gate, spec.head)
-            scores, reasons = self._scores(engine) if verdict.passed else ({}, verdict.reasons)
+            # Half precision on a CPU takes minutes to say what parity says to four digits.
+            is_scored = verdict.passed and is_present(spec.device)
+            scores, reasons = self._scores(engine) if is_scored else ({}, verdict.reasons)
         except EngineFailed as exc:
             return Judgement(parity=None, scores={}, reasons=(exc.message,))
         finally:

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from build_artifacts.recipe import SEARCHES
+from build_artifacts.recipes import SEARCHES
 from deployments.config import default_store
 from deployments.manifest import Device, Gate, TaskName
 
@@ -52,6 +52,13 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         choices=tuple(SEARCHES),
         default="full",
         help="how many kinds of graphs to try (default: %(default)s)",
+    )
+    build.add_argument(
+        "--search-seconds",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="begin no further candidate after this time (default: %(default)s)",
     )
     build.add_argument(
         "--gate",

@@ -12,7 +12,8 @@ from build_artifacts.compilation import EFFORT, Compilation, Effort
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.facts import tasks_of
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import FULL, Recipe, artifact_version
+from build_artifacts.recipe import Recipe, artifact_version
+from build_artifacts.recipes import FULL
 from build_artifacts.scratch import scratch
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve

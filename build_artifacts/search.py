@@ -6,6 +6,7 @@ then the gate judges them from the fastest on until enough have passed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Search:
     graphs: Graphs
     gatekeeper: Gatekeeper
     recipe: Recipe
+    seconds: float  # of making graphs, after which no further candidate is begun
 
     def best(self, device: Device) -> list[PassedGraph]:
         """The graphs for `device` that may be sealed, the best first; empty when none passes.
@@ -91,7 +93,11 @@ class Search:
         """How to open each candidate; those that cannot be made or run here are left out."""
         found: dict[CandidateRecipe, GraphSpec] = {}
         first: dict[object, str] = {}
+        end_s = time.monotonic() + self.seconds
         for recipe in self.recipe.of(device):
+            if found and time.monotonic() > end_s:
+                self._skip(recipe, f"the search has taken its {self.seconds:.0f} s")
+                continue
             spec = self._spec(recipe)
             if spec is None:
                 continue

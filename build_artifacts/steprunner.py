@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +38,21 @@ class StepRunner:
         self._told.add(key)
         if not self._place.is_done(key):
             with self.passing(name, detail) as step:
-                return self._place.once(key, lambda into: step.found(work(into)))
+                done = self._place.once(key, lambda into: step.found(work(into)))
+            _give_back()
+            return done
         if is_news:
             with self._progress.step(name, detail) as step:
                 step.found("done by an interrupted build")
         return self._place.once(key, _never)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: a step of a large model leaves gigabytes with malloc."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)
 
 
 def _never(_into: Path) -> None:

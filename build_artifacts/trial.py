@@ -13,7 +13,7 @@ from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, EncodedItem
-from deployments.tuning.costs import Shape
+from deployments.tuning.costs import Shape, Variant
 from deployments.tuning.measure import batches_from, measure
 from deployments.tuning.tuner import Contender, opened
 
@@ -23,7 +23,7 @@ _SHAPES = (
     Shape(items=8, tokens=64),
     Shape(items=8, tokens=128),
 )
-_SECONDS = 8.0
+_SECONDS = 25.0
 
 
 class Trial(BaseModel):
@@ -66,7 +66,10 @@ def hold_trial(
     batches_of = partial(batches_from, items)
     smallest = batches_of(shapes[0])[0]
     contenders = [
-        Contender.of(name, spec) for name, spec in specs.items() if _works(spec, lane, smallest)
+        # Named like its recipe, whatever options are part of it.
+        Contender(variant=Variant(candidate=name), spec=spec)
+        for name, spec in specs.items()
+        if _works(spec, lane, smallest)
     ]
     with opened(contenders, lane) as engines:
         costs = measure(engines, shapes, batches_of, _SECONDS)

@@ -39,7 +39,7 @@ def recover(
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.found(f"revision {checkpoint.source.revision[:20]}")
     if manifest.source.adapter is not None:
-        checkpoint = _merged(checkpoint, _find_adapter(manifest.source, adapter), steps)
+        checkpoint = _merged(checkpoint, find_adapter(manifest.source, adapter), steps)
     facts = read_facts(checkpoint, manifest.tasks)
 
     def work(into: Path) -> str:
@@ -50,7 +50,7 @@ def recover(
     return Prepared(checkpoint.weights, facts, directory, None)
 
 
-def _find_adapter(source: Source, given: Path | None) -> Adapter:
+def find_adapter(source: Source, given: Path | None) -> Adapter:
     """The adapter of that name and revision: `given`, or one of those of the demo models."""
     known = {model.adapter.name: model.adapter for model in DEMO_MODELS if model.adapter}
     directory = given or known.get(source.adapter or "")

@@ -45,6 +45,8 @@ def draw(report: Report) -> Mapping[str, bytes]:
 
 
 def _curves(axes: Any, report: Report) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     for number, stage in enumerate(report.stages):
         axes.errorbar(
             [one.tokens for one in stage.latencies],
@@ -60,6 +62,8 @@ def _curves(axes: Any, report: Report) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(report.lengths, [str(tokens) for tokens in report.lengths], minor=False)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(lambda ms, _place: f"{ms:g}")
     axes.set_xlabel("tokens of one item")
     axes.set_ylabel("latency, ms (mean ± standard deviation)")

@@ -20,6 +20,7 @@ from build_artifacts.journey.figures import Latency, Throughput
 from deployments.engines import Engine
 from deployments.errors import EngineFailed
 from deployments.messages import Batch
+from deployments.tuning.measure import come_to_rest
 
 BLOCKS = 5
 FEWEST_RUNS = 5
@@ -28,20 +29,7 @@ MOST_ROUNDS = 5
 # A round of throughput lasts at least this long: who finishes last decides how long it took.
 _LEAST_ROUND_S = 0.2
 
-_REST_CHECK_S = 0.005
-_MOST_REST_CHECKS = 40
-_BUSY_SHARE = 0.1
-
 Clock = Callable[[], float]  # seconds
-
-
-def come_to_rest() -> None:
-    """Wait until no thread of this process spins any more, 0.2 s at most."""
-    for _ in range(_MOST_REST_CHECKS):
-        before_s = time.process_time()
-        time.sleep(_REST_CHECK_S)
-        if time.process_time() - before_s < _REST_CHECK_S * _BUSY_SHARE:
-            return
 
 
 def blocks_of(runs: int) -> tuple[int, ...]:

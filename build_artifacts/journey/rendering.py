@@ -81,7 +81,7 @@ def _is_compared(report: Report) -> bool:
 def _rows(report: Report) -> list[list[str]]:
     metric = [report.metric] if report.metric else []
     lengths = [f"{tokens} tokens" for tokens in report.lengths]
-    rows = [["stage", "MB", *metric, "cosine", *lengths, "items/s", "speed-up"]]
+    rows = [["stage", "MB", *metric, _likeness_name(report), *lengths, "items/s", "speed-up"]]
     for stage in report.stages:
         scores = [_score(stage.scores.get(name)) for name in metric]
         found = {one.tokens: one for one in stage.latencies}
@@ -91,7 +91,7 @@ def _rows(report: Report) -> list[list[str]]:
                 shown_name(stage),
                 f"{stage.size_bytes / 1e6:.1f}",
                 *scores,
-                f"{stage.cosine:.4f}",
+                _likeness(stage),
                 *(_latency(found.get(tokens)) for tokens in report.lengths),
                 _NONE if items_per_s is None else digits(items_per_s),
                 _ratio(stage.speedup),
@@ -124,6 +124,15 @@ def _remarks(report: Report) -> list[str]:
     lines += [f"items/s: {how} ({', '.join(names)})" for how, names in placed.items()]
     lines += [f"not measured: {name}: {reason}" for name, reason in report.unmeasured.items()]
     return lines
+
+
+def _likeness_name(report: Report) -> str:
+    """Of what a model chooses, the cosine says little (see `deployments.tuning.parity.judge`)."""
+    return "cosine" if report.stages[0].agreement is None else "top-1"
+
+
+def _likeness(stage: StageFigures) -> str:
+    return f"{stage.cosine:.4f}" if stage.agreement is None else f"{stage.agreement:.1%}"
 
 
 def shown_name(stage: StageFigures) -> str:

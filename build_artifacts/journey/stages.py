@@ -15,7 +15,8 @@ from build_artifacts.journey.setting import Lanes, Serving
 from build_artifacts.models import TorchModel, load_model
 from build_artifacts.original import Original
 from build_artifacts.preparation import Prepared
-from build_artifacts.recipe import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
+from build_artifacts.recipe import CandidateRecipe, ExportRecipe
+from build_artifacts.recipes import CPU_INT8_FUSED, FULL
 from deployments.config import LaneSettings
 from deployments.engines import Engine, open_engine
 from deployments.manifest import Device, EngineOptions

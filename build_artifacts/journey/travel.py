@@ -40,7 +40,7 @@ def travel(
     Stages that cannot be made or run are left out, and the report says why. Raises BuildError for
     evaluation data that cannot be used, and when no stage at all is left.
     """
-    evaluation = _evaluation(request, manifest)
+    evaluation = evaluation_for(request, manifest)
     with workspace(request.store) as place:
         progress.begin()
         try:
@@ -111,7 +111,8 @@ def _course(
     )
 
 
-def _evaluation(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
+def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
+    """The labelled data that was asked for, ready for engines. Raises BadEvaluationData."""
     if request.evaluation is None:
         return None
     model = ModelUnderTest(

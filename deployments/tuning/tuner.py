@@ -17,7 +17,7 @@ from deployments.messages import EncodedItem
 from deployments.tuning.choose import choose
 from deployments.tuning.costs import CostTable, Shape, Variant, VariantCosts
 from deployments.tuning.host import engine_versions, this_host
-from deployments.tuning.measure import batches_from, clock_for, measure
+from deployments.tuning.measure import batches_from, clock_for, come_to_rest, measure
 from deployments.tuning.memory import free_bytes, how_many_fit
 from deployments.tuning.parity import Reference, judged
 from deployments.tuning.placement import Placement
@@ -182,6 +182,7 @@ def _measured(
             partial(batches_from, contest.items),
             contest.seconds * share,
             clock_for(contenders[0].spec.device, contest.lane.threads_per_run),
+            come_to_rest,
         )
     return [
         VariantCosts(

@@ -9,7 +9,8 @@ import pytest
 
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, Recipe
+from build_artifacts.recipe import Recipe
+from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16
 from tests.build_artifacts.adapters import tiny_adapter
 from tests.build_artifacts.workshop import LITTLE, Workshop, plant_outlier
 from tests.builders import tiny_checkpoint

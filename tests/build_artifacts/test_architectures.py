@@ -19,7 +19,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.facts import ModelFacts, read_facts, tasks_of
 from build_artifacts.models import load_model
 from build_artifacts.original import Original
-from build_artifacts.recipe import CPU_INT8, DynamicInt8, ExportRecipe
+from build_artifacts.recipe import DynamicInt8, ExportRecipe
+from build_artifacts.recipes import CPU_INT8
 from build_artifacts.reference import encode_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantise import quantise

@@ -14,7 +14,8 @@ from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import CPU_INT8, Recipe
+from build_artifacts.recipe import Recipe
+from build_artifacts.recipes import CPU_INT8
 from build_artifacts.scratch import BUILDING_NAME
 from deployments.config import LaneSettings
 from deployments.manifest import ArtifactManifest, Device, Gate, TaskName

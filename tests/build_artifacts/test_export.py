@@ -10,7 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.facts import ModelFacts, read_facts, tasks_of
 from build_artifacts.models import TorchModel, load_model
 from build_artifacts.original import Original
-from build_artifacts.recipe import CPU_FP32, GPU_FP16, ExportRecipe
+from build_artifacts.recipe import CPU_FP32, ExportRecipe
+from build_artifacts.recipes import GPU_FP16
 from build_artifacts.reference import encode_texts
 from build_artifacts.steps.export import export
 from deployments.config import LaneSettings

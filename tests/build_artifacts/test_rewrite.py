@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.recipe import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, Rewrites
+from build_artifacts.recipe import CandidateRecipe, Rewrites
+from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN
 from build_artifacts.steps.rewrite import REWRITES, rewrite
 from tests.build_artifacts.workshop import FLOAT, Workshop, largest_difference, op_counts
 from tests.builders import tiny_checkpoint

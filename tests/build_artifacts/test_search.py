@@ -12,13 +12,8 @@ import pytest
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.graphs import Graphs
 from build_artifacts.lanes import is_present
-from build_artifacts.recipe import (
-    CPU_FP32,
-    CPU_INT8,
-    OPENVINO_INT8,
-    CandidateRecipe,
-    Recipe,
-)
+from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe
+from build_artifacts.recipes import CPU_INT8, OPENVINO_INT8
 from build_artifacts.search import Search
 from deployments.manifest import Device, EngineOptions, Gate
 from deployments.tuning.host import this_host
@@ -51,7 +46,7 @@ def files(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Mappi
     return {
         "fast": fast,
         "slow": slowed(fast, root / "slow.onnx", size=400),
-        "slower": slowed(fast, root / "slower.onnx", size=1200),
+        "slower": slowed(fast, root / "slower.onnx", size=800),
         "broken": unreadable(root / "broken.onnx"),
         "nan": spoilt(fast, root / "nan.onnx", float("nan")),
     }
@@ -67,7 +62,7 @@ def search(
 ) -> Search:
     recipe = Recipe(candidates=candidates, gate=gate, keep=keep)
     keeper = workshop.gatekeeper(runner, gate, graphs=graphs)
-    return Search(runner.steps, workshop.prepared, graphs, keeper, recipe)
+    return Search(runner.steps, workshop.prepared, graphs, keeper, recipe, 60.0)
 
 
 def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(

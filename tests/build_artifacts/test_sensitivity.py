@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_artifacts.recipe import CPU_INT8
+from build_artifacts.recipes import CPU_INT8
 from build_artifacts.steps.sensitivity import most_sensitive, relative_error
 from tests.build_artifacts.workshop import Workshop, matrices
 from tests.builders import HIDDEN

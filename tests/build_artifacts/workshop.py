@@ -20,7 +20,8 @@ from build_artifacts.gating import Gatekeeper, spec_of
 from build_artifacts.graphs import Graphs
 from build_artifacts.preparation import Prepared, prepare
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import CPU_FP32, CPU_INT8, CPU_INT8_WEIGHTS, CandidateRecipe, Recipe
+from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe
+from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.workspace import Workspace
 from deployments.config import LaneSettings

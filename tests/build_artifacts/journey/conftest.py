@@ -14,13 +14,15 @@ from build_artifacts.journey.figures import Report
 from build_artifacts.journey.keeping import report_path
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import CPU_INT8, Recipe
+from build_artifacts.recipe import Recipe
+from build_artifacts.recipes import CPU_INT8
 from deployments.manifest import Device
 from deployments.tuning.host import this_host
 from tests.build_artifacts.pruned import layer, zero_columns, zero_rows
 from tests.build_artifacts.workshop import LITTLE
 from tests.builders import HIDDEN, tiny_checkpoint
 
+ROOT = Path(__file__).parents[3]
 OPTIONS = ("--runs", "5", "--seconds", "8", "--eval-limit", "6")
 
 
@@ -84,5 +86,5 @@ def journey(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResult)
     journey = Journey(pruned_build, pairs, "")
     # A process of its own, so that what libraries print would be seen among its results.
     command = [sys.executable, "-m", "build_artifacts", *journey.command()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return Journey(pruned_build, pairs, done.stdout)

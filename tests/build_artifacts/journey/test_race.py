@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from build_artifacts.journey.race import BLOCKS, FEWEST_RUNS, Race, affordable_runs, blocks_of
+from build_artifacts.journey.race import (
+    BLOCKS,
+    FEWEST_RUNS,
+    Race,
+    affordable_runs,
+    blocks_of,
+)
 from deployments.batching.collate import collate
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed

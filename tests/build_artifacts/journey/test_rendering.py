@@ -35,6 +35,13 @@ def test_columns_are_aligned_and_fit_five_lengths() -> None:
     assert max(map(len, lines)) <= 120
 
 
+def test_what_chooses_is_told_by_its_choices() -> None:
+    chooser = STAGES[0].model_copy(update={"agreement": 0.985})
+    header, torch = table(report_of(chooser)).splitlines()[3:5]
+    assert cells(header)[2] == "top-1"
+    assert cells(torch)[2] == "98.5%"
+
+
 def test_a_score_that_was_not_measured_is_a_dash() -> None:
     scored = STAGES[0].model_copy(update={"scores": {"spearman": 0.82031}})
     report = report_of(scored, STAGES[1]).model_copy(update={"metric": "spearman"})

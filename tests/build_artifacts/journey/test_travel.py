@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from build_artifacts.__main__ import main
 from build_artifacts.adapter import read_adapter
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.journey.figures import Report
+from build_artifacts.journey.keeping import report_path
 from build_artifacts.journey.origin import recover
+from build_artifacts.journey.rendering import table
 from build_artifacts.journey.setting import GPU_LANE, ReportRequest, setting_of
 from build_artifacts.journey.travel import travel
 from build_artifacts.pipeline import BuildResult
@@ -24,7 +27,8 @@ from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.workspace import Workspace
 from deployments.config import LaneSettings
-from deployments.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
+from deployments.manifest import MANIFEST_NAME, ArtifactManifest, Device, TaskName
+from deployments.tuning.host import this_host
 from tests.build_artifacts.adapters import tiny_adapter
 
 if TYPE_CHECKING:
@@ -103,6 +107,30 @@ def test_when_nothing_can_be_measured_the_reasons_are_the_error(
     edit_candidates(artifact, lambda own: [{**own[0], "device": "gpu"}])
     with pytest.raises(BuildError, match="can be measured here: torch and what is made from it"):
         report_on(artifact, tmp_path)
+
+
+def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
+    tmp_path: Path, pruned_build: BuildResult, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    name = f"{pruned_build.manifest.id}:{pruned_build.manifest.version}"
+    command = ["report", name, "--store", str(tmp_path), "--runs", "5", "--seconds", "1"]
+    path = report_path(artifact, this_host(Device.CPU))
+
+    assert main(command) == 0
+    assert "not measured: torch and what is made from it: " in capfd.readouterr().out
+    path.write_bytes(b"{")
+    assert main(command) == 0
+    assert f"measuring again: {path} cannot be used: " in capfd.readouterr().err
+
+    # As if nothing had been missing, so that it holds.
+    whole = Report.model_validate_json(path.read_bytes()).model_copy(update={"unmeasured": {}})
+    path.write_bytes(whole.to_json())
+    assert main(command) == 0
+    assert path.read_bytes() == whole.to_json()
+    assert capfd.readouterr().out == table(whole) + "\n"
+    assert main([*command, "--again"]) == 0
+    assert path.read_bytes() != whole.to_json()
 
 
 def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> Prepared:

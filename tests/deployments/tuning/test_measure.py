@@ -10,7 +10,14 @@ from deployments.errors import EngineFailed
 from deployments.manifest import Device
 from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Shape
-from deployments.tuning.measure import Clock, batch_from, clock_for, measure, shapes_up_to
+from deployments.tuning.measure import (
+    Clock,
+    batch_from,
+    clock_for,
+    come_to_rest,
+    measure,
+    shapes_up_to,
+)
 from tests.deployments.tuning.tables import shape
 from tests.fakes import FakeClock, ScriptedEngine, item_of
 
@@ -64,7 +71,7 @@ def test_rounds_are_interleaved_and_another_one_goes_first_each_time() -> None:
     measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
     warm, rounds = track.passes[:6], "".join(track.passes[6:])
     assert sorted(warm) == sorted("aabbcc")
-    assert rounds.startswith("abcbcacab")
+    assert rounds.startswith("aabbccbbccaaccaabb")
 
 
 def test_a_machine_that_slows_down_changes_no_order() -> None:
@@ -118,7 +125,7 @@ def test_what_a_shape_leaves_of_its_share_is_there_for_the_next() -> None:
 def test_a_guess_by_a_small_shape_does_not_rule_out_a_large_one() -> None:
     track = Track()
     # As on a GPU: whatever the size, a pass takes 10 ms.
-    costs = measure({"a": track.engine("a", lambda _: 0.010)}, SHAPES, batch_of, 2.0, track.clock)
+    costs = measure({"a": track.engine("a", lambda _: 0.010)}, SHAPES, batch_of, 4.0, track.clock)
     assert len(costs["a"]) == len(SHAPES)
 
 
@@ -182,3 +189,10 @@ def test_a_batch_is_full_of_real_tokens_and_the_same_each_time() -> None:
     assert set(batch.input_ids.ravel()) <= {2, 3, 10, 11, 12}
     assert (batch.input_ids[:, 0] == 2).all()
     np.testing.assert_array_equal(batch.input_ids, batch_from(ITEMS, shape("3x5")).input_ids)
+
+
+@pytest.mark.parametrize(("spins_s", "waited_s"), [(0.0, 0.005), (0.036, 0.045), (9.0, 0.2)])
+def test_rest_comes_when_no_thread_spins_any_more(spins_s: float, waited_s: float) -> None:
+    slept: list[float] = []
+    come_to_rest(lambda: min(sum(slept), spins_s), slept.append)
+    assert sum(slept) == pytest.approx(waited_s)

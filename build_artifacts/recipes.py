@@ -1,0 +1,166 @@
+"""The candidates that builds try, as data. Changing one gives every build a new version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from build_artifacts.recipe import (
+    LEAN,
+    NO_SKIP_FUSION,
+    SDPA,
+    CandidateRecipe,
+    DynamicInt8,
+    ExportRecipe,
+    Recipe,
+    Rewrites,
+    SmoothInt8,
+    StaticInt8,
+    TorchProgram,
+    WeightOnlyInt8,
+)
+from deployments.manifest import Device, EngineOptions
+
+_PLAIN = ExportRecipe(dtype="float32", opset=18)
+
+CPU_INT8 = CandidateRecipe(
+    name="cpu-int8",
+    device=Device.CPU,
+    precision="int8",
+    source=SDPA,
+    rewrites=LEAN,
+    quantisation=DynamicInt8(),
+    options=NO_SKIP_FUSION,
+)
+# The winner from 256 tokens on.
+CPU_INT8_FLASH = CandidateRecipe(
+    name="cpu-int8-flash",
+    device=Device.CPU,
+    precision="int8",
+    source=SDPA,
+    rewrites=Rewrites(names=(*LEAN.names, "flash-when-full")),
+    quantisation=DynamicInt8(),
+    options=NO_SKIP_FUSION,
+)
+CPU_INT8_PLAIN = CandidateRecipe(
+    name="cpu-int8-plain",
+    device=Device.CPU,
+    precision="int8",
+    source=_PLAIN,
+    quantisation=DynamicInt8(),
+    options=NO_SKIP_FUSION,
+)
+# The recipe that most people use: fuse everything, then quantise.
+CPU_INT8_FUSED = CandidateRecipe(
+    name="cpu-int8-fused",
+    device=Device.CPU,
+    precision="int8",
+    source=ExportRecipe(dtype="float32", fusions="cpu"),
+    quantisation=DynamicInt8(),
+)
+CPU_INT8_STATIC = CandidateRecipe(
+    name="cpu-int8-static",
+    device=Device.CPU,
+    precision="int8",
+    source=SDPA,
+    rewrites=LEAN,
+    quantisation=StaticInt8(),
+    other_calibrations=("percentile", "entropy"),
+    options=NO_SKIP_FUSION,
+)
+CPU_INT8_WEIGHTS = CandidateRecipe(
+    name="cpu-int8-weights",
+    device=Device.CPU,
+    precision="int8",
+    source=SDPA,
+    rewrites=LEAN,
+    quantisation=WeightOnlyInt8(),
+    options=NO_SKIP_FUSION,
+)
+# OpenVINO prepares kernels for every shape it meets, which costs as much as a pass: batches are
+# padded up to one of these, and it wins where that padding costs less than it gains.
+_FEW_SHAPES = EngineOptions(
+    buckets=tuple(
+        (items, tokens)
+        for items in (1, 2, 4, 8, 16, 32)
+        for tokens in (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    ),
+    float_rest="bf16",
+)
+OPENVINO_INT8 = CandidateRecipe(
+    name="openvino-int8",
+    device=Device.CPU,
+    precision="int8",
+    source=SDPA,
+    quantisation=StaticInt8(),
+    engine="openvino",
+    options=_FEW_SHAPES,
+)
+OPENVINO_INT8_SMOOTH = replace(
+    OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantisation=SmoothInt8()
+)
+OPENVINO_BF16 = CandidateRecipe(
+    name="openvino-bf16",
+    device=Device.CPU,
+    precision="bf16",
+    source=SDPA,
+    engine="openvino",
+    options=_FEW_SHAPES,
+)
+GPU_FP16 = CandidateRecipe(
+    name="gpu-fp16",
+    device=Device.GPU,
+    precision="fp16",
+    source=ExportRecipe(dtype="float16", fusions="cuda"),
+)
+# Shapes of the GPU lane: padding is cheap there, launching kernels is not.
+_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
+# The same graph with memory bound per shape, on CUDA captured as one CUDA graph per shape.
+GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
+GPU_FP16_TENSORRT = CandidateRecipe(
+    name="gpu-fp16-tensorrt",
+    device=Device.GPU,
+    precision="fp16",
+    source=ExportRecipe(dtype="float16", opset=18),
+    options=EngineOptions(
+        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_BUCKETS
+    ),
+)
+GPU_FP16_TORCH = CandidateRecipe(
+    name="gpu-fp16-torch",
+    device=Device.GPU,
+    precision="fp16",
+    source=TorchProgram(dtype="float16"),
+    engine="torch",
+)
+GPU_FP16_COMPILED = replace(
+    GPU_FP16_TORCH,
+    name="gpu-fp16-compiled",
+    options=EngineOptions(compile=True, buckets=_BUCKETS),
+)
+
+# The few that won on the hosts measured so far: a build of a minute.
+QUICK = Recipe(candidates=(CPU_INT8, CPU_INT8_FLASH, CPU_INT8_PLAIN, GPU_FP16), keep=2)
+# Everything: minutes, and the fastest graph for the host at hand.
+FULL = Recipe(
+    candidates=(
+        CPU_INT8,
+        CPU_INT8_FLASH,
+        OPENVINO_INT8,
+        CPU_INT8_PLAIN,
+        CPU_INT8_STATIC,
+        CPU_INT8_FUSED,
+        OPENVINO_INT8_SMOOTH,
+        OPENVINO_BF16,
+        CPU_INT8_WEIGHTS,
+        GPU_FP16,
+        GPU_FP16_BOUND,
+        GPU_FP16_TENSORRT,
+        GPU_FP16_TORCH,
+        GPU_FP16_COMPILED,
+    )
+)
+
+
+# By what the command line calls them.
+SEARCHES: Mapping[str, Recipe] = {"full": FULL, "quick": QUICK}

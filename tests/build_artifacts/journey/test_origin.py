@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from build_artifacts.adapter import read_adapter
+from build_artifacts.demo import DEMO_MODELS
+from build_artifacts.errors import SourceNotFound, UnsafeSource
+from build_artifacts.journey.origin import find_adapter
+from deployments.manifest import Source
+
+(SENTIMENT,) = (model.adapter for model in DEMO_MODELS if model.adapter)
+
+
+def source_with(adapter: str, revision: str) -> Source:
+    return Source(ref="anything", revision="1", adapter=adapter, adapter_revision=revision)
+
+
+def test_the_adapters_of_the_demo_models_are_known_by_name() -> None:
+    known = read_adapter(SENTIMENT)
+    assert find_adapter(source_with(known.name, known.revision), None) == known
+
+
+def test_an_adapter_of_another_revision_is_refused() -> None:
+    with pytest.raises(UnsafeSource, match="has changed since the build"):
+        find_adapter(source_with(SENTIMENT.name, "f" * 64), None)
+
+
+def test_an_adapter_nobody_knows_has_to_be_pointed_at() -> None:
+    known = read_adapter(SENTIMENT)
+    with pytest.raises(SourceNotFound) as caught:
+        find_adapter(source_with("mine", known.revision), None)
+    assert caught.value.hint == "pass `--adapter DIR`"
+    assert find_adapter(source_with("mine", known.revision), SENTIMENT) == known
