@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.gating import Gatekeeper, PassedGraph
 from build_artifacts.graphs import Graphs
 from build_artifacts.lanes import is_present
 from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe
@@ -50,6 +51,19 @@ def files(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Mappi
         "broken": unreadable(root / "broken.onnx"),
         "nan": spoilt(fast, root / "nan.onnx", float("nan")),
     }
+
+
+class Lenient(Gatekeeper):
+    """Notes who may be mended, and lets everybody pass as the one it was given would."""
+
+    def __init__(self, inner: Gatekeeper) -> None:
+        self._inner = inner
+        self.may_mend: list[bool] = []
+
+    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> PassedGraph | None:
+        self.may_mend.append(mend)
+        passed = self._inner.admit(FAST)
+        return None if passed is None else replace(passed, recipe=recipe)
 
 
 def search(
@@ -115,39 +129,48 @@ def for_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_missing_device_tries_nothing_and_goes_by_the_recipe(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
-) -> None:
-    order = for_gpu(SLOW, FAST)
-    passed = search(workshop, runner, GivenGraphs(files), *order).best(Device.GPU)
-    assert [graph.recipe for graph in passed] == order
-    assert runner.lines("trial") == []
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_no_more_than_the_recipe_keeps_are_judged(
+def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
     workshop: Workshop, runner: Runner, files: Mapping[str, Path]
 ) -> None:
     given = {**files, "first": files["nan"]}
-    order = for_gpu(replace(FAST, name="first"), SLOW, FAST, SLOWER)
-    passed = search(workshop, runner, GivenGraphs(given), *order, keep=2).best(Device.GPU)
-    assert [graph.recipe for graph in passed] == order[1:3]
-    assert len(runner.lines("verify")) == 3
+    order = for_gpu(replace(FAST, name="first"), SLOW, FAST)
+    passed = search(workshop, runner, GivenGraphs(given), *order).best(Device.GPU)
+    assert [graph.recipe for graph in passed] == order[1:2]
+    assert runner.lines("trial") == []
+    assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
+
+
+def test_no_more_than_the_recipe_keeps_are_judged(
+    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+) -> None:
+    # The same file under another option, so that neither is a twin nor far behind.
+    twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    given = GivenGraphs({**files, "twin": files["fast"]})
+    passed = search(workshop, runner, given, FAST, twin, keep=1).best(Device.CPU)
+    assert len(passed) == len(runner.lines("verify")) == 1
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_candidate_is_mended_only_while_nothing_has_passed(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path], tmp_path: Path
+def test_a_candidate_is_mended_while_nothing_has_passed(
+    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
 ) -> None:
     graphs = GivenGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
     gate = Gate(cosine_mean=0.9999)  # further than int8 gets
-    behind = search(workshop, runner, graphs, *for_gpu(FAST, CPU_INT8), gate=gate)
-    assert [graph.recipe.name for graph in behind.best(Device.GPU)] == ["fast"]
-    assert len(runner.lines("verify")) == 2
-    again = Runner(tmp_path / "again")
-    ahead = search(workshop, again, graphs, *for_gpu(CPU_INT8, FAST), gate=gate)
+    ahead = search(workshop, runner, graphs, *for_gpu(CPU_INT8, FAST), gate=gate)
     assert [graph.recipe.name for graph in ahead.best(Device.GPU)] == ["fast"]
-    assert len(again.lines("verify")) == 3
+    assert len(runner.lines("verify")) == 3
+
+
+def test_a_candidate_behind_one_that_passed_is_not_mended(
+    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+) -> None:
+    keeper = Lenient(workshop.gatekeeper(runner, ANYTHING, graphs=GivenGraphs(files)))
+    twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    given = GivenGraphs({**files, "twin": files["fast"]})
+    recipe = Recipe(candidates=(FAST, twin))
+    look = Search(runner.steps, workshop.prepared, given, keeper, recipe, 60.0)
+    look.best(Device.CPU)
+    assert keeper.may_mend == [True, False]
 
 
 def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
