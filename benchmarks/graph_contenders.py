@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.gating import spec_of
-from build_artifacts.graphs import Graphs
 from build_artifacts.journey.figures import BASELINE
 from build_artifacts.journey.origin import recover
 from build_artifacts.journey.setting import Lanes, ReportRequest
 from build_artifacts.journey.stages import Trail
-from build_artifacts.preparation import Prepared
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import CandidateRecipe
 from build_artifacts.recipes import OPENVINO_INT8, OPENVINO_INT8_SMOOTH
+from build_artifacts.search.gating import spec_of
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.preparation import Prepared
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.workspace import Workspace
+from build_artifacts.storage.workspace import Workspace
 from deployments.config import LaneSettings
 from deployments.engines import Engine, GraphSpec, lacking, open_engine
 from deployments.manifest import ArtifactManifest, Device

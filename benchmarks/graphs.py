@@ -36,7 +36,7 @@ from benchmarks.report import say, start_run, write_result
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.journey.setting import ReportRequest, serving
 from build_artifacts.journey.travel import evaluation_for
-from build_artifacts.workspace import workspace
+from build_artifacts.storage.workspace import workspace
 from deployments.engines import Engine
 from deployments.manifest import REFERENCE_NAME, Device, Gate
 from deployments.tuning import placement as tuning

@@ -17,10 +17,10 @@ def open_torch(
     `source` is what `build_artifacts build` takes; None: the manifest's own. What must be unpacked
     goes under `scratch`. Raises BenchmarkError or a BuildError.
     """
-    from build_artifacts.facts import read_facts
+    from build_artifacts.checkpoints.facts import read_facts
+    from build_artifacts.checkpoints.models import load_model
     from build_artifacts.journey.stages import Eager
-    from build_artifacts.models import load_model
-    from build_artifacts.original import Original
+    from build_artifacts.search.original import Original
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve
 

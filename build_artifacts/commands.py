@@ -7,27 +7,27 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.catalogue import read_store, table
-from build_artifacts.checkup import check
-from build_artifacts.collection import describe, find_garbage, remove
+from build_artifacts.checkpoints.facts import tasks_of
+from build_artifacts.checkpoints.models import load_model
 from build_artifacts.compilation import Effort
-from build_artifacts.costs_view import costs_view
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import Sampling
-from build_artifacts.facts import tasks_of
 from build_artifacts.journey.keeping import keep, stored_report
 from build_artifacts.journey.rendering import table as journey_table
 from build_artifacts.journey.setting import ReportRequest, setting_of
 from build_artifacts.journey.travel import travel
-from build_artifacts.models import load_model
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe
 from build_artifacts.recipes import SEARCHES
-from build_artifacts.scratch import scratch
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
+from build_artifacts.storage.catalogue import read_store, table
+from build_artifacts.storage.checkup import check
+from build_artifacts.storage.collection import describe, find_garbage, remove
+from build_artifacts.storage.costs_view import costs_view
+from build_artifacts.storage.scratch import scratch
 from deployments.config import LaneSettings
 from deployments.manifest import HEADS, ArtifactManifest
 from deployments.store import LATEST_NAME, model_directory, resolve_version

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.adapter import Adapter
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.adapter import Adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import ModelFacts, read_facts
 from build_artifacts.errors import GateFailed
 from build_artifacts.evaluation import (
     EVERYTHING,
@@ -16,18 +17,17 @@ from build_artifacts.evaluation import (
     Sampling,
     load_evaluation,
 )
-from build_artifacts.facts import ModelFacts, read_facts
-from build_artifacts.gating import Gatekeeper, PassedGraph
-from build_artifacts.graphs import Graphs
-from build_artifacts.lanes import is_present
-from build_artifacts.preparation import Prepared, prepare
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe
-from build_artifacts.search import Search
+from build_artifacts.search.gating import Gatekeeper, PassedGraph
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.lanes import is_present
+from build_artifacts.search.preparation import Prepared, prepare
+from build_artifacts.search.search import Search
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.merge import merge
 from build_artifacts.steps.seal import Identity, Sealing, assemble
-from build_artifacts.workspace import Workspace
+from build_artifacts.storage.workspace import Workspace
 from deployments.manifest import Device, TaskName
 from deployments.tuning.costs import CostTable
 from deployments.tuning.processors import usable_cores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.compilation import Effort
 from build_artifacts.pipeline import (
     BuildRequest,

@@ -6,19 +6,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.adapter import Adapter, read_adapter
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.adapter import Adapter, read_adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import tasks_of
 from build_artifacts.compilation import EFFORT, Compilation, Effort
 from build_artifacts.errors import BuildError, UnsafeSource
-from build_artifacts.facts import tasks_of
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe, artifact_version
 from build_artifacts.recipes import FULL
-from build_artifacts.scratch import scratch
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import Identity, build_tools, publish
-from build_artifacts.workspace import build_place
+from build_artifacts.storage.scratch import scratch
+from build_artifacts.storage.workspace import build_place
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.manifest import ArtifactManifest, Device, TaskName, file_sha256
 from deployments.store import model_directory, point_latest

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from build_artifacts.progress import Progress, Step
-from build_artifacts.workspace import Workspace
+from build_artifacts.storage.workspace import Workspace
 
 # Fills the directory it is given and says in a few words what came out.
 StepWork = Callable[[Path], str]

@@ -6,7 +6,7 @@ import json
 import string
 from pathlib import Path
 
-from build_artifacts.models import LOADERS
+from build_artifacts.checkpoints.models import LOADERS
 from deployments.manifest import Head
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.find import parameter_count
 from build_artifacts.compaction.layers import Units, encoder_layers
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import BuildError
-from build_artifacts.models import TorchModel
 
 
 class CompactionMisfit(BuildError):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layers import EncoderLayer, encoder_layers
 from build_artifacts.compaction.plan import Compaction, LayerCut
-from build_artifacts.models import TorchModel
 
 
 def find(model: TorchModel) -> Compaction:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layouts import LAYOUTS, Layout
-from build_artifacts.models import TorchModel
 
 Linear = Any  # a torch.nn.Linear with a bias
 Tensor = Any  # a torch.Tensor

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.facts import Problem
+from build_artifacts.checkpoints.facts import Problem
 from deployments.errors import BadSetting, EngineFailed
 from deployments.messages import EncodedItem
 

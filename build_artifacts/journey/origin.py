@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from build_artifacts.adapter import Adapter, read_adapter
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.adapter import Adapter, read_adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import read_facts
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
-from build_artifacts.facts import read_facts
-from build_artifacts.preparation import Prepared, prepare
+from build_artifacts.search.preparation import Prepared, prepare
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.merge import merge

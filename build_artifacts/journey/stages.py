@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.gating import spec_of
-from build_artifacts.graphs import Graphs
 from build_artifacts.journey.figures import BASELINE
 from build_artifacts.journey.origin import weights_bytes
 from build_artifacts.journey.setting import Lanes, Serving
-from build_artifacts.models import TorchModel, load_model
-from build_artifacts.original import Original
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CandidateRecipe, ExportRecipe
 from build_artifacts.recipes import CPU_INT8_FUSED, FULL
+from build_artifacts.search.gating import spec_of
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.original import Original
+from build_artifacts.search.preparation import Prepared
 from deployments.config import LaneSettings
 from deployments.engines import Engine, open_engine
 from deployments.manifest import Device, EngineOptions

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import Evaluation, ModelUnderTest, load_evaluation
-from build_artifacts.graphs import Graphs
 from build_artifacts.journey.figures import BASELINE, Report, compared
 from build_artifacts.journey.origin import recover
 from build_artifacts.journey.setting import Lanes, ReportRequest, Setting, serving
 from build_artifacts.journey.stages import Stage, Trail, served_stage
 from build_artifacts.journey.survey import Course, Survey
 from build_artifacts.progress import Progress
+from build_artifacts.search.graphs import Graphs
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.workspace import Workspace, workspace
+from build_artifacts.storage.workspace import Workspace, workspace
 from deployments.manifest import REFERENCE_NAME, ArtifactManifest, Device
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import batch_from, shapes_up_to

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint
+from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.manifest import Source

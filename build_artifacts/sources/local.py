@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from build_artifacts.checkpoint import Checkpoint, content_digest, is_plain_file, unreadable
+from build_artifacts.checkpoints.checkpoint import (
+    Checkpoint,
+    content_digest,
+    is_plain_file,
+    unreadable,
+)
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.manifest import Source

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from build_artifacts.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
+from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import foreign_weights
 from build_artifacts.sources.local import find_directory, id_part

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoint import (
+from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     counted_files,
     damaged,
@@ -19,8 +19,8 @@ from build_artifacts.checkpoint import (
     read_object,
     unreadable,
 )
+from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound
-from build_artifacts.models import first_line
 from deployments.manifest import TOKENIZER_NAME
 
 _WORDS_NAME = "vocab.txt"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.architectures import fewest_tokens
+from build_artifacts.checkpoints.architectures import fewest_tokens
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.models import TorchModel, first_line
+from build_artifacts.checkpoints.rows import input_names, row_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.facts import ModelFacts
-from build_artifacts.models import TorchModel, first_line
 from build_artifacts.recipe import ExportRecipe
-from build_artifacts.rows import input_names, row_model
 from build_artifacts.steps.rotations import repeat_rotations
 from deployments.engines.heads import MASK_POSITIONS
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from build_artifacts.adapter import ADAPTER_STEM, Adapter
-from build_artifacts.checkpoint import (
+from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
+from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
     counted_files,
     read_object,
 )
+from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.models import LOADERS, TorchModel, first_line
 from deployments.manifest import HEADS, Head
 
 

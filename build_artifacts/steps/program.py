@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_artifacts.architectures import fewest_tokens
+from build_artifacts.checkpoints.architectures import fewest_tokens
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.models import TorchModel, first_line
+from build_artifacts.checkpoints.rows import input_names, row_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.facts import ModelFacts
-from build_artifacts.models import TorchModel, first_line
-from build_artifacts.rows import input_names, row_model
 from build_artifacts.steps.export import sample
 from deployments.engines.torch_program import write_program
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.models import first_line
 from build_artifacts.recipe import (
     Calibration,
     DynamicInt8,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_artifacts.checkpoint import Checkpoint, check_checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint, check_checkpoint
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.hub import Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, resolve_directory

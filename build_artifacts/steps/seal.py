@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.gating import PassedGraph
-from build_artifacts.preparation import Prepared
-from build_artifacts.scratch import BUILDING_NAME, dispose
+from build_artifacts.search.gating import PassedGraph
+from build_artifacts.search.preparation import Prepared
+from build_artifacts.storage.scratch import BUILDING_NAME, dispose
 from deployments.manifest import (
     MANIFEST_NAME,
     REFERENCE_NAME,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_artifacts.models import LOADERS
+from build_artifacts.checkpoints.models import LOADERS
 from deployments.manifest import Head
 from tests.builders import write_json
 

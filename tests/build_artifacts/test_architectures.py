@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 import pytest
 
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.facts import ModelFacts, read_facts, tasks_of
-from build_artifacts.models import load_model
-from build_artifacts.original import Original
 from build_artifacts.recipe import DynamicInt8, ExportRecipe
 from build_artifacts.recipes import CPU_INT8
-from build_artifacts.reference import encode_texts
+from build_artifacts.search.original import Original
+from build_artifacts.search.reference import encode_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantise import quantise
 from build_artifacts.steps.rewrite import rewrite

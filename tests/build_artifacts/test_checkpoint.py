@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.errors import (
     BuildError,
     SourceNotFound,

@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from build_artifacts.__main__ import main
-from build_artifacts.checkup import check
 from build_artifacts.pipeline import BuildResult
+from build_artifacts.storage.checkup import check
 from deployments.errors import ArtifactError, DigestMismatch
 from deployments.manifest import MANIFEST_NAME, REFERENCE_NAME, ArtifactManifest
 from tests.sealed import reseal_as, seal_tiny

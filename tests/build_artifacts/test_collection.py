@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.collection import Garbage, describe, find_garbage, remove
 from build_artifacts.errors import BuildError
-from build_artifacts.leftovers import ABANDONED_AFTER_S, Kind
 from build_artifacts.progress import Progress
-from build_artifacts.scratch import BUILDING_NAME
-from build_artifacts.workspace import build_place
+from build_artifacts.storage.collection import Garbage, describe, find_garbage, remove
+from build_artifacts.storage.leftovers import ABANDONED_AFTER_S, Kind
+from build_artifacts.storage.scratch import BUILDING_NAME
+from build_artifacts.storage.workspace import build_place
 from deployments.store import point_latest
 
 MODEL = "org/model"
@@ -186,7 +186,7 @@ def test_half_written_files_go_when_they_are_old(store: Path) -> None:
 HOLD_SCRATCH = """
 import sys, time
 from pathlib import Path
-from build_artifacts.scratch import scratch
+from build_artifacts.storage.scratch import scratch
 with scratch(Path(sys.argv[1])) as root:
     (root / "wheel").write_bytes(b"wheel")
     print(root.name, flush=True)
@@ -218,7 +218,8 @@ def test_scratch_of_the_dead_goes_and_of_the_living_stays(store: Path) -> None:
 
 def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
     program = (
-        "import os, shutil, sys; from pathlib import Path; from build_artifacts import collection; "
+        "import os, shutil, sys; from pathlib import Path; "
+        "from build_artifacts.storage import collection; "
         "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
         "collection.remove(collection.find_garbage(Path(sys.argv[1])))"
     )

@@ -16,7 +16,7 @@ from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe
 from build_artifacts.recipes import CPU_INT8
-from build_artifacts.scratch import BUILDING_NAME
+from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.config import LaneSettings
 from deployments.manifest import ArtifactManifest, Device, Gate, TaskName
 from deployments.tuning.costs import read_costs

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.facts import ModelFacts, read_facts, tasks_of
-from build_artifacts.models import TorchModel, load_model
-from build_artifacts.original import Original
 from build_artifacts.recipe import CPU_FP32, ExportRecipe
 from build_artifacts.recipes import GPU_FP16
-from build_artifacts.reference import encode_texts
+from build_artifacts.search.original import Original
+from build_artifacts.search.reference import encode_texts
 from build_artifacts.steps.export import export
 from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, open_engine

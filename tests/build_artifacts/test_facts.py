@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.adapter import read_adapter
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import EMBEDDING_TASKS, ModelFacts, read_facts, tasks_of
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
-from build_artifacts.facts import EMBEDDING_TASKS, ModelFacts, read_facts, tasks_of
 from deployments.manifest import Head, Source, TaskName
 from tests.builders import tiny_tokenizer, write_json, write_pooling
 

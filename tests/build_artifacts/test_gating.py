@@ -10,10 +10,10 @@ import pytest
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import ModelUnderTest, load_evaluation
-from build_artifacts.gating import Gatekeeper
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CPU_FP32, CandidateRecipe, StaticInt8
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
+from build_artifacts.search.gating import Gatekeeper
+from build_artifacts.search.preparation import Prepared
 from deployments.manifest import Gate
 from tests.build_artifacts.workshop import (
     ANYTHING,

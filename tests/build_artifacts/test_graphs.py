@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.graphs import Graphs, calibrated_otherwise
 from build_artifacts.recipe import CPU_FP32, DynamicInt8, StaticInt8, TorchProgram
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
+from build_artifacts.search.graphs import Graphs, calibrated_otherwise
 from deployments.tuning.parity import cosines
 from tests.build_artifacts.workshop import FLOAT, Runner, Workshop, op_counts
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.catalogue import read_store
-from build_artifacts.scratch import BUILDING_NAME
+from build_artifacts.storage.catalogue import read_store
+from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.errors import ArtifactError
 from deployments.manifest import ArtifactManifest, file_sha256
 from deployments.store import LATEST_NAME

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.adapter import read_adapter
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import read_facts, tasks_of
+from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.facts import read_facts, tasks_of
-from build_artifacts.models import LOADERS, load_model
 from build_artifacts.steps.merge import merge
 from deployments.manifest import Head, Source
 from tests.build_artifacts.adapters import tiny_adapter

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.catalogue import read_store
-from build_artifacts.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.compilation import Effort
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.pipeline import BuildRequest, BuildResult, build, sealed_already
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import CPU_FP32, Recipe
-from build_artifacts.reference import encode_texts
-from build_artifacts.scratch import BUILDING_NAME
+from build_artifacts.search.reference import encode_texts
+from build_artifacts.storage.catalogue import read_store
+from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.batching.collate import collate
 from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, open_engine

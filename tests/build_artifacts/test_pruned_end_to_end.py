@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from build_artifacts.compilation import Effort
-from build_artifacts.graphs import Graphs
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.preparation import Prepared
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import CPU_FP32, Recipe
 from build_artifacts.recipes import CPU_INT8
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.preparation import Prepared
 from tests.build_artifacts.pruned import pruned_encoder
 from tests.build_artifacts.workshop import Runner, Workshop
 from tests.builders import tiny_tokenizer, write_pooling

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts import reference
-from build_artifacts.facts import EMBEDDING_TASKS, ModelFacts
-from build_artifacts.probes import PAIRS, PROBES
-from build_artifacts.reference import MASKED_PROBE_TOKENS, encode_probes
+from build_artifacts.checkpoints.facts import EMBEDDING_TASKS, ModelFacts
+from build_artifacts.search import reference
+from build_artifacts.search.probes import PAIRS, PROBES
+from build_artifacts.search.reference import MASKED_PROBE_TOKENS, encode_probes
 from deployments.manifest import TaskName
 from tests.builders import SPECIAL_TOKENS, tiny_tokenizer
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import BuildError
-from build_artifacts.scratch import BUILDING_NAME, scratch
+from build_artifacts.storage.scratch import BUILDING_NAME, scratch
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from build_artifacts.scratch import scratch
+from build_artifacts.storage.scratch import scratch
 with scratch(Path(sys.argv[1])) as root:
     (root / "half.whl").write_bytes(b"half a wheel")
     print("ready", flush=True)
@@ -22,7 +22,7 @@ with scratch(Path(sys.argv[1])) as root:
 COME_AND_GO = """
 import sys
 from pathlib import Path
-from build_artifacts.scratch import scratch
+from build_artifacts.storage.scratch import scratch
 for number in range(150):
     with scratch(Path(sys.argv[1])) as root:
         (root / "mine").write_text(str(number))
@@ -89,7 +89,8 @@ def test_what_a_killed_removal_left_is_removed_by_the_next_start(tmp_path: Path)
     with scratch(tmp_path):
         pass
     program = (
-        "import os, shutil, sys; from pathlib import Path; from build_artifacts import scratch; "
+        "import os, shutil, sys; from pathlib import Path; "
+        "from build_artifacts.storage import scratch; "
         "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
         "store = Path(sys.argv[1]); scratch.dispose(store / 'version', store / '.building')"
     )

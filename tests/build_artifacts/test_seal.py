@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.compaction.plan import Compaction, LayerCut
-from build_artifacts.facts import ModelFacts
-from build_artifacts.gating import PassedGraph, spec_of
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe, artifact_version
 from build_artifacts.recipes import CPU_INT8, FULL, GPU_FP16, QUICK, SEARCHES
-from build_artifacts.scratch import BUILDING_NAME
+from build_artifacts.search.gating import PassedGraph, spec_of
+from build_artifacts.search.preparation import Prepared
 from build_artifacts.steps.seal import Identity, Sealing, assemble, build_tools, publish
+from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.errors import DigestMismatch
 from deployments.manifest import ArtifactManifest, Device, Gate, Parity, Source, TaskName
 from deployments.store import LATEST_NAME, resolve_version

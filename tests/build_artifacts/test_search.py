@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.gating import Gatekeeper, PassedGraph
-from build_artifacts.graphs import Graphs
-from build_artifacts.lanes import is_present
 from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe
 from build_artifacts.recipes import CPU_INT8, OPENVINO_INT8
-from build_artifacts.search import Search
+from build_artifacts.search.gating import Gatekeeper, PassedGraph
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.lanes import is_present
+from build_artifacts.search.search import Search
 from deployments.manifest import Device, EngineOptions, Gate
 from deployments.tuning.host import this_host
 from tests.build_artifacts.workshop import (

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from build_artifacts.__main__ import main
-from build_artifacts.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.recipe import Recipe
 from build_artifacts.recipes import CPU_INT8, SEARCHES
-from build_artifacts.scratch import BUILDING_NAME
+from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.manifest import ArtifactManifest
 from deployments.tuning.parity import Reference, cosines
 from tests.build_artifacts.test_tokenizer import TEXTS, words_of

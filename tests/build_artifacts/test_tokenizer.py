@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.tokenizer import fast_tokenizer

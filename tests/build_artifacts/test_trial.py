@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.trial import Trial
+from build_artifacts.search.trial import Trial
 
 
 def test_a_factor_counts_the_same_at_every_length() -> None:

@@ -15,10 +15,10 @@ from typing import IO
 import pytest
 
 from build_artifacts.errors import BuildError, GateFailed
-from build_artifacts.locks import held
 from build_artifacts.progress import Progress
-from build_artifacts.scratch import BUILDING_NAME
-from build_artifacts.workspace import build_place, log_path, place_path
+from build_artifacts.storage.locks import held
+from build_artifacts.storage.scratch import BUILDING_NAME
+from build_artifacts.storage.workspace import build_place, log_path, place_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
 
@@ -27,7 +27,7 @@ ENTER = f"""
 import os, sys, time
 from pathlib import Path
 from build_artifacts.progress import Progress
-from build_artifacts.workspace import build_place
+from build_artifacts.storage.workspace import build_place
 STORE = Path(sys.argv[1])
 def enter():
     return build_place(STORE, "{MODEL}", "{VERSION}", Progress.on_stderr())

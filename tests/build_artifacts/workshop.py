@@ -13,17 +13,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import read_facts, tasks_of
 from build_artifacts.compilation import Effort
-from build_artifacts.facts import read_facts, tasks_of
-from build_artifacts.gating import Gatekeeper, spec_of
-from build_artifacts.graphs import Graphs
-from build_artifacts.preparation import Prepared, prepare
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import CPU_FP32, CandidateRecipe, Recipe
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS
+from build_artifacts.search.gating import Gatekeeper, spec_of
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.preparation import Prepared, prepare
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.workspace import Workspace
+from build_artifacts.storage.workspace import Workspace
 from deployments.config import LaneSettings
 from deployments.engines import open_engine
 from deployments.manifest import Gate, Source

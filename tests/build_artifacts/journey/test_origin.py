@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.adapter import read_adapter
+from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.journey.origin import find_adapter

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from build_artifacts.__main__ import main
-from build_artifacts.adapter import read_adapter
+from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.journey.figures import Report
 from build_artifacts.journey.keeping import report_path
@@ -21,11 +21,11 @@ from build_artifacts.journey.rendering import table
 from build_artifacts.journey.setting import GPU_LANE, ReportRequest, setting_of
 from build_artifacts.journey.travel import travel
 from build_artifacts.pipeline import BuildResult
-from build_artifacts.preparation import Prepared
 from build_artifacts.progress import Progress
+from build_artifacts.search.preparation import Prepared
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.workspace import Workspace
+from build_artifacts.storage.workspace import Workspace
 from deployments.config import LaneSettings
 from deployments.manifest import MANIFEST_NAME, ArtifactManifest, Device, TaskName
 from deployments.tuning.host import this_host

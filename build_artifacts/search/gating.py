@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import scores_of
-from build_artifacts.graphs import Graphs, calibrated_otherwise
-from build_artifacts.lanes import is_present, lane_for
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
+from build_artifacts.search.graphs import Graphs, calibrated_otherwise
+from build_artifacts.search.lanes import is_present, lane_for
+from build_artifacts.search.preparation import Prepared
 from build_artifacts.steprunner import StepRunner
 from deployments.engines import Engine, GraphSpec, open_engine
 from deployments.errors import EngineFailed

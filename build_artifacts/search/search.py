@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.gating import Gatekeeper, PassedGraph, spec_of
-from build_artifacts.graphs import Graphs
-from build_artifacts.lanes import is_present, lane_for
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import CandidateRecipe, Recipe, digest_of
+from build_artifacts.search.gating import Gatekeeper, PassedGraph, spec_of
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.lanes import is_present, lane_for
+from build_artifacts.search.preparation import Prepared
+from build_artifacts.search.trial import Trial, hold_trial
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.trial import Trial, hold_trial
 from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, lacking
 from deployments.manifest import Device, file_sha256

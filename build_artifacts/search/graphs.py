@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.preparation import Prepared
 from build_artifacts.recipe import (
     CandidateRecipe,
     ExportRecipe,
@@ -17,6 +16,7 @@ from build_artifacts.recipe import (
     TorchProgram,
     digest_of,
 )
+from build_artifacts.search.preparation import Prepared
 from build_artifacts.steprunner import StepRunner, megabytes
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program

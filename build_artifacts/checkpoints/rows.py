@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from build_artifacts.models import TorchModel
-from build_artifacts.sentences import Pooling
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.checkpoints.sentences import Pooling
 from deployments.engines.heads import MASK_POSITIONS
 from deployments.manifest import Head
 

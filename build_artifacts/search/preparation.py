@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import Evaluation, scores_of
-from build_artifacts.facts import ModelFacts
-from build_artifacts.models import TorchModel, load_model
-from build_artifacts.original import Original
 from build_artifacts.recipe import Dtype
-from build_artifacts.reference import encode_probes
+from build_artifacts.search.original import Original
+from build_artifacts.search.reference import encode_probes
 from deployments.manifest import REFERENCE_NAME
 from deployments.tuning.parity import Reference, answers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.facts import ModelFacts
-from build_artifacts.probes import PAIRS, PROBES
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.search.probes import PAIRS, PROBES
 from deployments.encoding.encoder import Encoder
 from deployments.manifest import TOKENIZER_NAME, Head, TaskName
 from deployments.messages import Call, EncodedItem, Text, Truncation

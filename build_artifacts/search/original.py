@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from build_artifacts.facts import ModelFacts
-from build_artifacts.models import TorchModel
-from build_artifacts.rows import input_names, row_model
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.checkpoints.rows import input_names, row_model
 from deployments.engines.base import EngineInfo
 from deployments.engines.heads import feeds_of, split
 from deployments.messages import Batch, Outputs

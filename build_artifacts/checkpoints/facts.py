@@ -6,23 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from build_artifacts.adapter import Adapter
-from build_artifacts.architectures import (
+from build_artifacts.checkpoints.adapter import Adapter
+from build_artifacts.checkpoints.architectures import (
     Config,
     architecture_of,
     check_architecture,
     positions_of,
     task_of_class,
 )
-from build_artifacts.checkpoint import (
+from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
     Json,
     read_object,
 )
+from build_artifacts.checkpoints.sentences import (
+    Pooling,
+    is_cross_encoder,
+    read_embedding,
+    token_limit,
+)
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.sentences import Pooling, is_cross_encoder, read_embedding, token_limit
 from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.lanes import lane_for
+from build_artifacts.search.lanes import lane_for
 from deployments.engines import GraphSpec, lacking
 from deployments.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
 from deployments.tuning.parity import Reference, Verdict, judged

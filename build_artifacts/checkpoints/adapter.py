@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.architectures import task_of_class
-from build_artifacts.checkpoint import (
+from build_artifacts.checkpoints.architectures import task_of_class
+from build_artifacts.checkpoints.checkpoint import (
     Json,
     check_weights,
     content_digest,

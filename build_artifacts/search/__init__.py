@@ -1,0 +1,1 @@
+"""The search: what is compared, with what, how fast, and who passes."""

@@ -1,0 +1,1 @@
+"""The store: where builds work, what is in it, what may go."""
