@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,8 @@ class Build:
         """Return once the build has written `text`."""
         end_s = time.monotonic() + PATIENCE_S
         while text not in self.written():
-            assert time.monotonic() < end_s, f"no `{text}` in {self.written()!r}"
+            ended = "Traceback" in self.written() or time.monotonic() > end_s
+            assert not ended, f"no `{text}` in {self.written()!r}"
             time.sleep(0.02)
 
     def written(self) -> str:
@@ -166,9 +168,10 @@ def _half_dispose(directory: Path, building: Path) -> None:
 
 def _live(request: dict[str, object]) -> int:
     """The life of one build, in a process of its own; its exit status."""
-    from build_artifacts import __main__, pipeline, recipe, scratch, workspace
+    from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.progress import Progress
     from build_artifacts.steps import seal
+    from build_artifacts.storage import scratch, workspace
     from tests.build_artifacts.workshop import SMALL
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -180,7 +183,7 @@ def _live(request: dict[str, object]) -> int:
     if lines is not None:
         stream = cast("TextIO", _Mortal(stream, lines))
     Progress.on_stderr = classmethod(lambda cls: cls(stream))  # type: ignore[method-assign,assignment]
-    recipe.SEARCHES["quick"] = SMALL  # type: ignore[index]
+    recipes.SEARCHES["quick"] = SMALL  # type: ignore[index]
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,
         "before publishing": lambda: setattr(pipeline, "publish", die),
@@ -200,9 +203,11 @@ def _start(request: dict[str, object]) -> int:
     status = 70
     try:
         status = _live(request)
+    finally:
+        if sys.exc_info()[1] is not None:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:
         os._exit(status)
 
 

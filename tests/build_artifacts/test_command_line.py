@@ -356,16 +356,15 @@ def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> Non
 def test_a_demo_model_is_built_from_a_package_and_an_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One candidate that needs no mending; the end-to-end tests build with all of them.
+    # One candidate that needs no mending, and no data; `make serve` builds with everything.
     monkeypatch.setattr(demo, "QUICK", Recipe(candidates=(CPU_INT8_WEIGHTS,)))
     monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
-    model = DEMO_MODELS[1]
+    model = replace(DEMO_MODELS[1], evaluation=None)
     built, again = (build_demo_model(model, tmp_path, Progress(io.StringIO())) for _ in range(2))
     assert (built.was_there, again.was_there) == (False, True)
     manifest = again.manifest
     assert manifest.version == model.version(tmp_path)
     assert manifest.labels == ("NEGATIVE", "POSITIVE")
-    # As published: 89.2 % of the sentences of SST-2 dev.
-    assert manifest.scores["accuracy"] == pytest.approx(0.892, abs=0.001)
     (candidate,) = manifest.candidates
-    assert 100 * (manifest.scores["accuracy"] - candidate.scores["accuracy"]) <= 0.5
+    assert candidate.parity.top1_agreement is not None
+    assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
