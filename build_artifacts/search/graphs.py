@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import (
     CandidateRecipe,
     ExportRecipe,
@@ -21,10 +22,16 @@ from build_artifacts.steprunner import StepRunner, megabytes
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
 from build_artifacts.steps.quantise import quantise
-from build_artifacts.steps.rewrite import rewrite
+from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import most_sensitive
+from deployments.batching.collate import collate
+from deployments.tuning.costs import Shape
+from deployments.tuning.measure import batch_from
 
 _GRAPH_NAME = "graph.onnx"
+_LONG_TOKENS = 1_024
+_COMPANY = 4
+_SAME = 1e-3  # of the largest answer: other kernels, other order of sums
 _PROGRAM_NAME = "program.safetensors"
 _ORDER_NAME = "order.json"
 
@@ -91,11 +98,28 @@ class Graphs:
 
     def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: Rewrites) -> Path:
         def work(into: Path) -> str:
-            return f"{rewrite(exported, rewrites, into / _GRAPH_NAME)} places"
+            places = rewrite(exported, rewrites, into / _GRAPH_NAME)
+            if places:
+                self._check_same(exported, into / _GRAPH_NAME, recipe.name)
+            return f"{places} places"
 
         key = f"rewrite-{_short(recipe.source, rewrites)}"
         detail = f"{recipe.name}: {', '.join(rewrites.names)}"
         return self._steps.once(key, "rewrite", detail, work) / _GRAPH_NAME
+
+    def _check_same(self, before: Path, after: Path, name: str) -> None:
+        """Raises UnsupportedModel when the rewritten graph answers something else."""
+        facts, items = self._prepared.facts, self._prepared.reference.items
+        # Alone at a length beyond any window of local attention, and in padded company.
+        long = batch_from(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
+        difference = largest_difference(
+            before, after, [long, collate(items[:_COMPANY])], facts.mask_token
+        )
+        if not difference <= _SAME:
+            raise UnsupportedModel(
+                f"its rewrites change the answers of `{facts.architecture}` by {difference:.1e}",
+                hint=f"`{name}` does not fit this architecture; the other candidates may",
+            )
 
     def _quantised(
         self, floating: Path, recipe: CandidateRecipe, scheme: Quantisation, kept: tuple[str, ...]

@@ -6,11 +6,15 @@ another architecture passes through as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from build_artifacts.recipe import Rewrites
+from deployments.engines.heads import feeds_of
+from deployments.messages import Batch
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,6 +38,27 @@ def rewrite(graph: Path, rewrites: Rewrites, into: Path) -> int:
         RemoveUnusedNodesPass()(model)  # what is no longer read must not count as a reader
     ir.save(model, into)
     return changed
+
+
+def largest_difference(
+    before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
+) -> float:
+    """How far the second graph's answers are from the first one's, as a share of the largest.
+
+    Shapes in a graph do not tell a mask that hides padding from one that hides what is far away,
+    so a rewrite is only believed when the answers say so too.
+    """
+    import onnxruntime as ort
+
+    worst = 0.0
+    sessions = [
+        ort.InferenceSession(g, providers=["CPUExecutionProvider"]) for g in (before, after)
+    ]
+    for batch in batches:
+        feeds = feeds_of(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
+        old, new = (np.asarray(s.run(None, feeds.arrays)[0], dtype=np.float64) for s in sessions)
+        worst = max(worst, float(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12)))
+    return worst
 
 
 def drop_empty_rows(model: ir.Model) -> int:

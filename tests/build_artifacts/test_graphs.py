@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import CPU_FP32, DynamicInt8, StaticInt8, TorchProgram
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
 from build_artifacts.search.graphs import Graphs, calibrated_otherwise
+from build_artifacts.steps.rewrite import REWRITES
 from deployments.tuning.parity import cosines
 from tests.build_artifacts.workshop import FLOAT, Runner, Workshop, op_counts
 
@@ -90,3 +93,18 @@ def test_a_model_that_cannot_be_exported_leaves_no_half_graph(
         Graphs(runner.steps, nowhere).graph(CPU_INT8)
     assert list((tmp_path / "work" / "steps").iterdir()) == []
     assert runner.lines("export") == ["float32 graph, opset 23: failed"]
+
+
+def test_a_rewrite_that_changes_answers_makes_no_candidate(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget_a_norm(model: ir.Model) -> int:
+        scale = next(n for n in model.graph if n.op_type == "LayerNormalization").inputs[1]
+        assert scale is not None
+        scale.const_value = ir.tensor(np.zeros(scale.shape.numpy(), np.float32), name=scale.name)
+        return 1
+
+    monkeypatch.setitem(REWRITES, "drop-empty-rows", forget_a_norm)
+    runner = Runner(tmp_path / "work")
+    with pytest.raises(UnsupportedModel, match="rewrites change the answers of `BertModel`"):
+        Graphs(runner.steps, workshop.prepared).graph(CPU_INT8)
