@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from deployments.engines import Engine, GraphSpec, lacking, open_engine
 from deployments.errors import EngineFailed
 from deployments.manifest import Device
 from deployments.messages import EncodedItem
-from deployments.tuning.choose import choose
+from deployments.tuning.choose import TOLERANCE, choose
 from deployments.tuning.costs import CostTable, Shape, Variant, VariantCosts
 from deployments.tuning.host import engine_versions, this_host
 from deployments.tuning.measure import batches_from, clock_for, come_to_rest, measure
@@ -122,7 +123,7 @@ def table(
         providers=contest.lane.providers,
         engines=engine_versions(contender.spec.engine for contender in entered),
         rows=tuple(rows),
-        winners=choose(rows),
+        winners=choose(worthwhile(rows)),
         refused=dict(refused),
     )
 
@@ -139,6 +140,28 @@ def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCo
     variants = [winner, *map(winner.with_options, _other_options(winner, contest.lane))]
     again = _measured(variants, contest, 1 - _CANDIDATES_SHARE)
     return merged(rows, again)
+
+
+def worthwhile(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
+    """`rows` without session options that gain no more than the tolerance on the whole.
+
+    The first row of a candidate is what its others have to beat. At a single shape noise gains as
+    much, and an arena costs memory, a spinning thread its core.
+    """
+    plain: dict[str, VariantCosts] = {}
+    for row in rows:
+        plain.setdefault(row.variant.candidate, row)
+    return [
+        row
+        for row in rows
+        if (base := plain[row.variant.candidate]) is row or _gain(base.by_shape(), row) > TOLERANCE
+    ]
+
+
+def _gain(base: Mapping[Shape, float], row: VariantCosts) -> float:
+    """How much faster than `base` on the whole, as a share; 0 where nothing can be compared."""
+    ratios = [math.log(ms / base[shape]) for shape, ms in row.by_shape().items() if shape in base]
+    return 1 - math.exp(sum(ratios) / len(ratios)) if ratios else 0.0
 
 
 def merged(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:

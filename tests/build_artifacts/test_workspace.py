@@ -24,7 +24,8 @@ MODEL, VERSION = "org/model.v1", "0123456789ab"
 
 # Each program enters the place of MODEL in the store that is its first argument.
 ENTER = f"""
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from pathlib import Path
 from build_artifacts.progress import Progress
 from build_artifacts.storage.workspace import build_place

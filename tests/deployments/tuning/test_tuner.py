@@ -9,11 +9,11 @@ from deployments.config import LaneSettings
 from deployments.errors import EngineFailed
 from deployments.manifest import REFERENCE_NAME, EngineOptions
 from deployments.tuning.choose import choose
-from deployments.tuning.costs import CostTable
+from deployments.tuning.costs import Cost, CostTable, Shape, Variant, VariantCosts
 from deployments.tuning.memory import free_bytes
 from deployments.tuning.parity import Reference
 from deployments.tuning.placement import Placement
-from deployments.tuning.tuner import Contender, Contest, compare, merged, tune
+from deployments.tuning.tuner import Contender, Contest, compare, merged, tune, worthwhile
 from tests.deployments.tuning.artifacts import seal_tunable
 from tests.deployments.tuning.tables import row, shape
 
@@ -152,3 +152,18 @@ def test_new_figures_replace_old_ones_where_there_was_time_for_them() -> None:
         "a+arena": {"1x16": 1.0},
         "b": {"1x16": 2.0, "32x512": 950},
     }
+
+
+def test_options_must_gain_on_the_whole_and_not_at_one_shape_only() -> None:
+    def row(arena: bool, *times_ms: float) -> VariantCosts:
+        shapes = (Shape(items=1, tokens=tokens) for tokens in (16, 64, 256))
+        costs = (
+            Cost(shape=shape, median_ms=ms, low_ms=ms, rounds=5)
+            for shape, ms in zip(shapes, times_ms, strict=True)
+        )
+        variant = Variant(candidate="plain", arena=arena)
+        return VariantCosts(variant=variant, precision="int8", costs=tuple(costs))
+
+    plain, once, always = row(False, 1, 5, 20), row(True, 0.9, 5, 20), row(True, 0.9, 4.5, 18)
+    assert worthwhile([plain, once]) == [plain]
+    assert worthwhile([plain, always]) == [plain, always]
