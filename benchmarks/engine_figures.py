@@ -9,7 +9,8 @@ from typing import Self
 from benchmarks.agreement import Agreement
 from benchmarks.measures import Summary
 from benchmarks.raw_engine import Placement
-from benchmarks.report import number, table
+from benchmarks.report import number
+from build_artifacts.columns import columns
 from deployments.tuning import costs
 
 ENGINE = "engine"
@@ -97,16 +98,12 @@ def torch_over_engine(latencies: Sequence[Latency], max_tokens: int) -> float | 
 
 def describe(figures: EngineFigures) -> str:
     """The result for people."""
-    speeds = [
-        [
-            s.placement.name,
-            str(s.batch),
-            number(s.sentences_per_s.median),
-            _spread(s.sentences_per_s),
-        ]
-        for s in figures.speeds
-    ]
-    latencies = [
+    speeds = [["placement", "batch", "sentences/s", "spread"]]
+    for s in figures.speeds:
+        per_s = s.sentences_per_s
+        speeds.append([s.placement.name, str(s.batch), number(per_s.median), _spread(per_s)])
+    latencies = [[f"{figures.threads} threads", "batch x tokens", "ms", "spread"]]
+    latencies += [
         [c.contender, c.shape.name, number(c.ms.median, 2), _spread(c.ms)]
         for c in figures.latencies
     ]
@@ -114,9 +111,9 @@ def describe(figures: EngineFigures) -> str:
         f"{figures.model_id} {figures.version} {figures.compute_type}, "
         f"{figures.sentence_count} sentences, {figures.mean_tokens:.1f} tokens on average",
         "",
-        table(["placement", "batch", "sentences/s", "spread"], speeds),
+        columns(speeds, right=True),
         "",
-        table([f"{figures.threads} threads", "batch x tokens", "ms", "spread"], latencies),
+        columns(latencies, right=True),
         "",
     ]
     if figures.torch_over_engine is not None:

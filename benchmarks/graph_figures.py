@@ -12,7 +12,8 @@ from benchmarks.goals import Goal
 from benchmarks.graph_contenders import RIVALS, SEALED, TORCH, USUAL
 from benchmarks.measures import Summary, summarise
 from benchmarks.raw_engine import Placement
-from benchmarks.report import number, table
+from benchmarks.report import number
+from build_artifacts.columns import columns
 
 # What is divided by what: more than 1 is good for what is sealed in the first two, bad in others.
 COMPARISONS = ((TORCH, SEALED), (USUAL, SEALED), *((SEALED, rival) for rival in RIVALS))
@@ -111,8 +112,9 @@ def describe(figures: GraphFigures) -> str:
             "",
         ]
     if figures.metric is not None:
-        rows = [[n, f"{found[figures.metric]:.4f}"] for n, found in figures.scores.items()]
-        lines += [table(["task metric", figures.metric], rows), ""]
+        rows = [["task metric", figures.metric]]
+        rows += [[n, f"{found[figures.metric]:.4f}"] for n, found in figures.scores.items()]
+        lines += [columns(rows, right=True), ""]
     missing = dict(figures.missing)
     for heat in figures.heats:
         missing |= {f"{name}, {heat.placement.name}": why for name, why in heat.missing.items()}
@@ -125,7 +127,8 @@ def _times(heat: HeatFigures) -> str:
     """A row per contender: milliseconds and spread by shape, then how near it is to torch."""
     shapes = list(dict.fromkeys(one.shape for one in heat.latencies))
     cells = {(one.contender, one.shape): one.ms for one in heat.latencies}
-    header = [heat.placement.name, *(f"{shape.name} ms" for shape in shapes)]
+    timed = [f"{shape.name} ms" for shape in shapes]
+    header = [heat.placement.name, *timed, "cosine", "worst", "top-1", "gate"]
     rows = [
         [
             near.contender,
@@ -136,15 +139,16 @@ def _times(heat: HeatFigures) -> str:
         ]
         for near in heat.likenesses
     ]
-    return table([*header, "cosine", "worst", "top-1", "gate"], rows)
+    return columns([header, *rows], right=True)
 
 
 def _ratios(heat: HeatFigures) -> str:
     shapes = list(dict.fromkeys(one.shape for one in heat.ratios))
     cells = {(one.name, one.shape): one.times for one in heat.ratios}
     names = dict.fromkeys(one.name for one in heat.ratios)
-    rows = [[name, *(_spread(cells[name, shape], 2) for shape in shapes)] for name in names]
-    return table(["times", *(shape.name for shape in shapes)], rows)
+    rows = [["times", *(shape.name for shape in shapes)]]
+    rows += [[name, *(_spread(cells[name, shape], 2) for shape in shapes)] for name in names]
+    return columns(rows, right=True)
 
 
 def _spread(summary: Summary, digits: int) -> str:

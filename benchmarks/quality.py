@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.client import Client
 from benchmarks.errors import BenchmarkError
 from benchmarks.options import add_common_options, add_url_option
-from benchmarks.report import say, start_run, table, write_result
+from benchmarks.report import say, start_run, write_result
 from benchmarks.sentences import (
     DEFAULT_DATA,
     SST2_NAME,
@@ -27,6 +27,7 @@ from benchmarks.sentences import (
     scored_pairs,
 )
 from benchmarks.target import Target
+from build_artifacts.columns import columns
 from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
 from build_artifacts.evaluation.similarity import ScoredPair
 from deployments.manifest import TaskName
@@ -138,9 +139,10 @@ def score_sentiment(served: Served, labelled: Sequence[LabelledText]) -> Score:
 
 def describe(scores: Sequence[Score]) -> str:
     """The result for people."""
+    header = ["data", "metric", "value", "examples", "model", "ran on"]
     rows = [
         [score.data, score.metric, f"{score.value:.4f}", str(score.examples),
          str(score.model["id"]), score.compute_type or "-"]
         for score in scores
     ]  # fmt: skip
-    return table(["data", "metric", "value", "examples", "model", "ran on"], rows)
+    return columns([header, *rows], right=True)

@@ -1,9 +1,8 @@
-"""Results as files and as tables for people."""
+"""Results as files, and as words for people."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,21 +59,6 @@ def write_result(out: Path, run: RunFacts, figures: Any) -> Path:
 def say(text: str) -> None:
     """Progress, on stderr, so that stdout holds the result only."""
     print(text, file=sys.stderr, flush=True)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first one to the left, numbers to the right."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in lines
-    )
 
 
 def number(value: float, digits: int = 0) -> str:

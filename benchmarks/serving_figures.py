@@ -12,7 +12,8 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.load import LoadResult
 from benchmarks.measures import PERCENTILES, Summary, percentiles_ms, summarise
 from benchmarks.raw_engine import Placement
-from benchmarks.report import number, table
+from benchmarks.report import number
+from build_artifacts.columns import columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def describe(figures: ServingFigures) -> str:
     """The result for people."""
     header = ["connections", "requests/s", "spread", *(f"p{p} ms" for p in PERCENTILES), "failures",
               "client CPU us"]  # fmt: skip
-    lines = [table(header, [_row(level) for level in figures.levels])]
+    lines = [columns([header, *map(_row, figures.levels)], right=True)]
     for level in figures.engine:
         speed = level.sentences_per_s
         lines.append(

@@ -20,7 +20,8 @@ from benchmarks.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.report import number, say, start_run, table, write_result
+from benchmarks.report import number, say, start_run, write_result
+from build_artifacts.columns import columns
 from deployments.config import LaneSettings
 from deployments.engines import lacking
 from deployments.manifest import REFERENCE_NAME, Device
@@ -184,6 +185,7 @@ def goal_of(found: Sequence[Standing]) -> Goal:
 
 def describe(figures: TunedFigures) -> str:
     """The result for people."""
+    header = ["items x tokens", "winner", "ms", "fastest now", "ms", "ratio"]
     rows = [
         [one.shape, one.winner, number(one.winner_ms, 2), one.fastest, number(one.fastest_ms, 2),
          f"{one.ratio:.3f}"]
@@ -193,7 +195,7 @@ def describe(figures: TunedFigures) -> str:
     lines = [
         f"{figures.model_id} {figures.version}, {figures.threads} threads a pass",
         "",
-        table(["items x tokens", "winner", "ms", "fastest now", "ms", "ratio"], rows),
+        columns([header, *rows], right=True),
         "",
         f"{near} of {len(rows)} shapes within {WITHIN - 1:.0%}",
         *(f"left out: {name}: {why}" for name, why in figures.left_out.items()),

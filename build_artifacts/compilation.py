@@ -22,10 +22,9 @@ from build_artifacts.recipe import Recipe
 from build_artifacts.search.gating import Gatekeeper, PassedGraph
 from build_artifacts.search.graphs import Graphs
 from build_artifacts.search.lanes import is_present
-from build_artifacts.search.preparation import Prepared, prepare
+from build_artifacts.search.preparation import Prepared, merged_once, prepared_once
 from build_artifacts.search.search import Search
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.steps.merge import merge
 from build_artifacts.steps.seal import Identity, Sealing, assemble
 from build_artifacts.storage.workspace import Workspace
 from deployments.manifest import Device, TaskName
@@ -68,7 +67,7 @@ class Compilation:
         self._progress.begin()
         try:
             if adapter is not None:
-                checkpoint = self._merged(checkpoint, adapter)
+                checkpoint = merged_once(self._steps, checkpoint, adapter)
             facts = read_facts(checkpoint, tasks)
             prepared = self._prepared(checkpoint, facts)
             search = self._search(prepared)
@@ -78,26 +77,9 @@ class Compilation:
         finally:
             self._progress.end()
 
-    def _merged(self, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-        def work(into: Path) -> str:
-            merge(checkpoint, adapter, into)
-            return ""
-
-        directory = self._steps.once("merge", "merge", f"LoRA adapter {adapter.name}", work)
-        return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
-
     def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> Prepared:
         evaluation = self._evaluation(checkpoint.weights, facts)
-
-        def work(into: Path) -> str:
-            prepare(checkpoint.weights, facts, evaluation, into)
-            prepared = Prepared(checkpoint.weights, facts, into, evaluation)
-            scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
-            return f"{facts.architecture}, {facts.max_tokens} tokens{scores}"
-
-        detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
-        directory = self._steps.once("reference", "reference", detail, work)
-        prepared = Prepared(checkpoint.weights, facts, directory, evaluation)
+        prepared = prepared_once(self._steps, checkpoint.weights, facts, evaluation)
         if not prepared.compaction.is_empty:
             with self._steps.passing("compact", "what pruning set to zero") as step:
                 step.found(prepared.compaction.describe())

@@ -11,6 +11,7 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import tasks_of
 from build_artifacts.compilation import EFFORT, Compilation, Effort
 from build_artifacts.errors import BuildError, UnsafeSource
+from build_artifacts.evaluation import data_digest
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe, artifact_version
 from build_artifacts.recipes import FULL
@@ -20,7 +21,7 @@ from build_artifacts.steps.seal import Identity, build_tools, publish
 from build_artifacts.storage.scratch import scratch
 from build_artifacts.storage.workspace import build_place
 from deployments.errors import ArtifactError, ManifestInvalid
-from deployments.manifest import ArtifactManifest, Device, TaskName, file_sha256
+from deployments.manifest import ArtifactManifest, Device, TaskName
 from deployments.store import model_directory, point_latest
 from deployments.tuning.host import this_host
 
@@ -109,19 +110,11 @@ def _identity(
 def planned_version(
     request: BuildRequest, revision: str, adapter_revision: str | None, task: TaskName
 ) -> str:
-    """The version that building `request` gives, its source being at that revision."""
-    data = _data_digest(request.effort)
+    """The version that building `request` gives, its source being at that revision.
+
+    Raises BuildError when its labelled data cannot be read.
+    """
+    path, sampling = request.effort.evaluation, request.effort.sampling
+    data = None if path is None else f"{data_digest(path)} {sampling}"
     tools = build_tools()
     return artifact_version(request.recipe, tools, revision, adapter_revision, task, data)
-
-
-def _data_digest(effort: Effort) -> str | None:
-    if effort.evaluation is None:
-        return None
-    try:
-        return f"{file_sha256(effort.evaluation)} {effort.sampling}"
-    except OSError as exc:
-        raise BuildError(
-            f"`{effort.evaluation}` cannot be read: {exc.strerror}",
-            hint="pass a file of labelled data to `--eval`",
-        ) from exc

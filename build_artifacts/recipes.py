@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from build_artifacts.recipe import (
+    CPU_FP32,
     LEAN,
-    NO_SKIP_FUSION,
-    SDPA,
     CandidateRecipe,
     DynamicInt8,
     ExportRecipe,
@@ -23,60 +22,26 @@ from deployments.manifest import Device, EngineOptions
 
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
-CPU_INT8 = CandidateRecipe(
-    name="cpu-int8",
-    device=Device.CPU,
-    precision="int8",
-    source=SDPA,
-    rewrites=LEAN,
-    quantisation=DynamicInt8(),
-    options=NO_SKIP_FUSION,
-)
+CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantisation=DynamicInt8())
 # The winner from 256 tokens on.
-CPU_INT8_FLASH = CandidateRecipe(
-    name="cpu-int8-flash",
-    device=Device.CPU,
-    precision="int8",
-    source=SDPA,
-    rewrites=Rewrites(names=(*LEAN.names, "flash-when-full")),
-    quantisation=DynamicInt8(),
-    options=NO_SKIP_FUSION,
+CPU_INT8_FLASH = replace(
+    CPU_INT8, name="cpu-int8-flash", rewrites=Rewrites(names=(*LEAN.names, "flash-when-full"))
 )
-CPU_INT8_PLAIN = CandidateRecipe(
-    name="cpu-int8-plain",
-    device=Device.CPU,
-    precision="int8",
-    source=_PLAIN,
-    quantisation=DynamicInt8(),
-    options=NO_SKIP_FUSION,
-)
+CPU_INT8_PLAIN = replace(CPU_INT8, name="cpu-int8-plain", source=_PLAIN, rewrites=None)
 # The recipe that most people use: fuse everything, then quantise.
-CPU_INT8_FUSED = CandidateRecipe(
+CPU_INT8_FUSED = replace(
+    CPU_INT8_PLAIN,
     name="cpu-int8-fused",
-    device=Device.CPU,
-    precision="int8",
     source=ExportRecipe(dtype="float32", fusions="cpu"),
-    quantisation=DynamicInt8(),
+    options=EngineOptions(),
 )
-CPU_INT8_STATIC = CandidateRecipe(
+CPU_INT8_STATIC = replace(
+    CPU_INT8,
     name="cpu-int8-static",
-    device=Device.CPU,
-    precision="int8",
-    source=SDPA,
-    rewrites=LEAN,
     quantisation=StaticInt8(),
     other_calibrations=("percentile", "entropy"),
-    options=NO_SKIP_FUSION,
 )
-CPU_INT8_WEIGHTS = CandidateRecipe(
-    name="cpu-int8-weights",
-    device=Device.CPU,
-    precision="int8",
-    source=SDPA,
-    rewrites=LEAN,
-    quantisation=WeightOnlyInt8(),
-    options=NO_SKIP_FUSION,
-)
+CPU_INT8_WEIGHTS = replace(CPU_INT8, name="cpu-int8-weights", quantisation=WeightOnlyInt8())
 # OpenVINO prepares kernels for every shape it meets, which costs as much as a pass: batches are
 # padded up to one of these, and it wins where that padding costs less than it gains.
 _FEW_SHAPES = EngineOptions(
@@ -87,11 +52,10 @@ _FEW_SHAPES = EngineOptions(
     ),
     float_rest="bf16",
 )
-OPENVINO_INT8 = CandidateRecipe(
+OPENVINO_INT8 = replace(
+    CPU_INT8,
     name="openvino-int8",
-    device=Device.CPU,
-    precision="int8",
-    source=SDPA,
+    rewrites=None,
     quantisation=StaticInt8(),
     engine="openvino",
     options=_FEW_SHAPES,
@@ -99,14 +63,7 @@ OPENVINO_INT8 = CandidateRecipe(
 OPENVINO_INT8_SMOOTH = replace(
     OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantisation=SmoothInt8()
 )
-OPENVINO_BF16 = CandidateRecipe(
-    name="openvino-bf16",
-    device=Device.CPU,
-    precision="bf16",
-    source=SDPA,
-    engine="openvino",
-    options=_FEW_SHAPES,
-)
+OPENVINO_BF16 = replace(OPENVINO_INT8, name="openvino-bf16", precision="bf16", quantisation=None)
 GPU_FP16 = CandidateRecipe(
     name="gpu-fp16",
     device=Device.GPU,
@@ -117,21 +74,16 @@ GPU_FP16 = CandidateRecipe(
 _BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The same graph with memory bound per shape, on CUDA captured as one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
-GPU_FP16_TENSORRT = CandidateRecipe(
+GPU_FP16_TENSORRT = replace(
+    GPU_FP16,
     name="gpu-fp16-tensorrt",
-    device=Device.GPU,
-    precision="fp16",
     source=ExportRecipe(dtype="float16", opset=18),
     options=EngineOptions(
         providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_BUCKETS
     ),
 )
-GPU_FP16_TORCH = CandidateRecipe(
-    name="gpu-fp16-torch",
-    device=Device.GPU,
-    precision="fp16",
-    source=TorchProgram(dtype="float16"),
-    engine="torch",
+GPU_FP16_TORCH = replace(
+    GPU_FP16, name="gpu-fp16-torch", source=TorchProgram(dtype="float16"), engine="torch"
 )
 GPU_FP16_COMPILED = replace(
     GPU_FP16_TORCH,

@@ -22,7 +22,7 @@ Labels and tags are names or ids of the model's own labels; `relevant` holds ind
 
 from build_artifacts.evaluation.base import Answer, Evaluation, ModelUnderTest, Sampling
 from build_artifacts.evaluation.errors import BadEvaluationData
-from build_artifacts.evaluation.loading import EVERYTHING, load_evaluation
+from build_artifacts.evaluation.loading import EVERYTHING, data_digest, load_evaluation
 from build_artifacts.evaluation.runner import answers_of, scores_of
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "ModelUnderTest",
     "Sampling",
     "answers_of",
+    "data_digest",
     "load_evaluation",
     "scores_of",
 ]

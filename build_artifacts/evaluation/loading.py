@@ -1,10 +1,11 @@
-"""The one table of evaluations."""
+"""The one table of evaluations, and what tells one file of examples from another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from build_artifacts.errors import BuildError
 from build_artifacts.evaluation.base import Evaluation, ModelUnderTest, Sampling
 from build_artifacts.evaluation.classification import load_classification
 from build_artifacts.evaluation.fill_mask import load_fill_mask
@@ -12,7 +13,7 @@ from build_artifacts.evaluation.question_answering import load_question_answerin
 from build_artifacts.evaluation.ranking import load_ranking
 from build_artifacts.evaluation.similarity import load_similarity
 from build_artifacts.evaluation.token_classification import load_token_classification
-from deployments.manifest import TaskName
+from deployments.manifest import TaskName, file_sha256
 
 EVALUATIONS: Mapping[TaskName, Callable[[Path, ModelUnderTest, Sampling], Evaluation]] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,
@@ -31,3 +32,14 @@ def load_evaluation(
 ) -> Evaluation:
     """The examples of a file, ready for an engine. Raises BadEvaluationData."""
     return EVALUATIONS[task](path, model, sampling)
+
+
+def data_digest(path: Path) -> str:
+    """sha256 of a file of examples, in hex. Raises BuildError when it cannot be read."""
+    try:
+        return file_sha256(path)
+    except OSError as exc:
+        raise BuildError(
+            f"`{path}` cannot be read: {exc.strerror}",
+            hint="pass a file of labelled data to `--eval`",
+        ) from exc

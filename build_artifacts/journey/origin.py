@@ -6,14 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import read_facts
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
-from build_artifacts.search.preparation import Prepared, prepare
+from build_artifacts.search.preparation import Prepared, merged_once, prepared_once
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steprunner import StepRunner
-from build_artifacts.steps.merge import merge
 from build_artifacts.steps.resolve import resolve
 from deployments.manifest import ArtifactManifest, Source
 
@@ -39,15 +37,9 @@ def recover(
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.found(f"revision {checkpoint.source.revision[:20]}")
     if manifest.source.adapter is not None:
-        checkpoint = _merged(checkpoint, find_adapter(manifest.source, adapter), steps)
+        checkpoint = merged_once(steps, checkpoint, find_adapter(manifest.source, adapter))
     facts = read_facts(checkpoint, manifest.tasks)
-
-    def work(into: Path) -> str:
-        prepare(checkpoint.weights, facts, None, into)
-        return facts.architecture
-
-    directory = steps.once("reference", "reference", "fp32 torch on the probes", work)
-    return Prepared(checkpoint.weights, facts, directory, None)
+    return prepared_once(steps, checkpoint.weights, facts, None)
 
 
 def find_adapter(source: Source, given: Path | None) -> Adapter:
@@ -71,15 +63,6 @@ def _check_revision(what: str, found: str, built_from: str | None) -> None:
             f"revision {found[:20]}, not {str(built_from)[:20]}",
             hint="build the model again",
         )
-
-
-def _merged(checkpoint: Checkpoint, adapter: Adapter, steps: StepRunner) -> Checkpoint:
-    def work(into: Path) -> str:
-        merge(checkpoint, adapter, into)
-        return ""
-
-    directory = steps.once("merge", "merge", f"LoRA adapter {adapter.name}", work)
-    return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
 def weights_bytes(directory: Path) -> int:

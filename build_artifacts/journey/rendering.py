@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from build_artifacts.columns import columns
 from build_artifacts.journey.figures import BASELINE, Latency, Report, StageFigures
 from deployments.tuning.host import Host
 
@@ -13,9 +14,10 @@ ASIDE = "†"  # marks what is no part of the journey
 
 def table(report: Report) -> str:
     """All of it in at most 120 columns; speed-ups per length follow in a table of their own."""
-    blocks = [_heading(report), _columns(_rows(report))]
+    blocks = [_heading(report), columns(_rows(report), right=True)]
     if _is_compared(report):
-        blocks.append(f"speed-up over `{BASELINE}`, by mean latency\n{_columns(_ratios(report))}")
+        ratios = columns(_ratios(report), right=True)
+        blocks.append(f"speed-up over `{BASELINE}`, by mean latency\n{ratios}")
     blocks.append("\n".join(_remarks(report)))
     return "\n\n".join(blocks)
 
@@ -156,16 +158,6 @@ def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     places = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{places}f}"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *right]))
-    return "\n".join(lines)
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from build_artifacts.errors import BuildError
-from build_artifacts.evaluation import EVERYTHING, Sampling
+from build_artifacts.evaluation import EVERYTHING, Sampling, data_digest
 from build_artifacts.steps.seal import build_tools
 from deployments.config import LaneSettings
-from deployments.engines import lacking
-from deployments.manifest import ArtifactManifest, Candidate, Device, file_sha256
+from deployments.errors import EngineFailed, HardwareUnavailable
+from deployments.manifest import ArtifactManifest, Candidate, Device
 from deployments.tuning.costs import Variant, read_costs
 from deployments.tuning.host import Host, this_host
+from deployments.tuning.opening import default_candidate
 from deployments.tuning.placement import Placement
 from deployments.tuning.processors import usable_cores
 
@@ -88,10 +88,11 @@ def serving(placement: Placement) -> Serving | None:
     table = read_costs(placement)
     if table is not None:
         return Serving(placement, table.chosen())
-    for candidate in placement.candidates:
-        if lacking(placement.spec(candidate), placement.lane) is None:
-            return Serving(placement, (Variant.of(candidate.name, candidate.options),))
-    return None
+    try:
+        default = default_candidate(placement)
+    except (HardwareUnavailable, EngineFailed):
+        return None
+    return Serving(placement, (Variant.of(default.name, default.options),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ class Lanes:
 def setting_of(request: ReportRequest, manifest: ArtifactManifest) -> Setting:
     """The setting that a report of `request` has now. Raises BuildError."""
     lanes = Lanes.of(request)
+    evaluation = request.evaluation
     served = {}
     for device, lane in (
         (Device.CPU, lanes.alone),
@@ -136,20 +138,8 @@ def setting_of(request: ReportRequest, manifest: ArtifactManifest) -> Setting:
             runs=request.runs,
             threads=lanes.alone.threads_per_run,
             seconds=request.seconds,
-            evaluation=_digest(request.evaluation),
+            evaluation=None if evaluation is None else data_digest(evaluation),
             limit=request.sampling.limit,
         ),
         served=served,
     )
-
-
-def _digest(evaluation: Path | None) -> str | None:
-    if evaluation is None:
-        return None
-    try:
-        return file_sha256(evaluation)
-    except OSError as exc:
-        raise BuildError(
-            f"`{evaluation}` cannot be read: {exc.strerror}",
-            hint="pass a file of labelled data to `--eval`",
-        ) from exc

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import (
     CandidateRecipe,
     ExportRecipe,
@@ -98,28 +98,25 @@ class Graphs:
 
     def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: Rewrites) -> Path:
         def work(into: Path) -> str:
-            places = rewrite(exported, rewrites, into / _GRAPH_NAME)
-            if places:
-                self._check_same(exported, into / _GRAPH_NAME, recipe.name)
+            rewritten = into / _GRAPH_NAME
+            places = rewrite(exported, rewrites, rewritten)
+            difference = self._difference(exported, rewritten) if places else 0.0
+            if not difference <= _SAME:  # NaN is not the same either
+                shutil.copyfile(exported, rewritten)
+                return f"would change the answers by {difference:.1e}: left as exported"
             return f"{places} places"
 
         key = f"rewrite-{_short(recipe.source, rewrites)}"
         detail = f"{recipe.name}: {', '.join(rewrites.names)}"
         return self._steps.once(key, "rewrite", detail, work) / _GRAPH_NAME
 
-    def _check_same(self, before: Path, after: Path, name: str) -> None:
-        """Raises UnsupportedModel when the rewritten graph answers something else."""
+    def _difference(self, before: Path, after: Path) -> float:
+        """How far the answers of two graphs are apart, as a share of the largest."""
         facts, items = self._prepared.facts, self._prepared.reference.items
         # Alone at a length beyond any window of local attention, and in padded company.
         long = batch_from(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
-        difference = largest_difference(
-            before, after, [long, collate(items[:_COMPANY])], facts.mask_token
-        )
-        if not difference <= _SAME:
-            raise UnsupportedModel(
-                f"its rewrites change the answers of `{facts.architecture}` by {difference:.1e}",
-                hint=f"`{name}` does not fit this architecture; the other candidates may",
-            )
+        batches = [long, collate(items[:_COMPANY])]
+        return largest_difference(before, after, batches, facts.mask_token)
 
     def _quantised(
         self, floating: Path, recipe: CandidateRecipe, scheme: Quantisation, kept: tuple[str, ...]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from build_artifacts.checkpoints.adapter import Adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.compaction.apply import compact
@@ -20,6 +22,8 @@ from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.recipe import Dtype
 from build_artifacts.search.original import Original
 from build_artifacts.search.reference import encode_probes
+from build_artifacts.steprunner import StepRunner
+from build_artifacts.steps.merge import merge
 from deployments.manifest import REFERENCE_NAME
 from deployments.tuning.parity import Reference, answers
 
@@ -60,6 +64,33 @@ class Prepared:
         """The model in torch without what is to spare. Raises UnsupportedModel."""
         model = load_model(self.weights, head=self.facts.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
+
+
+def merged_once(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """The checkpoint with the adapter added to its weights. Raises BuildError."""
+
+    def work(into: Path) -> str:
+        merge(checkpoint, adapter, into)
+        return ""
+
+    directory = steps.once("merge", "merge", f"LoRA adapter {adapter.name}", work)
+    return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
+
+
+def prepared_once(
+    steps: StepRunner, weights: Path, facts: ModelFacts, evaluation: Evaluation | None
+) -> Prepared:
+    """What candidates made of `weights` are held against. Raises UnsupportedModel."""
+
+    def work(into: Path) -> str:
+        prepare(weights, facts, evaluation, into)
+        prepared = Prepared(weights, facts, into, evaluation)
+        scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
+        return f"{facts.architecture}, {facts.max_tokens} tokens{scores}"
+
+    detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
+    directory = steps.once("reference", "reference", detail, work)
+    return Prepared(weights, facts, directory, evaluation)
 
 
 def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, into: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import exp, log
 
 from pydantic import BaseModel, ConfigDict
@@ -13,9 +12,9 @@ from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, EncodedItem
-from deployments.tuning.costs import Shape, Variant
-from deployments.tuning.measure import batches_from, measure
-from deployments.tuning.tuner import Contender, opened
+from deployments.tuning.costs import Shape
+from deployments.tuning.measure import batches_from
+from deployments.tuning.tuner import Contender, Contest, measure_together
 
 _SHAPES = (
     Shape(items=1, tokens=16),
@@ -60,21 +59,24 @@ def hold_trial(
     items: Sequence[EncodedItem],
     max_tokens: int,
 ) -> Trial:
-    """The trial of `specs` by name; graphs that do not run on `lane` are left out."""
+    """The trial of `specs` by name, all of one device.
+
+    Graphs that do not run on `lane` are left out, and so are those that there is no memory for
+    beside the ones before them. Raises EngineFailed when there is none for the first.
+    """
     cut = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(cut))
-    batches_of = partial(batches_from, items)
-    smallest = batches_of(shapes[0])[0]
+    smallest = batches_from(items, shapes[0])[0]
+    # Looked at alone first: what does not run must not take the room of what does.
     contenders = [
-        # Named like its recipe, whatever options are part of it.
-        Contender(variant=Variant(candidate=name), spec=spec)
-        for name, spec in specs.items()
-        if _works(spec, lane, smallest)
+        Contender.of(name, spec) for name, spec in specs.items() if _works(spec, lane, smallest)
     ]
-    with opened(contenders, lane) as engines:
-        costs = measure(engines, shapes, batches_of, _SECONDS)
+    contest = Contest(lane=lane, shapes=shapes, items=items, seconds=_SECONDS)
+    rows = measure_together(contenders, contest) if contenders else []
     return Trial(
-        times_ms={name: tuple(cost.median_ms for cost in found) for name, found in costs.items()}
+        times_ms={
+            row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows
+        }
     )
 
 

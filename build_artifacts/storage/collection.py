@@ -28,9 +28,9 @@ from build_artifacts.storage.leftovers import (
     stray_logs,
     temporaries,
 )
-from build_artifacts.storage.locks import directory_held, held_if_free, is_held
 from build_artifacts.storage.scratch import BUILDING_NAME, abandoned, dispose, store_errors
 from build_artifacts.storage.workspace import lock_path, log_path
+from deployments.locks import directory_held, held_if_free, is_held
 from deployments.store import LATEST_NAME, VERSION
 
 _HEADER = ("WHAT", "NAME", "MB", "WHY")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from build_artifacts.storage.locks import directory_held, is_held
 from build_artifacts.storage.scratch import abandoned
 from build_artifacts.storage.workspace import lock_path, log_path
+from deployments.locks import directory_held, is_held
 from deployments.store import VERSION
 
 ABANDONED_AFTER_S = 7 * 86_400.0

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
-from build_artifacts.storage.locks import directory_held, is_held
+from deployments.locks import directory_held, is_held
 
 BUILDING_NAME = ".building"
 # Not the start of a model id, so never that of a build's own directory.

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from build_artifacts.errors import BuildError
 from build_artifacts.progress import Progress
-from build_artifacts.storage.locks import held
 from build_artifacts.storage.scratch import BUILDING_NAME, dispose, scratch, store_errors
+from deployments.locks import held
 from deployments.store import model_directory
 
 _STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

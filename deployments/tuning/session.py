@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from deployments.locks import held, held_if_free, is_held
 from deployments.manifest import REFERENCE_NAME
 from deployments.tuning.costs import CostTable, Shape, read_costs, write_costs
 from deployments.tuning.measure import shapes_up_to
 from deployments.tuning.parity import Reference
 from deployments.tuning.placement import Placement
 from deployments.tuning.tuner import Contest, tune
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 def tune_once(
@@ -49,13 +52,9 @@ def tune_once(
 def is_being_tuned(placement: Placement) -> bool:
     """Whether somebody measures for this kind of host right now."""
     try:
-        with _lock_path(placement).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or no such locks in this file system
+        return is_held(_lock_path(placement))
+    except OSError:  # nothing to be read there, or no such locks in this file system
         return False
-    return False
 
 
 def _lock_path(placement: Placement) -> Path:
@@ -64,15 +63,15 @@ def _lock_path(placement: Placement) -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether the lock is ours; the kernel frees it when its holder dies.
+    """Whether the lock is ours, which it always is after a wait."""
 
-    The file stays: who waits for a lock on a file that is removed waits for the wrong one.
-    """
+    def tell(holder: str) -> None:
+        log.info("waiting for the tuning by %s", holder or "another process")
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
+    if not wait:
+        with held_if_free(path) as is_ours:
+            yield is_ours
+        return
+    with held(path, tell):
         yield True

@@ -133,12 +133,12 @@ def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCo
 
     Raises EngineFailed when none of them could be measured.
     """
-    rows = _measured(contenders, contest, _CANDIDATES_SHARE)
+    rows = measure_together(contenders, contest, _CANDIDATES_SHARE)
     if not rows:
         raise EngineFailed("every graph failed while it was measured")
     winner = _winner(contenders, rows)
     variants = [winner, *map(winner.with_options, _other_options(winner, contest.lane))]
-    again = _measured(variants, contest, 1 - _CANDIDATES_SHARE)
+    again = measure_together(variants, contest, 1 - _CANDIDATES_SHARE)
     return merged(rows, again)
 
 
@@ -194,10 +194,14 @@ def _winner(contenders: Sequence[Contender], rows: Sequence[VariantCosts]) -> Co
     return max(contenders, key=lambda contender: named.count(contender.variant))
 
 
-def _measured(
-    contenders: Sequence[Contender], contest: Contest, share: float
+def measure_together(
+    contenders: Sequence[Contender], contest: Contest, share: float = 1.0
 ) -> list[VariantCosts]:
-    """The costs of those contenders that there is memory for and that do not fail."""
+    """The costs of those contenders that there is memory for and that do not fail.
+
+    All of them are for one device, and get `share` of the contest's time. Raises EngineFailed when
+    there is no memory for any.
+    """
     with opened(contest.admit(contenders), contest.lane) as engines:
         costs = measure(
             engines,

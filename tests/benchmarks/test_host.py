@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.host import git_commit, host_facts
-from benchmarks.report import table
 
 
 def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
@@ -29,11 +28,3 @@ def test_the_facts_of_this_machine_are_whole() -> None:
     assert 1 <= facts.usable_cores <= facts.logical_cores
     assert facts.memory_bytes > 0
     assert "numpy" in facts.packages
-
-
-def test_a_table_lines_up() -> None:
-    assert table(["name", "ms"], [["a", "1.5"], ["longer", "10.25"]]).splitlines() == [
-        "name       ms",
-        "a         1.5",
-        "longer  10.25",
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import CPU_FP32, DynamicInt8, StaticInt8, TorchProgram
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
+from build_artifacts.search import graphs as build_graphs
 from build_artifacts.search.graphs import Graphs, calibrated_otherwise
 from build_artifacts.steps.rewrite import REWRITES
 from deployments.tuning.parity import cosines
@@ -95,7 +97,7 @@ def test_a_model_that_cannot_be_exported_leaves_no_half_graph(
     assert runner.lines("export") == ["float32 graph, opset 23: failed"]
 
 
-def test_a_rewrite_that_changes_answers_makes_no_candidate(
+def test_a_rewrite_that_would_change_answers_leaves_the_graph_as_exported(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forget_a_norm(model: ir.Model) -> int:
@@ -106,5 +108,21 @@ def test_a_rewrite_that_changes_answers_makes_no_candidate(
 
     monkeypatch.setitem(REWRITES, "drop-empty-rows", forget_a_norm)
     runner = Runner(tmp_path / "work")
-    with pytest.raises(UnsupportedModel, match="rewrites change the answers of `BertModel`"):
-        Graphs(runner.steps, workshop.prepared).graph(CPU_INT8)
+    graphs = Graphs(runner.steps, workshop.prepared)
+    exported = graphs.floating(FLOAT)
+    assert graphs.graph(CPU_FP32).read_bytes() == exported.read_bytes()
+    (told,) = runner.lines("rewrite")
+    assert re.fullmatch(
+        r"cpu-fp32: drop-empty-rows, packed-heads: "
+        r"would change the answers by \d\.\de[+-]\d\d: left as exported",
+        told,
+    )
+    assert op_counts(graphs.graph(CPU_INT8))["MatMulInteger"], "it is quantised all the same"
+
+
+def test_a_rewrite_after_which_no_number_is_left_is_not_believed(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_graphs, "largest_difference", lambda *_: float("nan"))
+    graphs = Graphs(Runner(tmp_path / "work").steps, workshop.prepared)
+    assert graphs.floating(CPU_FP32).read_bytes() == graphs.floating(FLOAT).read_bytes()

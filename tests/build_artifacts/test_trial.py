@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.search.trial import Trial
+from build_artifacts.recipe import CPU_FP32
+from build_artifacts.search.gating import spec_of
+from build_artifacts.search.trial import Trial, hold_trial
+from deployments.config import LaneSettings
+from deployments.engines import GraphSpec
+from deployments.errors import EngineFailed
+from deployments.manifest import EngineOptions
+from tests.build_artifacts.workshop import Workshop, unreadable
 
 
 def test_a_factor_counts_the_same_at_every_length() -> None:
@@ -41,3 +54,51 @@ def test_a_trial_is_kept_as_it_was() -> None:
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
     with pytest.raises(ValidationError):
         Trial.model_validate_json('{"times_ms": {"one": ["fast"]}}')
+
+
+def specs_of(workshop: Workshop, *names: str) -> dict[str, GraphSpec]:
+    """One graph under many names."""
+    graph = workshop.graphs.graph(CPU_FP32)
+    return {name: spec_of(CPU_FP32, graph, workshop.prepared) for name in names}
+
+
+def held_on(workshop: Workshop, specs: Mapping[str, GraphSpec]) -> Trial:
+    items, facts = workshop.prepared.reference.items, workshop.prepared.facts
+    return hold_trial(specs, LaneSettings(), items, facts.max_tokens)
+
+
+def leave_free(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=room_bytes))
+
+
+def test_graphs_are_named_like_their_recipes_whatever_options_they_have(
+    workshop: Workshop,
+) -> None:
+    specs = specs_of(workshop, "plain", "spinning")
+    options = EngineOptions(spinning=True, arena=True)
+    specs["spinning"] = replace(specs["spinning"], options=options)
+    trial = held_on(workshop, specs)
+    assert list(trial.times_ms) == ["plain", "spinning"]
+    # Of four shapes, three once they are cut to the 64 tokens that the model reads.
+    assert {len(times) for times in trial.times_ms.values()} == {3}
+
+
+def test_what_does_not_run_takes_no_room_from_what_does(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = specs_of(workshop, "first", "second", "third")
+    broken = replace(fine["first"], path=unreadable(tmp_path / "graph.onnx"))
+    size = fine["first"].path.stat().st_size
+    (tmp_path / "graph.onnx.data").write_bytes(bytes(size))
+    leave_free(monkeypatch, 13 * size)  # enough for two
+    trial = held_on(workshop, {"broken": broken, **fine})
+    assert list(trial.times_ms) == ["first", "second"]
+
+
+def test_without_memory_for_one_graph_nothing_is_compared(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = specs_of(workshop, "first", "second")
+    leave_free(monkeypatch, 100)
+    with pytest.raises(EngineFailed, match="not enough memory to measure in"):
+        held_on(workshop, specs)

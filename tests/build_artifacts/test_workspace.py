@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.progress import Progress
-from build_artifacts.storage.locks import held
 from build_artifacts.storage.scratch import BUILDING_NAME
 from build_artifacts.storage.workspace import build_place, log_path, place_path
 
@@ -247,37 +245,6 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert waiting.communicate(timeout=30)[0] == "built\n"
-
-
-def test_a_lock_file_that_was_replaced_while_waiting_does_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    told: list[str] = []
-    waits, entered = threading.Semaphore(0), threading.Event()
-
-    def tell(holder: str) -> None:
-        told.append(holder)
-        waits.release()
-
-    def wait() -> None:
-        with held(path, tell):
-            entered.set()
-
-    with held(path, tell):
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        assert waits.acquire(timeout=10)
-        path.unlink()
-        newcomer = held(path, tell)
-        newcomer.__enter__()
-    try:
-        assert waits.acquire(timeout=10), "it took the lock of a file that is gone for the lock"
-        assert not entered.is_set()
-    finally:
-        newcomer.__exit__(None, None, None)
-    assert entered.wait(timeout=10)
-    waiter.join()
-    assert len(told) == 2
-    assert not path.exists()
 
 
 def test_models_whose_names_differ_after_a_dot_do_not_meet(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_what_is_measured_is_kept(placement: Placement) -> None:
     assert table is not None
     assert table == read_costs(placement)
     assert not is_being_tuned(placement)
+    assert list(placement.costs_path.parent.iterdir()) == [placement.costs_path]
 
 
 def test_the_model_is_measured_at_the_usual_shapes_it_reads_or_at_those_asked_for(
