@@ -19,19 +19,28 @@ from deployments.config import (
     LaneUserConfig,
     TokenizerUserConfig,
 )
+from deployments.errors import ServeError
 from deployments.ingress.app import build_http_app
-from deployments.ingress.exposition import gather_from_ray
+from deployments.ingress.families.operations.exposition import gather_from_ray
 from deployments.ingress.lanes import LANE_DEPLOYMENTS, LaneBoard, look_at_serve
 from deployments.ingress.microbatch import serve_batched
 from deployments.ingress.router import Router
 from deployments.ingress.service import InferenceService
+from deployments.ingress.tokens import TokenDesk
 from deployments.manifest import Device
-from deployments.messages import CallBatch, EncodedBatch, Outcome
+from deployments.messages import (
+    CallBatch,
+    DecodeRequest,
+    EncodedBatch,
+    Outcome,
+    TextTokens,
+    TokenizeRequest,
+)
 from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics
 from deployments.registry import Registry
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.serve import ServeLaneClient
+from deployments.transports.serve import ServeLaneClient, ServeTokenizerClient
 
 
 def show_own_log_lines() -> None:
@@ -53,6 +62,14 @@ class Tokenizer:
     async def encode(self, batch: CallBatch) -> EncodedBatch:
         """Texts to token ids."""
         return await self._replica.encode(batch)
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
+        """Texts to tokens to look at."""
+        return await self._replica.tokenize(request)
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
+        """Token ids to texts."""
+        return await self._replica.decode(request)
 
     async def check_health(self) -> None:
         """Raise when the replica should be replaced."""
@@ -102,6 +119,7 @@ class Ingress:
             board=LaneBoard(args.lanes, lambda: look_at_serve(app_name)),
             recorder=RequestMetrics(),
             settings=settings,
+            tokens=TokenDesk(ServeTokenizerClient(tokenizer)),
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployments.errors import BadSetting
 from deployments.manifest import Device
@@ -73,10 +73,19 @@ class AppArgs(_Settings):
 class LimitSettings(_Settings):
     """What one request, and all of them together, may ask for."""
 
-    body_bytes: int = Field(2_000_000, ge=1)
+    body_bytes: int = Field(2_000_000, ge=1)  # as sent, and once it is inflated
+    body_wait_s: float = Field(20.0, gt=0)
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
+    request_chars: int = Field(4_000_000, ge=1)  # of all texts, as often as they are read
     inflight_items: int = Field(4_096, ge=1)
+    inflight_body_bytes: int = Field(64_000_000, ge=1)
+
+    @model_validator(mode="after")
+    def _leave_room_for_one(self) -> Self:
+        if self.inflight_body_bytes < self.body_bytes:
+            raise ValueError("`inflight_body_bytes` must be at least `body_bytes`")
+        return self
 
 
 class MicroBatchSettings(_Settings):

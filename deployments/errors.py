@@ -9,9 +9,12 @@
     ├── HardwareUnavailable         400  the lane asked for does not exist here
     ├── UnknownModel, UnknownRoute  404
     ├── MethodNotAllowed            405
-    ├── BodyTooLarge, TooManyItems  413
+    ├── BodyTooSlow                 408
+    ├── BodyTooLarge                413  also once it is inflated
+    ├── UnsupportedEncoding         415
     ├── UnknownParameter            422
-    ├── InputTooLong                422
+    ├── TooManyItems, InputTooLong  422
+    ├── UnknownToken                422
     ├── Overloaded                  429  nothing was computed, try again later
     ├── EngineFailed                500
     ├── ModelLoading                503  the lane is starting
@@ -110,16 +113,28 @@ class MethodNotAllowed(ServeError):
     status, code = 405, "method_not_allowed"
 
 
+class BodyTooSlow(ServeError):
+    """The body did not arrive within the time one request has for it."""
+
+    status, code = 408, "body_too_slow"
+
+
 class BodyTooLarge(ServeError):
-    """More bytes than one request may have."""
+    """More bytes than one request may have, as sent or inflated."""
 
     status, code = 413, "body_too_large"
+
+
+class UnsupportedEncoding(ServeError):
+    """The body is compressed in a way that is not read here."""
+
+    status, code = 415, "unsupported_encoding"
 
 
 class TooManyItems(ServeError):
     """More texts than one request may have."""
 
-    status, code = 413, "too_many_items"
+    status, code = 422, "too_many_items"
 
 
 class UnknownParameter(ServeError):
@@ -132,6 +147,12 @@ class InputTooLong(ServeError):
     """A text longer than the model reads, and truncation was not asked for."""
 
     status, code = 422, "input_too_long"
+
+
+class UnknownToken(ServeError):
+    """A token id that is not in the model's vocabulary."""
+
+    status, code = 422, "unknown_token"
 
 
 class Overloaded(ServeError):

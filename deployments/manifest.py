@@ -37,16 +37,20 @@ class TaskName(StrEnum):
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
     TEXT_CLASSIFICATION = "text-classification"
+    ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
     TEXT_RANKING = "text-ranking"
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
     FILL_MASK = "fill-mask"
+    # The hub has no name for it: its feature-extraction gives a vector per text, or per token, by
+    # the model. Here it is asked for.
+    TOKEN_EMBEDDINGS = "token-embeddings"
 
 
 class Head(StrEnum):
     """What a graph answers per item of T tokens."""
 
-    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalised
+    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalised; on demand [T, W]
     LABELS = "labels"  # [W], logits of the labels
     TOKENS = "tokens"  # [T, W], logits of the labels of each token
     SPAN = "span"  # [T, 2], logits of a span's start and end
@@ -57,10 +61,12 @@ HEADS: Mapping[TaskName, Head] = {
     TaskName.FEATURE_EXTRACTION: Head.VECTOR,
     TaskName.SENTENCE_SIMILARITY: Head.VECTOR,
     TaskName.TEXT_CLASSIFICATION: Head.LABELS,
+    TaskName.ZERO_SHOT_CLASSIFICATION: Head.LABELS,
     TaskName.TEXT_RANKING: Head.LABELS,
     TaskName.TOKEN_CLASSIFICATION: Head.TOKENS,
     TaskName.QUESTION_ANSWERING: Head.SPAN,
     TaskName.FILL_MASK: Head.MASKS,
+    TaskName.TOKEN_EMBEDDINGS: Head.VECTOR,
 }
 
 

@@ -48,6 +48,28 @@ class Truncation(StrEnum):
     KEEP_END = "keep-end"
 
 
+class Windowing(NamedTuple):
+    """How the texts of a task that answers in characters become items, with their layouts.
+
+    `None` leaves it at what the model reads. A stride is never more than half of a window's room,
+    so that windows advance.
+    """
+
+    tokens: int | None = None  # of an item at most, special tokens included
+    stride: int | None = None  # tokens neighbouring windows share; None: one item per text
+    # A pair's first segment is cut to that many; its second one gets the windows.
+    first_tokens: int | None = None
+
+
+class TokenLayout(NamedTuple):
+    """Where the tokens of one item stand in its text."""
+
+    text: int  # index of the call's text that the item is a window of
+    offsets: NDArray[np.int32]  # [T, 2] characters of the token's segment, end exclusive
+    segments: NDArray[np.int8]  # [T] 0 or 1; -1 for special tokens
+    words: NDArray[np.int32]  # [T] index of the word in its segment; -1 for special tokens
+
+
 class ModelRef(NamedTuple):
     """A model and the exact version that answers."""
 
@@ -68,6 +90,7 @@ class Call(NamedTuple):
     options: Any
     truncation: Truncation
     deadline_s: float
+    windowing: Windowing | None = None  # for tasks that answer in characters
 
 
 class BatchKey(NamedTuple):
@@ -94,6 +117,7 @@ class EncodedCall(NamedTuple):
     options: Any
     deadline_s: float
     second_from: tuple[int, ...] = ()  # as in EncodedItem; empty when no item has a second segment
+    layouts: tuple[TokenLayout, ...] = ()  # one per item where the call has a `windowing`
 
 
 class EncodedBatch(NamedTuple):
@@ -130,14 +154,17 @@ class Batch:
     attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
     token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
     lengths: tuple[int, ...]  # [B], real tokens of each item
+    # Of a model that pools: the vectors that it would pool, instead of one for each item.
+    every_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What one forward pass computed, padding removed; `items[i]` answers item i of the batch.
 
-    Shapes are those of `manifest.Head`: [W], [T_i, W], [T_i, 2] or [M_i, W]. A pooled head gives
-    one array [B, W], which is the sequence of its rows.
+    Shapes are those of `manifest.Head`: [W], [T_i, W], [T_i, 2] or [M_i, W]; [T_i, W] also when
+    the batch asks for `every_token`. A pooled head gives one array [B, W], which is the sequence of
+    its rows.
     """
 
     items: Sequence[NDArray[np.float32]]
@@ -151,6 +178,30 @@ class Timings(NamedTuple):
     forward_s: float = 0.0  # in the engine, the longest pass the call was part of
     tokens: int = 0  # real tokens of the call
     batch_items: int = 0  # items in the largest batch the call ran in
+
+
+class TokenizeRequest(NamedTuple):
+    """Texts whose tokens somebody wants to see."""
+
+    model: ModelRef
+    texts: tuple[str, ...]
+    special: bool  # together with the special tokens that the model reads
+
+
+class TextTokens(NamedTuple):
+    """The T tokens of one text, in columns: they may be many."""
+
+    ids: TokenIds
+    offsets: NDArray[np.int32]  # [T, 2] characters, end exclusive; nothing for special tokens
+    special: dict[int, str]  # how the vocabulary spells each special token, by its place
+
+
+class DecodeRequest(NamedTuple):
+    """Token ids whose text somebody wants to read."""
+
+    model: ModelRef
+    sequences: tuple[tuple[int, ...], ...]
+    skip_special: bool  # leave the special tokens out of the text
 
 
 class Answer(NamedTuple):

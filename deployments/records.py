@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from deployments.messages import Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +14,13 @@ class RequestRecord:
 
     model: str
     task: str
-    compute: str  # compute type, "cache", or "none" when it failed before the engine
+    compute: str  # compute type, "cache", or "none" when no engine was reached
     status: int
     items: int
     total_s: float
+    cache: Literal["hit", "miss", "none"] = "none"  # none: not looked up, or failed before it
+    cache_bytes: int = 0  # in the response cache when the request was done
+    timings: Timings = field(default_factory=Timings)  # all zero where nothing was computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,34 @@ class PassRecord:
     waiting_items: int  # left in the queue, all models
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeRecord:
+    """What tokenizing one list took."""
+
+    model: str
+    encode_s: float
+    texts: int  # looked up in the tokenization cache
+    kept: int  # of them found there
+
+
 class RequestRecorder(Protocol):
     """Where an ingress publishes."""
 
     def record(self, request: RequestRecord) -> None:
         """Publish one finished request."""
         ...
+
+
+class Recorders:
+    """Publishes requests to several places."""
+
+    def __init__(self, *recorders: RequestRecorder) -> None:
+        self._recorders = recorders
+
+    def record(self, request: RequestRecord) -> None:
+        """Publish one finished request to each, in order."""
+        for recorder in self._recorders:
+            recorder.record(request)
 
 
 class PassRecorder(Protocol):
@@ -51,6 +78,6 @@ class PassRecorder(Protocol):
 class EncodeRecorder(Protocol):
     """Where a tokenizer publishes."""
 
-    def record(self, model: str, encode_s: float) -> None:
+    def record(self, done: EncodeRecord) -> None:
         """Publish one encoded list."""
         ...

@@ -101,7 +101,7 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
 
 def tiny_tokenizer(directory: Path) -> None:
     """A lowercasing WordPiece tokenizer over ASCII and a few words, as tokenizer.json."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary = {token: i for i, token in enumerate(_vocabulary())}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -110,6 +110,7 @@ def tiny_tokenizer(directory: Path) -> None:
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
+    tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens([*SPECIAL_TOKENS])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -17,6 +17,7 @@ from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed
 from deployments.ingress.microbatch import Batched, Collect, Send
 from deployments.messages import Batch, Call, CallBatch, EncodedItem, Outcome, Outputs
+from deployments.records import EncodeRecord
 
 R = TypeVar("R")
 
@@ -119,15 +120,15 @@ class ListRecorder(Generic[R]):
 
 
 class EncodeLog:
-    """An EncodeRecorder that keeps which models encoded a list."""
+    """An EncodeRecorder that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.models: list[str] = []
+        self.records: list[EncodeRecord] = []
 
-    def record(self, model: str, encode_s: float) -> None:
-        """Keep the model."""
-        assert encode_s >= 0
-        self.models.append(model)
+    def record(self, done: EncodeRecord) -> None:
+        """Keep it."""
+        assert done.encode_s >= 0
+        self.records.append(done)
 
 
 class SilentLane:

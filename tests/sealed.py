@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer
 
+from deployments.engines.heads import TOKENS_OUTPUT
 from deployments.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
@@ -45,9 +47,9 @@ def seal_tiny(
 ) -> Path:
     """Seal a model that averages random word vectors; returns its directory.
 
-    With `labels` it is a classifier, unless `tasks` claim something else. Texts with `nan_word` get
-    rows that are not numbers. The same text gets the same answer in every run: weights depend on
-    nothing but the vocabulary.
+    With `labels` it is a classifier, unless `tasks` claim something else; without them its graph
+    gives the vectors of tokens too. Texts with `nan_word` get rows that are not numbers. The same
+    text gets the same answer in every run: weights depend on nothing but the vocabulary.
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
     if tasks:
@@ -58,7 +60,7 @@ def seal_tiny(
     vectors = word_vectors(tokenizer.get_vocab_size())
     if nan_word is not None:
         vectors[tokenizer.token_to_id(nan_word)] = np.nan
-    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels))
+    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels), every_token=not labels)
     seal(directory, manifest)
     point_latest(store, model_id, manifest.version)
     return directory
@@ -116,22 +118,29 @@ def word_vectors(vocabulary: int) -> NDArray[np.float32]:
 
 
 def write_graph(
-    path: Path, vectors: NDArray[np.float32], *, labels: int = 0, token_types: bool = False
+    path: Path,
+    vectors: NDArray[np.float32],
+    *,
+    labels: int = 0,
+    token_types: bool = False,
+    every_token: bool = False,
 ) -> None:
     """Masked mean of `vectors` by input_ids -> `output` [B, WIDTH], or [B, labels] behind a MatMul.
+
+    With `every_token` there is a second output, what the mean is taken of.
 
     With `token_types` the graph has the third input of BERT and adds its sum to every output, so
     that a caller who feeds anything but zeros sees it.
     """
     node = helper.make_node
-    tables = {"vectors": vectors, "last": np.array([-1]), "tokens": np.array([1])}
+    tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),
         node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
         node("Unsqueeze", ["mask", "last"], ["mask3"]),
         node("Mul", ["words", "mask3"], ["seen"]),
-        node("ReduceSum", ["seen", "tokens"], ["total"], keepdims=0),
-        node("ReduceSum", ["mask", "tokens"], ["count"], keepdims=1),
+        node("ReduceSum", ["seen", "axis"], ["total"], keepdims=0),
+        node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
         node("Div", ["total", "count"], ["mean"]),
     ]
     inputs = ["input_ids", "attention_mask"]
@@ -141,21 +150,28 @@ def write_graph(
     if token_types:
         inputs.append("token_type_ids")
         nodes.append(node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT))
-        nodes.append(node("ReduceSum", ["types", "tokens"], ["type_sum"], keepdims=1))
+        nodes.append(node("ReduceSum", ["types", "axis"], ["type_sum"], keepdims=1))
         nodes.append(node("Add", [nodes[-3].output[0], "type_sum"], ["typed"]))
     nodes.append(node("Identity", [nodes[-1].output[0]], ["output"]))
+    outputs = {"output": ["B", labels or WIDTH]}
+    if every_token:
+        nodes.append(node("Identity", ["words"], [TOKENS_OUTPUT]))
+        outputs[TOKENS_OUTPUT] = ["B", "T", WIDTH]
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(_model(nodes, tables, inputs, width=labels or WIDTH), path)
+    onnx.save(_model(nodes, tables, inputs, outputs), path)
 
 
 def _model(
-    nodes: list[onnx.NodeProto], tables: dict[str, NDArray], inputs: list[str], *, width: int
+    nodes: list[onnx.NodeProto],
+    tables: dict[str, NDArray],
+    inputs: list[str],
+    outputs: Mapping[str, Sequence[str | int]],
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "tiny",
         [helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]) for name in inputs],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", width])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in outputs.items()],
         [numpy_helper.from_array(table, name) for name, table in tables.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -168,3 +184,12 @@ def reseal_as(directory: Path, name: str, content: bytes) -> None:
     sealed = SealedFile(sha256=file_sha256(directory / name), size=len(content))
     changed = manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
     (directory / MANIFEST_NAME).write_bytes(changed.to_json())
+
+
+def seal_older(store: Path, model_id: str) -> Path:
+    """An embedder sealed before graphs gave the vectors of tokens; returns its directory."""
+    directory = seal_tiny(store, model_id)
+    vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
+    write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))
+    reseal_as(directory, GRAPH_NAME, (directory / GRAPH_NAME).read_bytes())
+    return directory

@@ -9,7 +9,7 @@ import numpy as np
 from deployments.messages import Batch, EncodedItem
 
 
-def collate(items: Sequence[EncodedItem]) -> Batch:
+def collate(items: Sequence[EncodedItem], *, every_token: bool = False) -> Batch:
     """Pad items to the longest of them; id 0 fills, mask 0 hides."""
     lengths = tuple(len(ids) for ids, _ in items)
     shape = (len(items), max(lengths))
@@ -22,4 +22,4 @@ def collate(items: Sequence[EncodedItem]) -> Batch:
         attention_mask[row, :length] = 1
         if second_from < length:
             token_type_ids[row, second_from:length] = 1
-    return Batch(input_ids, attention_mask, token_type_ids, lengths)
+    return Batch(input_ids, attention_mask, token_type_ids, lengths, every_token)

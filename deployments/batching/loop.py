@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from deployments.batching.collate import collate
 from deployments.batching.plan import plan
 from deployments.config import BatchSettings
 from deployments.engines.base import Engine
-from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError, WrongTask
 from deployments.messages import EncodedItem, ModelRef, Timings
 from deployments.records import PassRecord, PassRecorder
 
@@ -31,6 +32,13 @@ class CallRows:
     rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
     compute_type: str  # of the engine that ran, which need not be the model's engine any more
     timings: Timings
+
+
+class _Kind(NamedTuple):
+    """What one pass has only one of."""
+
+    model: ModelRef
+    every_token: bool
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ class BatchLoop:
         self._runs = runs
         self._busy = 0
         self._draining = False
-        self._waiting: dict[ModelRef, list[_Item]] = {}
+        self._waiting: dict[_Kind, list[_Item]] = {}
         self._pool = ThreadPoolExecutor(runs, thread_name_prefix="engine")
 
     @property
@@ -95,12 +103,18 @@ class BatchLoop:
         return sum(map(len, self._waiting.values()))
 
     def submit(
-        self, model: ModelRef, items: Sequence[EncodedItem], deadline_s: float
+        self,
+        model: ModelRef,
+        items: Sequence[EncodedItem],
+        deadline_s: float,
+        *,
+        every_token: bool = False,
     ) -> asyncio.Future[CallRows]:
         """Queue the items of one call; the future gives their rows or raises a ServeError.
 
-        Raises Overloaded at once when the line is full. Cancelling the future, or letting
-        `deadline_s` (time.time) pass, drops what has not started.
+        With `every_token` rows are [T, W] though the model pools, or WrongTask where its engine
+        does not give them. Raises Overloaded at once when the line is full. Cancelling the future,
+        or letting `deadline_s` (time.time) pass, drops what has not started.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; try again")
@@ -114,7 +128,7 @@ class BatchLoop:
             tokens=sum(len(item.ids) for item in items),
         )
         now = time.perf_counter()
-        line = self._waiting.setdefault(model, [])
+        line = self._waiting.setdefault(_Kind(model, every_token), [])
         line.extend(_Item(tokens, ticket, i, now) for i, tokens in enumerate(items))
         # Not at once: the caller may be about to submit the rest of a list.
         asyncio.get_running_loop().call_soon(self._pump)
@@ -134,10 +148,10 @@ class BatchLoop:
 
     def _pump(self) -> None:
         while self._waiting and self._busy < self._places():
-            model = min(self._waiting, key=lambda m: self._waiting[m][0].arrived_s)
-            batch = self._take(model)
+            kind = min(self._waiting, key=lambda k: self._waiting[k][0].arrived_s)
+            batch = self._take(kind)
             if batch:
-                self._start(model, batch)
+                self._start(kind, batch)
 
     def _places(self) -> int:
         """Passes that may be under way: one per engine thread, and one ahead when many wait.
@@ -147,8 +161,8 @@ class BatchLoop:
         """
         return self._runs + (self.waiting_items >= self.rules.ahead_from_items)
 
-    def _take(self, model: ModelRef) -> list[_Item]:
-        line = [item for item in self._waiting.pop(model) if _wanted(item.ticket)]
+    def _take(self, kind: _Kind) -> list[_Item]:
+        line = [item for item in self._waiting.pop(kind) if _wanted(item.ticket)]
         if not line:
             return []
         idle_runs = max(1, self._runs - self._busy)
@@ -156,16 +170,16 @@ class BatchLoop:
         batch = [line[i] for i in chosen]
         taken = set(chosen)
         if rest := [item for i, item in enumerate(line) if i not in taken]:
-            self._waiting[model] = rest
+            self._waiting[kind] = rest
         return batch
 
-    def _start(self, model: ModelRef, batch: list[_Item]) -> None:
+    def _start(self, kind: _Kind, batch: list[_Item]) -> None:
         self._busy += 1
         items = [item.tokens for item in batch]
         running = asyncio.get_running_loop().run_in_executor(
-            self._pool, _run, self._engines[model], items
+            self._pool, _run, self._engines[kind.model], items, kind.every_token
         )
-        running.add_done_callback(lambda done: self._finish(model, batch, done.result()))
+        running.add_done_callback(lambda done: self._finish(kind.model, batch, done.result()))
 
     def _finish(self, model: ModelRef, batch: list[_Item], done: _Pass) -> None:
         self._busy -= 1
@@ -188,14 +202,17 @@ class BatchLoop:
         )
 
 
-def _run(engine: Engine, items: list[EncodedItem]) -> _Pass:
+def _run(engine: Engine, items: list[EncodedItem], every_token: bool) -> _Pass:
     """One forward pass in an engine thread; never raises.
 
     When a pass fails as a whole its items run again one by one, so that only the guilty fail.
     """
     done = _Pass(engine.info.compute_type, started_s=time.perf_counter())
+    if every_token and not engine.info.gives_every_token:
+        done.results.extend([_no_tokens(engine)] * len(items))
+        return done
     try:
-        answers = engine.run(collate(items)).items
+        answers = engine.run(collate(items, every_token=every_token)).items
         if len(answers) != len(items):
             raise EngineFailed(f"{len(answers)} answers came back for {len(items)} items")
         done.results.extend(_finite(answers))
@@ -203,11 +220,18 @@ def _run(engine: Engine, items: list[EncodedItem]) -> _Pass:
         if len(items) == 1:
             done.results.append(error)
         else:
-            done.results.extend(_run(engine, [one]).results[0] for one in items)
+            done.results.extend(_run(engine, [one], every_token).results[0] for one in items)
     except Exception as error:  # noqa: BLE001  the caller must hear of it, whatever it is
         done.results.extend([EngineFailed(f"this is a bug: {error!r}")] * len(items))
     done.forward_s = time.perf_counter() - done.started_s
     return done
+
+
+def _no_tokens(engine: Engine) -> WrongTask:
+    return WrongTask(
+        f"the model's {engine.info.compute_type} graph gives one vector for each text and none for "
+        "its tokens; ONNX graphs that this release builds give both: build the model again"
+    )
 
 
 def _finite(answers: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32] | ServeError]:

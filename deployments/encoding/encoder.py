@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-from tokenizers import Encoding, Tokenizer
-
-from deployments.errors import ArtifactError, InputTooLong
-from deployments.manifest import TOKENIZER_NAME
-from deployments.messages import Call, EncodedItem, Text, Truncation, characters
+from deployments.encoding.cutting import cut_item
+from deployments.encoding.tokenizer_file import item_of, open_tokenizer
+from deployments.encoding.windows import Window, WindowEncoder
+from deployments.errors import InputTooLong
+from deployments.messages import (
+    Call,
+    EncodedItem,
+    Text,
+    TokenLayout,
+    Truncation,
+    Windowing,
+    characters,
+)
 
 # What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
@@ -24,26 +32,23 @@ class Encoded:
 
     items: list[EncodedItem]
     truncated: int
+    layouts: tuple[TokenLayout, ...] = ()  # one per item where the call asked for them
 
 
 class Encoder:
-    """One model's tokenizer. Not thread-safe: give it one thread.
-
-    Files of the wild set their own truncation and padding; both are switched off here, because
-    limits belong to the manifest and padding to the batch.
-    """
+    """One model's tokenizer. Not thread-safe: give it one thread."""
 
     def __init__(self, directory: Path, max_tokens: int, cache_bytes: int = 0) -> None:
         self.max_tokens = max_tokens
-        path = directory / TOKENIZER_NAME
-        self._plain = _open(path)
-        self._plain.no_padding()
-        self._plain.no_truncation()
-        self._cutting = {
-            Truncation.KEEP_START: _cutting(path, max_tokens, "right"),
-            Truncation.KEEP_END: _cutting(path, max_tokens, "left"),
-        }
+        self._directory = directory
+        self._plain = open_tokenizer(directory)
+        self._windowing: WindowEncoder | None = None  # opened when a task first asks for layouts
         self._cache = TokenCache(cache_bytes)
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Texts looked up in the cache so far, and how many of them it had."""
+        return self._cache.lookups, self._cache.hits
 
     def resize_cache(self, cache_bytes: int) -> None:
         """Bound the cache anew; drops what no longer fits."""
@@ -53,17 +58,20 @@ class Encoder:
         """Tokens of every text of every call, special tokens included.
 
         A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
-        in one go. A call with a text longer than `max_tokens` becomes InputTooLong, unless it
-        asked for truncation; its neighbours are not affected.
+        in one go, but for calls with a windowing. A call with a text longer than `max_tokens`
+        becomes InputTooLong, unless it asked for truncation or windows; its neighbours are not
+        affected.
         """
-        encoded = self._encode_texts([text for call in calls for text in call.texts])
+        plain = [text for call in calls if call.windowing is None for text in call.texts]
+        encoded = iter(self._encode_texts(plain))
         outcomes: list[Encoded | InputTooLong] = []
-        start = 0
         for call in calls:
-            own = encoded[start : start + len(call.texts)]
-            start += len(call.texts)
             try:
-                outcomes.append(self._within_limit(call, own))
+                if call.windowing is None:
+                    own = list(islice(encoded, len(call.texts)))
+                    outcomes.append(self._within_limit(call, own))
+                else:
+                    outcomes.append(self._in_windows(call, call.windowing))
             except InputTooLong as error:
                 outcomes.append(error)
         return outcomes
@@ -77,7 +85,7 @@ class Encoder:
         missing = [i for i, item in enumerate(found) if item is None]
         fresh = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
         for i, encoding in zip(missing, fresh, strict=True):
-            item = _item(encoding, texts[i])
+            item = item_of(encoding, pair=_is_pair(texts[i]))
             self._cache.put(texts[i], item)
             found[i] = item
         return [item for item in found if item is not None]
@@ -93,32 +101,30 @@ class Encoder:
                     f"{self.max_tokens}; shorten it or ask for truncation",
                     field=call.fields[i],
                 )
-            (cut,) = self._cutting[call.truncation].encode_batch_fast([call.texts[i]])
-            encoded[i] = _item(cut, call.texts[i])
+            (whole,) = self._plain.encode_batch_fast([call.texts[i]])
+            encoded[i] = cut_item(whole, self.max_tokens, call.truncation)
             truncated += 1
         return Encoded(encoded, truncated)
 
+    def _in_windows(self, call: Call, windowing: Windowing) -> Encoded:
+        if self._windowing is None:
+            self._windowing = WindowEncoder(self._directory, self.max_tokens)
+        windows: list[Window] = []
+        truncated = 0
+        for i, text in enumerate(call.texts):
+            try:
+                own, cut = self._windowing.windows(text, i, windowing, call.truncation)
+            except InputTooLong as error:
+                field = call.fields[i]
+                raise InputTooLong(f"`{field}` {error.message}", field=field) from None
+            windows += own
+            truncated += cut
+        items = [item for item, _ in windows]
+        return Encoded(items, truncated, tuple(layout for _, layout in windows))
 
-def _item(encoding: Encoding, text: Text) -> EncodedItem:
-    ids = np.array(encoding.ids, dtype=np.int32)
-    types = [] if isinstance(text, str) else encoding.type_ids
-    # Tokenizers of RoBERTa's kind give both segments the type 0: their models know no types.
-    return EncodedItem(ids, types.index(1) if 1 in types else len(ids))
 
-
-def _open(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as exc:
-        raise ArtifactError(f"{path}: not a tokenizer: {exc}") from exc
-
-
-def _cutting(path: Path, max_tokens: int, direction: str) -> Tokenizer:
-    tokenizer = _open(path)
-    tokenizer.no_padding()
-    # Of a pair, the longer segment is cut first.
-    tokenizer.enable_truncation(max_tokens, direction=direction, strategy="longest_first")
-    return tokenizer
+def _is_pair(text: Text) -> bool:
+    return not isinstance(text, str)
 
 
 class TokenCache:
@@ -127,12 +133,16 @@ class TokenCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
+        self.lookups = 0
+        self.hits = 0
         self._entries: OrderedDict[Text, EncodedItem] = OrderedDict()
 
     def get(self, text: Text) -> EncodedItem | None:
         """The remembered tokens of `text`, or None."""
+        self.lookups += 1
         item = self._entries.get(text)
         if item is not None:
+            self.hits += 1
             self._entries.move_to_end(text)
         return item
 

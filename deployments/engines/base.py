@@ -46,6 +46,7 @@ class EngineInfo:
     """Facts about an engine, as data."""
 
     compute_type: str  # the value of the x-compute-type header, such as "cpu-int8"
+    gives_every_token: bool = False  # answers batches that ask for the vectors of all tokens
 
 
 class Engine(Protocol):
@@ -56,8 +57,9 @@ class Engine(Protocol):
     def run(self, batch: Batch) -> Outputs:
         """One blocking forward pass; safe to call from several threads at once.
 
-        Raises EngineFailed when the device gave up. Outputs that are not finite are the caller's
-        to refuse, item by item.
+        Raises EngineFailed when the device gave up, and for a batch that asks for `every_token`
+        where `info` does not say that the engine gives them. Outputs that are not finite are the
+        caller's to refuse, item by item.
         """
         ...
 

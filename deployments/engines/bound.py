@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from deployments.config import LaneSettings
 from deployments.engines.base import EngineInfo, GraphSpec
 from deployments.engines.border import failures_of
-from deployments.engines.buckets import Bucket, empty_arrays, fill, smallest_holding
+from deployments.engines.buckets import Bucket, empty_arrays, fill, padded, smallest_holding
 from deployments.engines.heads import feeds_of, split
-from deployments.engines.onnx import CUDA, TENSORRT, open_session, providers_for
+from deployments.engines.onnx import CUDA, TENSORRT, open_session, output_names, providers_for
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 
@@ -62,7 +62,6 @@ class BoundEngine:
     """An Engine that pads batches up to buckets; a batch larger than all of them runs unbound."""
 
     def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
-        self.info = EngineInfo(compute_type=spec.compute_type)
         self._head, self._mask_token = spec.head, spec.mask_token
         first = providers_for(spec, lane)[0]
         captured = first == CUDA
@@ -71,7 +70,8 @@ class BoundEngine:
         self._turn: AbstractContextManager[object] = threading.Lock() if captured else nullcontext()
         session = open_session(spec, lane, captured=captured)
         self._inputs = frozenset(i.name for i in session.get_inputs())
-        self._output = session.get_outputs()[0].name
+        self._outputs = output_names(session)
+        self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
         self._lines: dict[Bucket, _Line] = {}
         with failures_of(spec.path.name):
             for number, sides in enumerate(spec.options.buckets, start=1):
@@ -93,9 +93,13 @@ class BoundEngine:
         lines = self._lines
         feeds = feeds_of(batch, self._inputs, self._mask_token)
         bucket = smallest_holding(lines, feeds)
+        wanted = self._outputs.wanted(batch)
         with failures_of(self.info.compute_type):
-            if bucket is None:
-                raw = self._unbound(session, feeds.arrays)
+            if bucket is None or batch.every_token:
+                # Vectors of tokens are rare and large, so nothing is bound for them. Padded all
+                # the same: TensorRT spends seconds on every shape that it has not met.
+                arrays = padded(feeds, bucket) if bucket else feeds.arrays
+                raw = self._unbound(session, wanted, arrays)
             else:
                 with lines[bucket].taken() as buffers:
                     fill(buffers.staged, feeds)
@@ -108,10 +112,10 @@ class BoundEngine:
         self._lines = {}
 
     def _unbound(
-        self, session: ort.InferenceSession, arrays: dict[str, NDArray[np.int64]]
+        self, session: ort.InferenceSession, output: str, arrays: dict[str, NDArray[np.int64]]
     ) -> NDArray[np.float32]:
         with self._turn:
-            answers = session.run([self._output], arrays, _run_options(_UNCAPTURED))
+            answers = session.run([output], arrays, _run_options(_UNCAPTURED))
         return np.asarray(answers[0], dtype=np.float32)
 
     def _pass(self, session: ort.InferenceSession, buffers: _Buffers) -> NDArray[np.float32]:
@@ -131,11 +135,11 @@ class BoundEngine:
             inputs[name] = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device)
             binding.bind_ortvalue_input(name, inputs[name])
         # How large the answer is, the graph says by answering once into memory of its own choice.
-        binding.bind_output(self._output, self._device)
+        binding.bind_output(self._outputs.answer, self._device)
         with self._turn:
             session.run_with_iobinding(binding, _run_options(_UNCAPTURED))
         (output,) = binding.get_outputs()
-        binding.bind_ortvalue_output(self._output, output)
+        binding.bind_ortvalue_output(self._outputs.answer, output)
         return _Buffers(staged, inputs, output, binding, _run_options(graph_id))
 
 

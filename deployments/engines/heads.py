@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from deployments.messages import Batch
 MASK_POSITIONS = "mask_positions"
 # Every input a graph may have, [B, T] but for `mask_positions` [M].
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", MASK_POSITIONS})
+# The second output of graphs of the head VECTOR: what they pool, [B, T, W].
+TOKENS_OUTPUT = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,27 @@ class Feeds:
 
     arrays: dict[str, NDArray[np.int64]]
     mask_counts: tuple[int, ...]  # [B], mask tokens of each item; empty unless the head is MASKS
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNames:
+    """What a graph answers, by name."""
+
+    answer: str  # what its head says
+    tokens: str | None  # TOKENS_OUTPUT, where the graph has it
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Self:
+        """Of a graph with the outputs `names`, in order."""
+        return cls(names[0], TOKENS_OUTPUT if TOKENS_OUTPUT in names[1:] else None)
+
+    def wanted(self, batch: Batch) -> str:
+        """The one output that answers `batch`. Raises EngineFailed when the graph lacks it."""
+        if not batch.every_token:
+            return self.answer
+        if self.tokens is None:
+            raise EngineFailed("the graph does not give the vectors of tokens")
+        return self.tokens
 
 
 def check_inputs(names: Collection[str]) -> None:
@@ -59,16 +82,17 @@ def split(
 ) -> Sequence[NDArray[np.float32]]:
     """One array per item, padding removed; all of them views of `raw`.
 
-    `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS and SPAN, and [M, W] for MASKS,
-    where M is the sum of `mask_counts` [B], or 1 when that is 0. A larger B, T or M is padding
-    and is cut off. Raises EngineFailed when the graph answered something smaller.
+    `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and whatever answers
+    `every_token`, and [M, W] for MASKS, where M is the sum of `mask_counts` [B], or 1 when that is
+    0. A larger B, T or M is padding and is cut off. Raises EngineFailed when the graph answered
+    something smaller.
     """
     items, tokens = batch.input_ids.shape
     if head is Head.MASKS:
         ends = np.cumsum(mask_counts)
         _check(raw, (int(ends[-1]),))
         return [raw[end - n : end] for end, n in zip(ends, mask_counts, strict=True)]
-    if head in (Head.TOKENS, Head.SPAN):
+    if head in (Head.TOKENS, Head.SPAN) or batch.every_token:
         _check(raw, (items, tokens))
         return [row[:n] for row, n in zip(raw[:items], batch.lengths, strict=True)]
     _check(raw, (items,))

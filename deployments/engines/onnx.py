@@ -10,7 +10,7 @@ import onnxruntime as ort
 from deployments.config import LaneSettings
 from deployments.engines.base import EngineInfo, GraphSpec
 from deployments.engines.border import failures_of
-from deployments.engines.heads import check_inputs, feeds_of, split
+from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 
@@ -22,11 +22,11 @@ class OnnxEngine:
     """An Engine over one ONNX Runtime session; any batch shape, memory allocated per pass."""
 
     def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
-        self.info = EngineInfo(compute_type=spec.compute_type)
         self._head, self._mask_token = spec.head, spec.mask_token
         self._session: ort.InferenceSession | None = open_session(spec, lane)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
-        self._output = self._session.get_outputs()[0].name
+        self._outputs = output_names(self._session)
+        self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass. Raises EngineFailed."""
@@ -34,13 +34,20 @@ class OnnxEngine:
         if session is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = feeds_of(batch, self._inputs, self._mask_token)
+        wanted = self._outputs.wanted(batch)
         with failures_of(self.info.compute_type):
-            raw = np.asarray(session.run([self._output], feeds.arrays)[0], dtype=np.float32)
+            # By name: what is not asked for is not handed over.
+            raw = np.asarray(session.run([wanted], feeds.arrays)[0], dtype=np.float32)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
         """Drop the session and its memory."""
         self._session = None
+
+
+def output_names(session: ort.InferenceSession) -> OutputNames:
+    """What the graph of an open session answers."""
+    return OutputNames.of([output.name for output in session.get_outputs()])
 
 
 def providers_for(spec: GraphSpec, lane: LaneSettings) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ MatMulInteger) does not, and runs slower than fp32.
 from __future__ import annotations
 
 import sys
+import threading
 from functools import cache
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,12 +19,14 @@ from deployments.config import LaneSettings
 from deployments.engines.base import EngineInfo, GraphSpec
 from deployments.engines.border import failures_of
 from deployments.engines.buckets import Bucket, padded, smallest_holding
-from deployments.engines.heads import check_inputs, feeds_of, split
+from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 
 if TYPE_CHECKING:
     import openvino
+
+Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # to one compiled model, not in use
 
 DEVICE = "CPU"
 # Kernels are kept per shape, some with their own copy of the weights. OpenVINO's own bound of
@@ -37,44 +40,64 @@ class OpenVinoEngine:
 
     Batches are padded up to the smallest bucket that holds them, a larger one runs as it is:
     every shape that is new costs OpenVINO about as much time as the pass itself. The options of
-    ONNX Runtime mean nothing here.
+    ONNX Runtime mean nothing here. OpenVINO computes and copies all that a model answers, so the
+    vectors of tokens have a model of their own, compiled when they are first asked for.
     """
 
     def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
-        self.info = EngineInfo(compute_type=spec.compute_type)
-        self._head, self._mask_token = spec.head, spec.mask_token
+        self._spec, self._lane = spec, lane
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
+        self._compiling = threading.Lock()
         with failures_of(spec.path.name):
-            core = _core()
-            compiled = core.compile_model(
-                core.read_model(spec.path), DEVICE, _configuration(spec, lane)
-            )
-            self._inputs = frozenset(i.any_name for i in compiled.inputs)
+            model = _core().read_model(spec.path)
+            self._inputs = frozenset(i.any_name for i in model.inputs)
             check_inputs(self._inputs)
-            self._idle: SimpleQueue[openvino.InferRequest] | None = SimpleQueue()
-            for _ in range(lane.runs):
-                self._idle.put(compiled.create_infer_request())
+            self._outputs = OutputNames.of([o.any_name for o in model.outputs])
+            self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
+            answering = self._compiled(model, self._outputs.answer)
+            self._idle: dict[str, Requests] | None = {self._outputs.answer: answering}
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass. Raises EngineFailed."""
         idle = self._idle
         if idle is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        feeds = feeds_of(batch, self._inputs, self._mask_token)
+        feeds = feeds_of(batch, self._inputs, self._spec.mask_token)
         bucket = smallest_holding(self._buckets, feeds)
         arrays = padded(feeds, bucket) if bucket else feeds.arrays
-        request = idle.get()
+        requests = self._requests(idle, self._outputs.wanted(batch))
+        request = requests.get()
         try:
             with failures_of(self.info.compute_type):
                 answers = request.infer(arrays, share_inputs=True)
                 raw = np.asarray(answers[0], dtype=np.float32)
         finally:
-            idle.put(request)
-        return Outputs(split(self._head, raw, batch, feeds.mask_counts))
+            requests.put(request)
+        return Outputs(split(self._spec.head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        """Drop the compiled model and its memory."""
+        """Drop what was compiled and its memory."""
         self._idle = None
+
+    def _requests(self, idle: dict[str, Requests], output: str) -> Requests:
+        """What answers `output`, compiled now if nobody asked before. Raises EngineFailed."""
+        if output in idle:  # without the lock: compiling takes seconds, and others need not wait
+            return idle[output]
+        with self._compiling, failures_of(self._spec.path.name):
+            if output not in idle:
+                idle[output] = self._compiled(_core().read_model(self._spec.path), output)
+            return idle[output]
+
+    def _compiled(self, model: openvino.Model, output: str) -> Requests:
+        """Requests to `model`, of which only `output` is left."""
+        for result in model.get_results():
+            if output not in result.get_output_tensor(0).names:
+                model.remove_result(result)
+        compiled = _core().compile_model(model, DEVICE, _configuration(self._spec, self._lane))
+        requests: Requests = SimpleQueue()
+        for _ in range(self._lane.runs):
+            requests.put(compiled.create_infer_request())
+        return requests
 
 
 def lacks_precision(spec: GraphSpec) -> str | None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from deployments.batching.loop import BatchLoop, CallRows
 from deployments.config import AppArgs, BatchSettings
+from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, check_lane
-from deployments.errors import EngineFailed, ServeError, UnknownModel
-from deployments.manifest import Device
+from deployments.errors import EngineFailed, InputTooLong, ServeError, UnknownModel
+from deployments.manifest import ArtifactManifest, Device
 from deployments.messages import (
     Answer,
+    BatchKey,
     EncodedBatch,
     EncodedCall,
     EncodedItem,
@@ -22,7 +25,7 @@ from deployments.messages import (
 )
 from deployments.records import PassRecorder
 from deployments.registry import Registry
-from deployments.tasks import TASKS
+from deployments.tasks import TASKS, Computed, served_tasks
 from deployments.tuning.background import BackgroundTuning
 from deployments.tuning.opening import open_best
 from deployments.tuning.placement import Placement
@@ -31,6 +34,17 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # An item that waits longer than this while the replica claims health: the engine hangs.
 STUCK_AFTER_S = 60.0
+# Of the vectors of all tokens of one call: 16 MB, and three times that as JSON.
+MOST_TOKEN_VALUES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A call whose items wait or run."""
+
+    call: EncodedCall
+    items: Sequence[EncodedItem]
+    rows: asyncio.Future[CallRows]
 
 
 class BatchReplica:
@@ -48,6 +62,11 @@ class BatchReplica:
         }
         opened, self._failed = registry.open_each(lambda model: open_best(places[model.ref]))
         self._engines = {ref: engine for ref, (engine, _) in opened.items()}
+        self._vocabularies = {
+            ref: Vocabulary(self._models[ref].directory)
+            for ref in opened
+            if any(TASKS[task].names_tokens for task in served_tasks(self._models[ref].manifest))
+        }
         self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
         untuned = {ref: places[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
         self._tuning = BackgroundTuning(untuned if lane.tune == "background" else {}, self._adopt)
@@ -63,48 +82,53 @@ class BatchReplica:
     async def infer(self, batch: EncodedBatch) -> list[Outcome]:
         """One outcome per call, in order; a cancelled batch is dropped before the engine."""
         items = iter(batch.items())
-        pending = [self._submit(batch.key.model, call, items) for call in batch.calls]
+        pending = [self._submit(batch.key, call, items) for call in batch.calls]
         try:
             return [
-                await self._outcome(batch, call, future)
-                for call, future in zip(batch.calls, pending, strict=True)
+                work if isinstance(work, ServeError) else await self._outcome(batch, work)
+                for work in pending
             ]
         finally:
-            for future in pending:
-                if isinstance(future, asyncio.Future):
-                    future.cancel()
+            for work in pending:
+                if isinstance(work, _Submitted):
+                    work.rows.cancel()
 
     def _submit(
-        self, model: ModelRef, call: EncodedCall | ServeError, items: Iterator[EncodedItem]
-    ) -> asyncio.Future[CallRows] | ServeError:
+        self, key: BatchKey, call: EncodedCall | ServeError, items: Iterator[EncodedItem]
+    ) -> _Submitted | ServeError:
         if isinstance(call, ServeError):
             return call
+        model, every_token = key.model, TASKS[key.task].every_token
         own = list(islice(items, len(call.lengths)))
         if model not in self._engines:
             unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
             return self._failed.get(model, unknown)
         try:
-            return self._loop.submit(model, own, call.deadline_s)
+            if every_token:
+                _check_answerable(call, self._models[model].manifest)
+            rows = self._loop.submit(model, own, call.deadline_s, every_token=every_token)
         except ServeError as error:
             return error
+        return _Submitted(call, own, rows)
 
-    async def _outcome(
-        self,
-        batch: EncodedBatch,
-        call: EncodedCall | ServeError,
-        pending: asyncio.Future[CallRows] | ServeError,
-    ) -> Outcome:
-        if isinstance(call, ServeError):
-            return call
-        if isinstance(pending, ServeError):
-            return pending
+    async def _outcome(self, batch: EncodedBatch, work: _Submitted) -> Outcome:
+        call = work.call
         try:
-            done = await pending
+            done = await work.rows
         except ServeError as error:
             return error
-        model = self._models[batch.key.model]
+        model = batch.key.model
+        computed = Computed(
+            rows=done.rows,
+            items=work.items,
+            layouts=call.layouts,
+            manifest=self._models[model].manifest,
+            vocabulary=self._vocabularies.get(model),
+        )
         try:
-            value = TASKS[batch.key.task].decode(done.rows, call.options, model.manifest)
+            value = TASKS[batch.key.task].decode(computed, call.options)
+        except ServeError as error:
+            return error
         except Exception as error:
             log.error("decoding failed, this is a bug", exc_info=error)
             return EngineFailed(f"the answer could not be decoded: {error!r}")
@@ -131,3 +155,13 @@ class BatchReplica:
     def _adopt(self, model: ModelRef, engine: Engine) -> None:
         # The former engine is not closed: passes under way hold it, and the last one lets it go.
         self._engines[model] = engine
+
+
+def _check_answerable(call: EncodedCall, manifest: ArtifactManifest) -> None:
+    """Raise InputTooLong for a call with more tokens than one answer has room for."""
+    tokens, most = sum(call.lengths), MOST_TOKEN_VALUES // manifest.width
+    if tokens > most:
+        raise InputTooLong(
+            f"`inputs` has {tokens} tokens in all, at most {most} get a vector each in one answer",
+            field="inputs",
+        )

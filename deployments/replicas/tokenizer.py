@@ -1,20 +1,35 @@
-"""The tokenizer deployment: lists of calls in, ragged token ids out."""
+"""The tokenizer deployment: lists of calls in, ragged token ids out; and tokens to look at."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.encoding.encoder import Encoded, Encoder
+from deployments.encoding.tokens import TokenTable
 from deployments.errors import ServeError, UnknownModel
-from deployments.messages import Call, CallBatch, EncodedBatch, EncodedCall, characters
-from deployments.records import EncodeRecorder
+from deployments.messages import (
+    Call,
+    CallBatch,
+    DecodeRequest,
+    EncodedBatch,
+    EncodedCall,
+    ModelRef,
+    TextTokens,
+    TokenizeRequest,
+    characters,
+)
+from deployments.records import EncodeRecord, EncodeRecorder
 from deployments.registry import Registry
+
+T = TypeVar("T")
 
 # Characters encoded on the event loop itself: a tenth of a millisecond, less than the way to the
 # thread and back.
@@ -26,9 +41,12 @@ class TokenizerReplica:
 
     def __init__(self, args: AppArgs, recorder: EncodeRecorder) -> None:
         self._recorder = recorder
-        self._encoders, self._failed = Registry.of(args).open_each(
+        registry = Registry.of(args)
+        self._directories = {model.ref: model.directory for model in registry.open_models()}
+        self._encoders, self._failed = registry.open_each(
             lambda model: Encoder(model.directory, model.manifest.max_tokens)
         )
+        self._tables: dict[ModelRef, TokenTable] = {}  # opened when somebody first asks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         # Encoders serve one caller at a time, and a list whose caller is gone is still encoded.
         self._encoders_in_use = threading.Lock()
@@ -47,6 +65,19 @@ class TokenizerReplica:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._encode_in_thread, batch)
 
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
+        """The tokens of each text."""
+        return await self._by_table(
+            request.model, lambda table: table.tokens(request.texts, special=request.special)
+        )
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
+        """The text of each sequence of token ids."""
+        return await self._by_table(
+            request.model,
+            lambda table: table.texts(request.sequences, skip_special=request.skip_special),
+        )
+
     async def check(self) -> None:
         """Raise unless the thread answers."""
         await asyncio.get_running_loop().run_in_executor(self._thread, time.perf_counter)
@@ -60,6 +91,28 @@ class TokenizerReplica:
             for encoder in self._encoders.values():
                 encoder.resize_cache(cache_bytes // len(self._encoders))
 
+    async def _by_table(self, model: ModelRef, ask: Callable[[TokenTable], T]) -> T | ServeError:
+        """What the model's table answers, in the thread; a ServeError is an answer too."""
+        if model not in self._encoders:
+            return self._gone(model)
+
+        def asked() -> T | ServeError:
+            try:
+                return ask(self._table(model))
+            except ServeError as error:
+                return error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, asked)
+
+    def _table(self, model: ModelRef) -> TokenTable:
+        if model not in self._tables:
+            self._tables[model] = TokenTable(self._directories[model])
+        return self._tables[model]
+
+    def _gone(self, model: ModelRef) -> ServeError:
+        unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
+        return self._failed.get(model, unknown)
+
     def _encode_in_thread(self, batch: CallBatch) -> EncodedBatch:
         with self._encoders_in_use:
             return self._encode(batch)
@@ -68,11 +121,11 @@ class TokenizerReplica:
         started_s = time.perf_counter()
         encoder = self._encoders.get(batch.key.model)
         if encoder is None:
-            unknown = UnknownModel(f"Model {batch.key.model.id} is not loaded here", field="model")
-            gone = self._failed.get(batch.key.model, unknown)
+            gone = self._gone(batch.key.model)
             return EncodedBatch(batch.key, b"", (gone,) * len(batch.calls), 0.0)
         ids = []
         calls: list[EncodedCall | ServeError] = []
+        before = encoder.lookups
         for call, outcome in zip(batch.calls, encoder.encode(batch.calls), strict=True):
             if isinstance(outcome, ServeError):
                 calls.append(outcome)
@@ -81,7 +134,8 @@ class TokenizerReplica:
             calls.append(_encoded_call(call, outcome))
         flat = np.concatenate(ids).tobytes() if ids else b""
         encode_s = time.perf_counter() - started_s
-        self._recorder.record(batch.key.model.id, encode_s)
+        texts, kept = (now - then for now, then in zip(encoder.lookups, before, strict=True))
+        self._recorder.record(EncodeRecord(batch.key.model.id, encode_s, texts, kept))
         return EncodedBatch(batch.key, flat, tuple(calls), encode_s)
 
 
@@ -94,4 +148,6 @@ def _encoded_call(call: Call, outcome: Encoded) -> EncodedCall:
     lengths = tuple(len(item.ids) for item in outcome.items)
     seconds = tuple(item.second_from for item in outcome.items)
     travelling = seconds if seconds != lengths else ()
-    return EncodedCall(lengths, outcome.truncated, call.options, call.deadline_s, travelling)
+    return EncodedCall(
+        lengths, outcome.truncated, call.options, call.deadline_s, travelling, outcome.layouts
+    )

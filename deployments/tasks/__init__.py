@@ -1,26 +1,40 @@
-"""Tasks: one file per family; TASKS is the one table.
-
-The build compiles more than is served so far. These tasks have graphs and a gate but no row here:
-text-ranking, token-classification, question-answering and fill-mask. A request for one of them is
-answered 400, `wrong_task`, and the model list says which tasks of a model are served.
-"""
+"""Tasks: one file per family; TASKS is the one table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from deployments.manifest import ArtifactManifest, TaskName
-from deployments.tasks.base import Task, TaskInput
+from deployments.tasks.base import Computed, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
+from deployments.tasks.fill_mask import FillMask
+from deployments.tasks.question_answering import QuestionAnswering
+from deployments.tasks.ranking import TextRanking
 from deployments.tasks.text_classification import TextClassification
+from deployments.tasks.token_classification import TokenClassification
+from deployments.tasks.token_embeddings import TokenEmbeddings
+from deployments.tasks.zero_shot import ZeroShotClassification
 
-__all__ = ["TASKS", "Task", "TaskInput", "served_tasks"]
+__all__ = ["TASKS", "Computed", "Task", "TaskInput", "served_tasks"]
 
 TASKS: Mapping[TaskName, Task] = {
-    task.name: task for task in (FeatureExtraction(), SentenceSimilarity(), TextClassification())
+    task.name: task
+    for task in (
+        FeatureExtraction(),
+        SentenceSimilarity(),
+        TextClassification(),
+        ZeroShotClassification(),
+        TextRanking(),
+        TokenClassification(),
+        FillMask(),
+        QuestionAnswering(),
+        TokenEmbeddings(),
+    )
 }
 
 
 def served_tasks(manifest: ArtifactManifest) -> list[TaskName]:
-    """Those of the model's tasks that have a row in TASKS."""
-    return [task for task in manifest.tasks if task in TASKS]
+    """What a model can be asked: its own tasks first, then the others it fits."""
+    fitting = [name for name, task in TASKS.items() if task.fits(manifest)]
+    own = [name for name in manifest.tasks if name in fitting]
+    return [*own, *(name for name in fitting if name not in own)]

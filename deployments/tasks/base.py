@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from deployments.errors import EmptyInput, InvalidField, UnknownParameter
 from deployments.manifest import ArtifactManifest, TaskName
-from deployments.messages import Text, Truncation
+from deployments.messages import EncodedItem, Text, TokenLayout, Truncation, Windowing
+from deployments.tasks.inputs import Inputs
 
-P = TypeVar("P", bound=BaseModel)
+if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+    from deployments.encoding.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,37 @@ class TaskInput:
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
+    windowing: Windowing | None = None  # for tasks that answer in characters
+    many: str = "inputs"  # the request path of what there may be too many of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """All that a lane knows of a call when its numbers are there."""
+
+    rows: Sequence[NDArray[np.float32]]  # one array per item, of the shape `manifest.head` says
+    items: Sequence[EncodedItem]
+    layouts: Sequence[TokenLayout]  # one per item where the call has a `windowing`, else empty
+    manifest: ArtifactManifest
+    vocabulary: Vocabulary | None = None  # where the task `names_tokens`
 
 
 class Task(Protocol):
     """One row of TASKS. Stateless."""
 
     name: ClassVar[TaskName]
+    inputs: ClassVar[Inputs[Any]]
     parameters: ClassVar[type[TextParameters]]
+    answer: ClassVar[Any]  # the type of the value, as clients see it, for the documentation
+    names_tokens: ClassVar[bool]  # decoding needs the vocabulary
+    every_token: ClassVar[bool]  # rows are [T, W], though the model pools
 
-    def claims(self, inputs: Any) -> bool:
-        """Whether `inputs` has this task's own shape, so that no route needs to name the task."""
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Whether a model with this manifest can do the task."""
+        ...
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """Whether a body is plainly meant for this task, so that no route needs to name it."""
         ...
 
     def parse(
@@ -43,13 +65,11 @@ class Task(Protocol):
         """Raises InvalidField, EmptyInput or UnknownParameter, naming the field."""
         ...
 
-    def decode(
-        self, answers: Sequence[NDArray[np.float32]], options: Any, manifest: ArtifactManifest
-    ) -> Any:
-        """One call's answers to its value, in the shape Hugging Face clients expect.
+    def decode(self, computed: Computed, options: Any) -> Any:
+        """One call's numbers to its value, in the shape Hugging Face clients expect.
 
-        `answers` are one array per item, of the shape that `manifest.head` says. Runs in the lane,
-        next to the numbers, so that only small results travel.
+        Runs in the lane, next to the numbers, so that only small results travel. Raises a
+        ServeError for what only tokens can tell, such as a text without a mask.
         """
         ...
 
@@ -77,55 +97,6 @@ class TextParameters(BaseModel):
         return Truncation.KEEP_END if left else Truncation.KEEP_START
 
 
-def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "parameters") -> P:
-    """`raw` as `kind`. Raises UnknownParameter or InvalidField naming `path` and the key."""
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        key = ".".join([path, *map(str, first["loc"])])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(f"`{name}`" for name in kind.model_fields)
-            raise UnknownParameter(f"`{key}` is not known here; known: {known}", field=key) from exc
-        raise InvalidField(f"`{key}`: {first['msg']}", field=key) from exc
-
-
-def text_list(value: Any, path: str) -> tuple[tuple[str, ...], bool]:
-    """One text or a list of texts, and whether it was a single one.
-
-    Raises InvalidField or EmptyInput naming `path`, with the index for items of a list.
-    """
-    if isinstance(value, str):
-        return (non_empty_text(value, path),), True
-    if not isinstance(value, list):
-        raise InvalidField(f"`{path}` must be a string or a list of strings", field=path)
-    if not value:
-        raise EmptyInput(f"`{path}` is an empty list", field=path)
-    return tuple(non_empty_text(item, f"{path}[{i}]") for i, item in enumerate(value)), False
-
-
-def non_empty_text(value: Any, path: str) -> str:
-    """`value` if it is a text with something in it."""
-    if not isinstance(value, str):
-        raise InvalidField(f"`{path}` must be a string, not {json_type(value)}", field=path)
-    if not value:
-        raise EmptyInput(f"`{path}` is empty", field=path)
-    return value
-
-
-def json_type(value: Any) -> str:
-    """What JSON calls the type of `value`."""
-    names = {dict: "an object", list: "a list", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
 def item_fields(path: str, count: int, *, single: bool) -> tuple[str, ...]:
     """The request paths of `count` items under `path`."""
     return (path,) if single else tuple(f"{path}[{i}]" for i in range(count))
-
-
-def normalised(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows scaled to length 1; a row of zeros stays zero."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    units: NDArray[np.float32] = rows / np.maximum(norms, 1e-12)
-    return units

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from deployments.errors import InvalidField
-from deployments.manifest import ArtifactManifest, TaskName
-from deployments.tasks.base import (
-    TaskInput,
-    TextParameters,
-    item_fields,
-    non_empty_text,
-    normalised,
-    parse_parameters,
-    text_list,
-)
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks.numbers import normalised
 
 
 class SimilarityParameters(TextParameters):
@@ -48,18 +42,30 @@ class FeatureExtraction:
     """Embeddings, float32 [items, dimensions]."""
 
     name: ClassVar = TaskName.FEATURE_EXTRACTION
+    inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
+        one_or_many(NonEmptyText), "a string or a list of strings"
+    )
     parameters: ClassVar[type[TextParameters]] = EmbeddingParameters
+    answer: ClassVar[Any] = list[list[float]]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = False
 
-    def claims(self, inputs: Any) -> bool:
-        """Never by shape: texts fit many tasks."""
-        return False
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer vectors."""
+        return manifest.head is Head.VECTOR
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """When parameters are sent that only this task has."""
+        return bool({"normalize", "dimensions"} & set(parameters))
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(EmbeddingParameters, parameters)
-        texts, single = text_list(inputs, "inputs")
+        given = self.inputs.read(inputs)
+        single = isinstance(given, str)
+        texts = (given,) if isinstance(given, str) else tuple(given)
         dimensions = asked.dimensions or manifest.width
         if dimensions > manifest.width:
             raise InvalidField(
@@ -74,28 +80,40 @@ class FeatureExtraction:
             truncation=asked.truncation,
         )
 
-    def decode(
-        self,
-        answers: Sequence[NDArray[np.float32]],
-        options: EmbeddingOptions,
-        manifest: ArtifactManifest,
-    ) -> NDArray[np.float32]:
+    def decode(self, computed: Computed, options: EmbeddingOptions) -> NDArray[np.float32]:
         """A list of vectors, also for one text: the shape every client version reads.
 
         Cut to the dimensions asked for, then scaled: a cut vector is scaled anew.
         """
-        cut = np.stack(answers)[:, : options.dimensions]
+        cut = np.stack(computed.rows)[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the wire copy whole buffers.
         return normalised(cut) if options.normalize else np.ascontiguousarray(cut)
+
+
+class Comparison(BaseModel):
+    """A sentence, and those it is compared with."""
+
+    source_sentence: NonEmptyText
+    sentences: Many[NonEmptyText]
 
 
 class SentenceSimilarity:
     """Cosine similarity of one sentence with each of several."""
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY
+    inputs: ClassVar[Inputs[Comparison]] = Inputs(
+        Comparison, "an object with `source_sentence` and `sentences`"
+    )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
+    answer: ClassVar[Any] = list[float]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = False
 
-    def claims(self, inputs: Any) -> bool:
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer vectors."""
+        return manifest.head is Head.VECTOR
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `source_sentence` or `sentences`."""
         return isinstance(inputs, dict) and bool({"source_sentence", "sentences"} & set(inputs))
 
@@ -104,34 +122,22 @@ class SentenceSimilarity:
     ) -> TaskInput:
         """`inputs`: {"source_sentence": text, "sentences": [text, ...]}."""
         asked = parse_parameters(SimilarityParameters, parameters)
-        if not isinstance(inputs, dict):
-            raise InvalidField(
-                "`inputs` must be an object with `source_sentence` and `sentences`", field="inputs"
-            )
-        for key in ("source_sentence", "sentences"):
-            if key not in inputs:
-                path = f"inputs.{key}"
-                raise InvalidField(f"Error in `{path}`: field required", field=path)
-        source = non_empty_text(inputs["source_sentence"], "inputs.source_sentence")
-        path = "inputs.sentences"
-        if isinstance(inputs["sentences"], str):
-            raise InvalidField(f"`{path}` must be a list of strings", field=path)
-        sentences, _ = text_list(inputs["sentences"], path)
+        given = self.inputs.read(inputs)
+        texts = (given.source_sentence, *given.sentences)
         return TaskInput(
-            texts=with_prompt((source, *sentences), asked.prompt_name, manifest),
+            texts=with_prompt(texts, asked.prompt_name, manifest),
             fields=(
                 "inputs.source_sentence",
-                *item_fields(path, len(sentences), single=False),
+                *item_fields("inputs.sentences", len(given.sentences), single=False),
             ),
             options=None,
             truncation=asked.truncation,
+            many="inputs.sentences",
         )
 
-    def decode(
-        self, answers: Sequence[NDArray[np.float32]], options: None, manifest: ArtifactManifest
-    ) -> list[float]:
+    def decode(self, computed: Computed, options: None) -> list[float]:
         """Cosine of the first vector with each of the others."""
-        units = normalised(np.stack(answers))
+        units = normalised(np.stack(computed.rows))
         return [float(cosine) for cosine in units[1:] @ units[0]]
 
 

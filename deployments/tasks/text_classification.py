@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
-from deployments.manifest import ArtifactManifest, TaskName
-from deployments.tasks.base import (
-    TaskInput,
-    TextParameters,
-    item_fields,
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.messages import Text
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.inputs import (
+    Inputs,
+    NonEmptyText,
+    one_or_many,
     parse_parameters,
-    text_list,
+    text_or,
 )
+from deployments.tasks.numbers import sigmoid, softmax, unchanged
 
 Function = Literal["sigmoid", "softmax", "none"]
 
@@ -35,22 +38,51 @@ class ClassificationOptions(NamedTuple):
     function: Function
 
 
+class TextAndPair(BaseModel):
+    """Two segments that are judged together."""
+
+    text: NonEmptyText
+    text_pair: NonEmptyText | None = None
+
+
+class LabelScore(TypedDict):
+    """A label and how likely it is."""
+
+    label: str
+    score: float
+
+
 class TextClassification:
-    """For every text its labels and scores, highest score first."""
+    """For every text, or pair of texts, its labels and scores, highest score first."""
 
     name: ClassVar = TaskName.TEXT_CLASSIFICATION
+    inputs: ClassVar[Inputs[Any]] = Inputs(
+        one_or_many(text_or(TextAndPair)),
+        "a string, an object with `text` and `text_pair`, or a list of these",
+    )
     parameters: ClassVar[type[TextParameters]] = ClassificationParameters
+    answer: ClassVar[Any] = list[list[LabelScore]]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = False
 
-    def claims(self, inputs: Any) -> bool:
-        """Never by shape: texts fit many tasks."""
-        return False
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer labels."""
+        return manifest.head is Head.LABELS
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """When a pair is sent, or parameters only this task has."""
+        first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+        pair = isinstance(first, dict) and "text" in first
+        return pair or "function_to_apply" in parameters
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts."""
+        """`inputs`: a text, a pair of texts, or a list of these."""
         asked = parse_parameters(ClassificationParameters, parameters)
-        texts, single = text_list(inputs, "inputs")
+        given = self.inputs.read(inputs)
+        single = not isinstance(given, list)
+        texts = tuple(_text(item) for item in ([given] if single else given))
         function = asked.function_to_apply or default_function(manifest)
         return TaskInput(
             texts=texts,
@@ -59,22 +91,24 @@ class TextClassification:
             truncation=asked.truncation,
         )
 
-    def decode(
-        self,
-        answers: Sequence[NDArray[np.float32]],
-        options: ClassificationOptions,
-        manifest: ArtifactManifest,
-    ) -> list[list[dict[str, Any]]]:
+    def decode(self, computed: Computed, options: ClassificationOptions) -> list[list[LabelScore]]:
         """Per text the `top_k` best {"label", "score"}; equal scores in label order.
 
         Nested also for one text: clients take element 0 of the outer list.
         """
-        scores = SCORES[options.function](np.stack(answers))
+        labels = computed.manifest.labels
+        scores = SCORES[options.function](np.stack(computed.rows))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
         return [
-            [{"label": manifest.labels[i], "score": float(row[i])} for i in order]
+            [{"label": labels[i], "score": float(row[i])} for i in order]
             for row, order in zip(scores, best, strict=True)
         ]
+
+
+def _text(item: str | TextAndPair) -> Text:
+    if isinstance(item, str):
+        return item
+    return item.text if item.text_pair is None else (item.text, item.text_pair)
 
 
 def default_function(manifest: ArtifactManifest) -> Function:
@@ -84,24 +118,6 @@ def default_function(manifest: ArtifactManifest) -> Function:
     if manifest.problem == "multi_label" or len(manifest.labels) == 1:
         return "sigmoid"
     return "softmax"
-
-
-def softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Row-wise softmax, shifted so that it cannot overflow."""
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    shares: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
-def sigmoid(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Element-wise logistic function, through tanh so that it cannot overflow."""
-    shares: NDArray[np.float32] = np.float32(0.5) * (1 + np.tanh(rows / 2))
-    return shares
-
-
-def unchanged(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The logits themselves."""
-    return rows
 
 
 SCORES = {"softmax": softmax, "sigmoid": sigmoid, "none": unchanged}

@@ -1,10 +1,16 @@
-"""The one thing the router needs of the other deployments."""
+"""What the ingress needs of the other deployments."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from deployments.messages import CallBatch, Outcome
+from deployments.messages import (
+    CallBatch,
+    DecodeRequest,
+    Outcome,
+    TextTokens,
+    TokenizeRequest,
+)
 
 
 class LaneClient(Protocol):
@@ -16,4 +22,16 @@ class LaneClient(Protocol):
         Raises Overloaded when a waiting line on the way is full, EngineFailed when a replica was
         lost and the second try failed too.
         """
+        ...
+
+
+class TokenizerClient(Protocol):
+    """The tokenizer by itself. Raises as LaneClient does, and what its answer is when an error."""
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        """The tokens of each text, in order."""
+        ...
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        """The text of each sequence, in order."""
         ...

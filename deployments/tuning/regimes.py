@@ -21,8 +21,10 @@ class RegimeEngine:
     ) -> None:
         kinds = {engine.info.compute_type for engine in engines.values()}
         assert len(kinds) == 1, f"answers would depend on their company: {kinds}; this is a bug"
-        self.info = EngineInfo(compute_type=kinds.pop())
         self._engines = engines
+        giving = [engine for engine in engines.values() if engine.info.gives_every_token]
+        self.info = EngineInfo(kinds.pop(), gives_every_token=bool(giving))
+        self._giving = giving[0] if giving else None
 
         @lru_cache(_REMEMBERED_SHAPES)
         def fastest(items: int, tokens: int) -> Engine:
@@ -32,7 +34,10 @@ class RegimeEngine:
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass. Raises EngineFailed."""
-        return self._fastest(*batch.input_ids.shape).run(batch)
+        engine = self._fastest(*batch.input_ids.shape)
+        if batch.every_token and not engine.info.gives_every_token:
+            engine = self._giving or engine
+        return engine.run(batch)
 
     def close(self) -> None:
         """Close them all."""

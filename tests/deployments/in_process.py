@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from starlette.applications import Starlette
 
 from deployments.config import AppArgs, IngressUserConfig, LaneSettings, ModelSettings
 from deployments.ingress.app import build_http_app
@@ -15,13 +16,14 @@ from deployments.ingress.lanes import ClusterView, LaneBoard
 from deployments.ingress.microbatch import Batched
 from deployments.ingress.router import Router
 from deployments.ingress.service import InferenceService
+from deployments.ingress.tokens import TokenDesk
 from deployments.manifest import Device
 from deployments.records import RequestRecord
 from deployments.registry import Registry
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import LaneClient
-from deployments.transports.local import LocalLaneClient
+from deployments.transports.base import LaneClient, TokenizerClient
+from deployments.transports.local import LocalLaneClient, LocalTokenizerClient
 from tests.fakes import EncodeLog, ListRecorder, each_alone
 from tests.sealed import CLASSIFIER, EMBEDDER
 
@@ -45,12 +47,13 @@ class InProcess:
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     batched: Batched = each_alone
     lane: LaneClient | None = None  # answers in place of the real replicas
+    tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
     raise_bugs: bool = True  # into the test, instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client of the application; the replicas live as long as the block."""
+    async def application(self) -> AsyncIterator[Starlette]:
+        """The application; the replicas live as long as the block."""
         args = AppArgs(
             store=self.store, models=tuple(ModelSettings(id=m) for m in self.models), lanes=LANES
         )
@@ -65,15 +68,20 @@ class InProcess:
             board=board,
             recorder=self.recorder,
             settings=self.settings,
+            tokens=TokenDesk(self.tokenizer or LocalTokenizerClient(tokenizer)),
         )
         await board.refresh()
-        transport = httpx.ASGITransport(
-            build_http_app(self.service, no_metrics), raise_app_exceptions=self.raise_bugs
-        )
         try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-                yield http
+            yield build_http_app(self.service, no_metrics)
         finally:
             for lane in lanes.values():
                 await lane.close()
             tokenizer.close()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of the application."""
+        async with self.application() as app:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=self.raise_bugs)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                yield http

@@ -31,6 +31,8 @@ def minimal_args() -> dict[str, Any]:
         (IngressUserConfig, {"timout_s": 3}, "`timout_s`"),
         (IngressUserConfig, {"limits": {"itmes": 3}}, "`limits.itmes`"),
         (IngressUserConfig, {"limits": {"items": 0}}, "`limits.items`"),
+        (IngressUserConfig, {"limits": {"body_wait_s": 0}}, "`limits.body_wait_s`"),
+        (IngressUserConfig, {"limits": {"inflight_body_bytes": 9}}, "`inflight_body_bytes`"),
         (IngressUserConfig, {"timeout_s": 0}, "`timeout_s`"),
         (IngressUserConfig, {"cache": {"max_bytes": -1}}, "`cache.max_bytes`"),
         (IngressUserConfig, {"batching": {"batch_wait_timeout_s": -1}}, "batch_wait_timeout_s"),

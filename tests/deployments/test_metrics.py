@@ -9,7 +9,7 @@ from deployments.metrics import (
     PassMetrics,
     RequestMetrics,
 )
-from deployments.records import PassRecord, RequestRecord
+from deployments.records import EncodeRecord, PassRecord, RequestRecord
 
 # Ray's metrics refuse labels that were not declared and counts that are not positive; without a
 # cluster they go nowhere.
@@ -17,7 +17,10 @@ from deployments.records import PassRecord, RequestRecord
 
 @pytest.mark.parametrize(("status", "compute"), [(200, "cpu-int8"), (200, "cache"), (404, "none")])
 def test_every_kind_of_request_can_be_published(status: int, compute: str) -> None:
-    RequestMetrics().record(RequestRecord("org/name", "none", compute, status, 0, 0.001))
+    cache = "hit" if compute == "cache" else "none"
+    RequestMetrics().record(
+        RequestRecord("org/name", "none", compute, status, 0, 0.001, cache, cache_bytes=9)
+    )
 
 
 @pytest.mark.parametrize("padded_tokens", [64, 80])
@@ -26,7 +29,8 @@ def test_a_pass_can_be_published_with_and_without_padding(padded_tokens: int) ->
 
 
 def test_an_encoded_list_can_be_published() -> None:
-    EncodeMetrics().record("org/name", 0.0001)
+    EncodeMetrics().record(EncodeRecord("org/name", 0.0001, texts=3, kept=1))
+    EncodeMetrics().record(EncodeRecord("org/name", 0.0001, texts=0, kept=0))
 
 
 def test_buckets_cover_what_a_request_may_take_and_hold() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from deployments.batching.loop import BatchLoop
 from deployments.config import BatchSettings
-from deployments.errors import DeadlineExceeded, Overloaded
+from deployments.engines.base import EngineInfo
+from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
 from deployments.messages import Batch, Outputs
 from deployments.records import PassRecord
 from tests.deployments.batching.conftest import MODEL, OTHER, MakeLoop
@@ -46,6 +47,35 @@ async def test_items_of_two_models_never_share_a_pass(make_loop: MakeLoop) -> No
         loop.submit(MODEL, [item(3)], soon()),
     )
     assert sorted(engine.passes) == [[1, 3], [2]]
+
+
+async def test_vectors_and_every_token_never_share_a_pass() -> None:
+    asked: list[tuple[bool, list[int]]] = []
+
+    def act(batch: Batch) -> Outputs:
+        asked.append((batch.every_token, batch.input_ids[:, 0].tolist()))
+        return Outputs(batch.input_ids[:, :1].astype(np.float32))
+
+    engine = ScriptedEngine(act)
+    engine.info = EngineInfo("cpu-fake", gives_every_token=True)
+    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    await asyncio.gather(
+        loop.submit(MODEL, [item(1)], soon()),
+        loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True),
+        loop.submit(MODEL, [item(4)], soon()),
+    )
+    await loop.drain()
+    assert sorted(asked) == [(False, [1, 4]), (True, [2, 3])]
+
+
+async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine)
+    vectors = loop.submit(MODEL, [item(1)], soon())
+    with pytest.raises(WrongTask, match="build the model again"):
+        await loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True)
+    assert (await vectors).rows == [[1]]
+    assert engine.passes == [[1]]
 
 
 async def test_a_full_line_refuses_at_once(make_loop: MakeLoop) -> None:

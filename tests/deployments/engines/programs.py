@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from deployments.engines.heads import MASK_POSITIONS
+from deployments.engines.heads import MASK_POSITIONS, TOKENS_OUTPUT
 from deployments.manifest import Head
 from tests.sealed import WIDTH, word_vectors
 
@@ -47,7 +48,7 @@ def inputs_of(head: Head) -> tuple[str, ...]:
 
 
 def write_onnx(path: Path, head: Head) -> None:
-    """The model as an ONNX graph."""
+    """The model as an ONNX graph; one that pools also answers what Head.TOKENS does."""
     node = helper.make_node
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),
@@ -63,13 +64,17 @@ def write_onnx(path: Path, head: Head) -> None:
         node("Div", ["sum", "count"], ["pooled3"]),
         *_head_nodes(head),
     ]
+    outputs = ["output"]
+    if head is Head.VECTOR:
+        nodes.append(node("Add", ["words", "pooled3"], [TOKENS_OUTPUT]))
+        outputs.append(TOKENS_OUTPUT)
     tables = {
         "vectors": vectors(),
         "last": np.array([-1]),
         "one": np.array([1]),
         "flat": np.array([-1, WIDTH]),
     }
-    write_model(path, nodes, tables, inputs_of(head))
+    write_model(path, nodes, tables, inputs_of(head), outputs=outputs)
 
 
 def _head_nodes(head: Head) -> list[onnx.NodeProto]:
@@ -92,8 +97,9 @@ def write_model(
     inputs: tuple[str, ...],
     *,
     opset: int = 20,
+    outputs: Sequence[str] = ("output",),
 ) -> None:
-    """Any graph from int64 inputs to a float `output` of unknown shape."""
+    """Any graph from int64 inputs to float outputs of unknown shape."""
     given = [
         helper.make_tensor_value_info(
             name, TensorProto.INT64, ["M"] if name == MASK_POSITIONS else ["B", "T"]
@@ -104,7 +110,7 @@ def write_model(
         nodes,
         "tiny",
         given,
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         [numpy_helper.from_array(table, name) for name, table in tables.items()],
     )
     opsets = [helper.make_opsetid("", opset)]

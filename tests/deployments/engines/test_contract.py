@@ -78,6 +78,44 @@ def test_answers_stay_what_they_were_after_the_next_pass(open_tiny: OpenTiny) ->
     np.testing.assert_array_equal(first, before)
 
 
+def check_every_token(engine: Engine, items: Sequence[EncodedItem]) -> None:
+    """Run the items of a model that pools, and compare what it gives of each token."""
+    answers = engine.run(collate(items, every_token=True)).items
+    for answer, (ids, second_from) in zip(answers, items, strict=True):
+        assert answer.dtype == np.float32
+        due = expected(Head.TOKENS, ids, second_from)
+        np.testing.assert_allclose(answer, due, atol=TOLERANCE)
+
+
+def test_a_model_that_pools_gives_every_token_between_its_vectors(
+    kind: Kind, open_tiny: OpenTiny
+) -> None:
+    if kind.engine == "torch":
+        pytest.skip("programs have one answer")
+    engine = open_tiny(Head.VECTOR)
+    assert engine.info.gives_every_token
+    check_every_token(engine, ITEMS[:1])
+    check(engine, Head.VECTOR, ITEMS)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda size: check_every_token(engine, ITEMS[:size]), [1, 2, 3, 5] * 4))
+    check_every_token(engine, [item_of(np.arange(20) % 10)] * 9)
+    check(engine, Head.VECTOR, ITEMS[1:])
+
+
+def test_a_model_without_the_vectors_of_tokens_says_so(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.LABELS)  # like those of vectors that were built long ago
+    assert not engine.info.gives_every_token
+    with pytest.raises(EngineFailed):
+        engine.run(collate(ITEMS, every_token=True))
+
+
+def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.VECTOR)
+    engine.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        engine.run(collate(ITEMS, every_token=True))
+
+
 @pytest.mark.parametrize("head", [Head.VECTOR, Head.TOKENS])
 def test_an_answer_that_is_no_number_spoils_no_neighbour(open_tiny: OpenTiny, head: Head) -> None:
     engine = open_tiny(head)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from deployments.batching.collate import collate
-from deployments.engines.heads import check_inputs, feeds_of, split
+from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
 from deployments.manifest import Head
 from tests.fakes import item_of
@@ -48,6 +50,34 @@ def test_answers_are_views_cut_to_their_items() -> None:
     np.testing.assert_array_equal(vectors, raw[:3, 0])
     masks = split(Head.MASKS, raw[0], BATCH, (1, 0, 2))
     assert [rows[:, 0].tolist() for rows in masks] == [[0], [], [2, 4]]
+
+
+def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
+    raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
+    batch = replace(BATCH, every_token=True)
+    rows = split(Head.VECTOR, raw, batch, ())
+    assert [row.tolist() for row in rows] == [
+        row.tolist() for row in split(Head.TOKENS, raw, BATCH, ())
+    ]
+    with pytest.raises(EngineFailed, match="is due"):
+        split(Head.VECTOR, raw[:, 0], batch, ())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "tokens"),
+    [(["output"], None), (["output", "tokens"], "tokens"), (["tokens"], None)],
+)
+def test_the_first_output_is_the_answer_and_tokens_go_by_name(
+    outputs: list[str], tokens: str | None
+) -> None:
+    names = OutputNames.of(outputs)
+    assert (names.answer, names.tokens) == (outputs[0], tokens)
+    assert names.wanted(BATCH) == outputs[0]
+    if tokens is None:
+        with pytest.raises(EngineFailed, match="vectors of tokens"):
+            names.wanted(replace(BATCH, every_token=True))
+    else:
+        assert names.wanted(replace(BATCH, every_token=True)) == tokens
 
 
 @pytest.mark.parametrize(

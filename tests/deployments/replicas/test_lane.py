@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from deployments.errors import (
     EngineFailed,
     HardwareUnavailable,
     InputTooLong,
+    InvalidField,
     Overloaded,
     UnknownModel,
+    WrongTask,
 )
 from deployments.manifest import Device, TaskName
-from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef
+from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef, TokenLayout
 from deployments.records import PassRecord
 from deployments.registry import Registry
 from deployments.replicas.lane import BatchReplica
-from deployments.tasks.embedding import EmbeddingOptions
+from deployments.tasks import TASKS, Computed, Task
+from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction
 from tests.fakes import ListRecorder, item, soon
-from tests.sealed import EMBEDDER, GRAPH_NAME, WIDTH, reseal_as, seal_tiny
+from tests.sealed import EMBEDDER, GRAPH_NAME, WIDTH, reseal_as, seal_older, seal_tiny
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 # fp32 sums of at most 16 values of size 1.
@@ -138,6 +142,120 @@ def test_a_lane_without_its_provider_does_not_start(tmp_path: Path) -> None:
     settings = args(tmp_path).model_copy(update={"lanes": lanes})
     with pytest.raises(EngineFailed, match="Abacus"):
         BatchReplica(settings, Device.GPU, ListRecorder())
+
+
+class Refusing(FeatureExtraction):
+    """A task that only finds out from the tokens that there is nothing to answer."""
+
+    def decode(self, computed: Computed, options: Any) -> Any:
+        """Refuse items of one token."""
+        if any(len(item.ids) == 1 for item in computed.items):
+            raise InvalidField("one token is no text", field="inputs")
+        return super().decode(computed, options)
+
+
+class Buggy(FeatureExtraction):
+    """A task that stumbles."""
+
+    def decode(self, computed: Computed, options: Any) -> Any:
+        """Fail."""
+        raise KeyError("no such thing")
+
+
+class Spelling(FeatureExtraction):
+    """A task that tells the tokens of its items, and where they stand."""
+
+    names_tokens: ClassVar = True
+
+    def decode(self, computed: Computed, options: Any) -> Any:
+        """Per item its tokens; then what else a lane knows of the call."""
+        assert computed.vocabulary is not None
+        spelt = [[computed.vocabulary.token(i) for i in item.ids] for item in computed.items]
+        return spelt, computed.layouts, computed.manifest.id
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
+    table = {**TASKS, TaskName.FEATURE_EXTRACTION: task}
+    monkeypatch.setattr("deployments.replicas.lane.TASKS", table)
+
+
+async def test_what_a_task_refuses_is_the_outcome_of_its_own_call_only(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, Refusing())
+    refused, answered = await lane.replica.infer(lane.batch(call(1), call(2)))
+    assert isinstance(refused, InvalidField)
+    assert refused.field == "inputs"
+    assert isinstance(answered, Answer)
+
+
+async def test_a_task_that_stumbles_fails_its_call_and_not_the_lane(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as while_buggy:
+        stand_in(while_buggy, Buggy())
+        (failed,) = await lane.replica.infer(lane.batch(call(2)))
+    (answered,) = await lane.replica.infer(lane.batch(call(2)))
+    assert isinstance(failed, EngineFailed)
+    assert "no such thing" in failed.message
+    assert isinstance(answered, Answer)
+
+
+async def test_a_task_that_names_tokens_gets_the_vocabulary_and_its_own_items(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, Spelling())
+    lane = Lane(tiny_store)
+    layout = TokenLayout(0, np.zeros((2, 2), np.int32), np.zeros(2, np.int8), np.zeros(2, np.int32))
+    calls = (call(1, 3), call(2)._replace(layouts=(layout,)))
+    first, second = await lane.replica.infer(lane.batch(*calls))
+    await lane.replica.close()
+    assert isinstance(first, Answer)
+    assert isinstance(second, Answer)
+    assert first.value == ([["the"], ["the"] * 3], (), EMBEDDER)
+    assert second.value == ([["the"] * 2], (layout,), EMBEDDER)
+
+
+def every_token(batch: EncodedBatch) -> EncodedBatch:
+    """The same calls, of the other task."""
+    return batch._replace(key=batch.key._replace(task=TaskName.TOKEN_EMBEDDINGS))
+
+
+async def test_every_token_of_every_item_gets_its_vector(lane: Lane) -> None:
+    plain = lane.batch(call(3, 1), call(2))
+    vectors, tokens = await asyncio.gather(
+        lane.replica.infer(plain), lane.replica.infer(every_token(plain))
+    )
+    assert [np.shape(outcome.value) for outcome in vectors] == [(2, WIDTH), (1, WIDTH)]
+    assert [[row.shape for row in outcome.value] for outcome in tokens] == [
+        [(3, WIDTH), (1, WIDTH)],
+        [(2, WIDTH)],
+    ]
+    # All tokens are alike, and so is their mean.
+    np.testing.assert_allclose(tokens[0].value[0], vectors[0].value[[0] * 3], atol=TOLERANCE)
+
+
+async def test_more_tokens_than_one_answer_has_room_for_are_refused(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.lane.MOST_TOKEN_VALUES", 8 * WIDTH)
+    batch = lane.batch(call(4, 5), call(4, 4))
+    refused, answered = await lane.replica.infer(every_token(batch))
+    assert isinstance(refused, InputTooLong)
+    assert "9 tokens in all, at most 8" in refused.message
+    assert isinstance(answered, Answer)
+    assert all(isinstance(outcome, Answer) for outcome in await lane.replica.infer(batch))
+
+
+async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Path) -> None:
+    seal_older(tmp_path, EMBEDDER)
+    lane = Lane(tmp_path)
+    (refused,) = await lane.replica.infer(every_token(lane.batch(call(2))))
+    (answered,) = await lane.replica.infer(lane.batch(call(2)))
+    await lane.replica.close()
+    assert isinstance(refused, WrongTask)
+    assert "build the model again" in refused.message
+    assert isinstance(answered, Answer)
 
 
 async def test_a_cancelled_list_is_dropped_before_the_engine(lane: Lane) -> None:

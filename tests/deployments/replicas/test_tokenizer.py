@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 
 from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
-from deployments.errors import InputTooLong, UnknownModel
+from deployments.errors import InputTooLong, UnknownModel, UnknownToken
 from deployments.manifest import Device, TaskName
 from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
+    DecodeRequest,
     EncodedCall,
     ModelRef,
     Text,
+    TokenizeRequest,
     Truncation,
 )
-from deployments.records import EncodeRecorder
+from deployments.records import EncodeRecord, EncodeRecorder
 from deployments.registry import Registry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
 from tests.fakes import PATIENCE_S, EncodeLog, soon, until
@@ -68,7 +70,7 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
     )
     assert [len(item.ids) for item in encoded.items()] == [4, 3, 3]
     assert encoded.encode_s > 0
-    assert log.models == [EMBEDDER]
+    assert [(done.model, done.texts, done.kept) for done in log.records] == [(EMBEDDER, 3, 0)]
 
 
 @pytest.mark.parametrize("filler", ["", LONG], ids=["on the loop", "in the thread"])
@@ -118,7 +120,7 @@ class HeldRecorder:
         self.recorded: list[str] = []
         self.release = threading.Event()
 
-    def record(self, model: str, encode_s: float) -> None:
+    def record(self, done: EncodeRecord) -> None:
         self.recorded.append(threading.current_thread().name)
         if len(self.recorded) == 1:
             assert self.release.wait(PATIENCE_S)
@@ -169,3 +171,36 @@ async def test_a_closed_tokenizer_is_not_healthy(make_replica) -> None:
     replica.close()
     with pytest.raises(RuntimeError):
         await replica.check()
+
+
+async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    replica = make_replica(log)
+    replica.configure(TokenizerUserConfig(cache_bytes=10_000))
+    await replica.check()  # the setting is applied in the thread
+    for _ in range(2):
+        await replica.encode(batch(tiny_store, call("good film", "night")))
+    assert [(done.texts, done.kept) for done in log.records] == [(2, 0), (2, 2)]
+
+
+async def test_tokens_are_told_and_read_back_off_the_event_loop(
+    make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    model = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    told = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
+    assert [len(tokens.ids) for tokens in told] == [2]
+    ids = tuple(told[0].ids.tolist())
+    assert await replica.decode(DecodeRequest(model, (ids,), skip_special=True)) == ("good film",)
+
+
+async def test_what_cannot_be_told_is_an_error_of_the_answer(
+    make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    known = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    gone = ModelRef("no/such", "0123456789ab")
+    missing = await replica.tokenize(TokenizeRequest(gone, ("a",), special=True))
+    unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
+    assert isinstance(missing, UnknownModel)
+    assert isinstance(unknown, UnknownToken)

@@ -2,61 +2,53 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
-from deployments import tasks
-from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.manifest import TaskName
+from deployments.errors import InvalidField, ServeError, UnknownParameter
+from deployments.manifest import HEADS, TaskName
 from deployments.messages import Truncation
-from deployments.tasks import TASKS
-from deployments.tasks.base import TextParameters, normalised, parse_parameters, text_list
+from deployments.tasks import TASKS, served_tasks
+from deployments.tasks.base import TextParameters, item_fields
+from deployments.tasks.inputs import parse_parameters
+from tests.sealed import tiny_manifest
 
 
-def test_every_task_name_has_its_task_or_is_said_not_to_be_served() -> None:
-    assert all(name is task.name for name, task in TASKS.items())
-    compiled_only = set(TaskName) - set(TASKS)
-    said = (tasks.__doc__ or "").partition("no row here")[2].partition(".")[0]
-    assert {name for name in TaskName if name in said} == compiled_only
+def test_every_task_name_has_its_task() -> None:
+    assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TaskName}
 
 
-@pytest.mark.parametrize(
-    ("value", "texts", "single"),
-    [
-        ("a", ("a",), True),
-        (" ", (" ",), True),
-        (["a"], ("a",), False),
-        (["a", "b"], ("a", "b"), False),
-    ],
-)
-def test_texts_come_alone_or_in_a_list(value: Any, texts: tuple[str, ...], single: bool) -> None:
-    assert text_list(value, "inputs") == (texts, single)
+@pytest.mark.parametrize("name", TaskName)
+def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
+    # Zero-shot classification is for those classifiers that judge entailment, ranking for those
+    # that give one score.
+    labels = {
+        TaskName.ZERO_SHOT_CLASSIFICATION: ("entailment", "neutral", "contradiction"),
+        TaskName.TEXT_RANKING: ("relevance",),
+    }.get(name, ("a", "b"))
+    models = {
+        own: tiny_manifest(labels=labels).model_copy(update={"tasks": (own,)}) for own in TaskName
+    }
+    assert TASKS[name].fits(models[name])
+    fitted = {HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
+    # A model of embeddings ranks too, by cosine.
+    assert fitted - {HEADS[TaskName.FEATURE_EXTRACTION]} <= {HEADS[name]}
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "field", "said"),
-    [
-        ("", EmptyInput, "inputs", "is empty"),
-        ([], EmptyInput, "inputs", "empty list"),
-        (["a", ""], EmptyInput, "inputs[1]", "is empty"),
-        (7, InvalidField, "inputs", "a string or a list of strings"),
-        (None, InvalidField, "inputs", "a string or a list of strings"),
-        ({"text": "a"}, InvalidField, "inputs", "a string or a list of strings"),
-        (["a", 7], InvalidField, "inputs[1]", "not a number"),
-        (["a", 7.5], InvalidField, "inputs[1]", "not a number"),
-        (["a", True], InvalidField, "inputs[1]", "not a boolean"),
-        (["a", None], InvalidField, "inputs[1]", "not null"),
-        (["a", ["b"]], InvalidField, "inputs[1]", "not a list"),
-        (["a", {}], InvalidField, "inputs[1]", "not an object"),
-    ],
-)
-def test_what_is_no_text_is_refused_where_it_stands(
-    value: Any, error: type[ServeError], field: str, said: str
-) -> None:
-    with pytest.raises(error) as refusal:
-        text_list(value, "inputs")
-    assert refusal.value.field == field
-    assert said in refusal.value.message
+def test_a_model_serves_its_own_tasks_first() -> None:
+    embedder = tiny_manifest()
+    own = (TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION)
+    served = served_tasks(embedder.model_copy(update={"tasks": own}))
+    assert tuple(served[:2]) == own
+    assert len(served) == len(set(served))
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_every_task_describes_itself_for_the_documentation(task: Any) -> None:
+    assert task.inputs.schema()["description"]
+    assert TypeAdapter(task.answer).json_schema()
+    properties = task.parameters.model_json_schema()["properties"]
+    assert {"truncate", "truncation_direction"} <= set(properties)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +89,10 @@ def test_a_parameter_that_cannot_be_meant_is_named(
     assert f"`{field}`" in refusal.value.message
 
 
-def test_an_unknown_parameter_hears_which_ones_are_known() -> None:
-    with pytest.raises(UnknownParameter, match="known: `truncate`, `truncation_direction`"):
-        parse_parameters(TextParameters, {"poetry": 1})
-
-
-def test_rows_are_scaled_to_length_one_and_zeros_stay_zeros() -> None:
-    rows = np.array([[3, 4], [0, 0]], dtype=np.float32)
-    assert normalised(rows) == pytest.approx(np.array([[0.6, 0.8], [0, 0]]), abs=1e-7)
-    assert normalised(rows).dtype == np.float32
+def test_items_of_a_list_are_counted_from_zero() -> None:
+    assert item_fields("inputs", 1, single=True) == ("inputs",)
+    assert item_fields("inputs", 1, single=False) == ("inputs[0]",)
+    assert item_fields("inputs.sentences", 2, single=False) == (
+        "inputs.sentences[0]",
+        "inputs.sentences[1]",
+    )

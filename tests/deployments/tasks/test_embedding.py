@@ -7,6 +7,7 @@ import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
+from deployments.tasks.base import Computed
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction, SentenceSimilarity
 from tests.sealed import WIDTH, tiny_manifest
 
@@ -14,6 +15,14 @@ MANIFEST = tiny_manifest()  # WIDTH values, normalised, no prompts
 PROMPTED = MANIFEST.model_copy(
     update={"prompts": {"query": "the query: ", "passage": "the text: "}, "default_prompt": "query"}
 )
+
+
+def computed(rows: list[list[float]]) -> Computed:
+    """What a lane knows of texts with these rows."""
+    arrays = [np.array(row, dtype=np.float32) for row in rows]
+    return Computed(rows=arrays, items=(), layouts=(), manifest=MANIFEST)
+
+
 PAIR = {"source_sentence": "a", "sentences": ["b", "c"]}
 
 
@@ -84,7 +93,7 @@ def test_a_model_without_prompts_leaves_texts_alone() -> None:
     assert FeatureExtraction().parse(["a", "b"], {}, MANIFEST).texts == ("a", "b")
 
 
-ROWS = np.array([[3, 4, 12, 0]], dtype=np.float32)
+ROWS = [[3.0, 4, 12, 0]]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,7 @@ ROWS = np.array([[3, 4, 12, 0]], dtype=np.float32)
 def test_embeddings_are_cut_first_and_scaled_afterwards(
     options: EmbeddingOptions, expected: list[list[float]]
 ) -> None:
-    rows = FeatureExtraction().decode(ROWS, options, MANIFEST)
+    rows = FeatureExtraction().decode(computed(ROWS), options)
     assert rows == pytest.approx(np.array(expected), abs=1e-6)
     assert rows.dtype == np.float32
     assert rows.flags["C_CONTIGUOUS"], "the JSON encoder copies whole buffers"
@@ -140,8 +149,8 @@ def test_a_comparison_that_lacks_a_side_is_refused_by_name(
 
 
 def test_similarity_is_the_cosine_with_the_source_in_the_order_sent() -> None:
-    rows = np.array([[2, 0], [3, 0], [0, 5], [-1, 0], [1, 1]], dtype=np.float32)
-    cosines = SentenceSimilarity().decode(rows, None, MANIFEST)
+    rows: list[list[float]] = [[2, 0], [3, 0], [0, 5], [-1, 0], [1, 1]]
+    cosines = SentenceSimilarity().decode(computed(rows), None)
     assert cosines == pytest.approx([1, 0, -1, 0.5**0.5], abs=1e-6)
 
 
@@ -156,6 +165,23 @@ def test_similarity_is_the_cosine_with_the_source_in_the_order_sent() -> None:
         ({"question": "a"}, False),
     ],
 )
-def test_only_similarity_claims_inputs_by_their_shape(inputs: Any, claimed: bool) -> None:
-    assert SentenceSimilarity().claims(inputs) is claimed
-    assert FeatureExtraction().claims(inputs) is False
+def test_similarity_claims_inputs_by_their_shape(inputs: Any, claimed: bool) -> None:
+    assert SentenceSimilarity().claims(inputs, {}) is claimed
+    assert FeatureExtraction().claims(inputs, {}) is False
+
+
+@pytest.mark.parametrize(
+    ("parameters", "claimed"),
+    [({"normalize": True}, True), ({"dimensions": 3}, True), ({"truncate": True}, False)],
+)
+def test_feature_extraction_claims_parameters_of_its_own(
+    parameters: dict[str, Any], claimed: bool
+) -> None:
+    assert FeatureExtraction().claims("a", parameters) is claimed
+
+
+def test_only_models_that_answer_vectors_embed_and_compare() -> None:
+    classifier = tiny_manifest(labels=("GOOD", "BAD"))
+    for task in (FeatureExtraction(), SentenceSimilarity()):
+        assert task.fits(MANIFEST)
+        assert not task.fits(classifier)

@@ -7,11 +7,8 @@ import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.manifest import ArtifactManifest
-from deployments.tasks.text_classification import (
-    SCORES,
-    ClassificationOptions,
-    TextClassification,
-)
+from deployments.tasks.base import Computed
+from deployments.tasks.text_classification import ClassificationOptions, TextClassification
 from tests.sealed import tiny_manifest
 
 LABELS = ("NEGATIVE", "NEUTRAL", "POSITIVE")
@@ -22,26 +19,10 @@ def manifest(problem: str | None, labels: tuple[str, ...] = LABELS) -> ArtifactM
     return MANIFEST.model_copy(update={"problem": problem, "labels": labels})
 
 
-@pytest.mark.parametrize(
-    ("function", "logits", "scores"),
-    [
-        # e^0 : e^ln3 = 1 : 3
-        ("softmax", [0.0, np.log(3)], [0.25, 0.75]),
-        ("softmax", [1000.0, 1000.0], [0.5, 0.5]),
-        ("softmax", [-1000.0, 1000.0], [0.0, 1.0]),
-        # 1 / (1 + e^-ln3) = 3/4
-        ("sigmoid", [0.0, np.log(3)], [0.5, 0.75]),
-        ("sigmoid", [-1000.0, 1000.0], [0.0, 1.0]),
-        ("none", [-2.5, 7.0], [-2.5, 7.0]),
-    ],
-)
-def test_scores_are_what_the_textbook_says_without_overflow(
-    function: str, logits: list[float], scores: list[float]
-) -> None:
-    with np.errstate(over="raise", invalid="raise"):
-        computed = SCORES[function](np.array([logits], dtype=np.float32))
-    assert computed == pytest.approx(np.array([scores]), abs=1e-6)
-    assert computed.dtype == np.float32
+def computed(*logits: list[float]) -> Computed:
+    """What a lane knows of texts with these logits."""
+    rows = [np.array(row, dtype=np.float32) for row in logits]
+    return Computed(rows=rows, items=(), layouts=(), manifest=MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +56,10 @@ def test_all_labels_come_unless_fewer_are_asked_for(parameters: dict[str, Any], 
     [
         ("", {}, EmptyInput, "inputs"),
         (["a", ""], {}, EmptyInput, "inputs[1]"),
-        ({"text": "a"}, {}, InvalidField, "inputs"),
+        ({"text_pair": "a"}, {}, InvalidField, "inputs.text"),
+        ({"text": "a", "text_pair": ""}, {}, EmptyInput, "inputs.text_pair"),
+        (["a", {"text": 3}], {}, InvalidField, "inputs[1].text"),
+        (3, {}, InvalidField, "inputs"),
         ("a", {"top_k": 0}, InvalidField, "parameters.top_k"),
         ("a", {"top_k": "1"}, InvalidField, "parameters.top_k"),
         ("a", {"function_to_apply": "argmax"}, InvalidField, "parameters.function_to_apply"),
@@ -90,9 +74,43 @@ def test_what_cannot_be_classified_is_refused_by_name(
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("inputs", "texts", "fields"),
+    [
+        ("a", ("a",), ("inputs",)),
+        ({"text": "a"}, ("a",), ("inputs",)),
+        ({"text": "a", "text_pair": None}, ("a",), ("inputs",)),
+        ({"text": "a", "text_pair": "b"}, (("a", "b"),), ("inputs",)),
+        (["a", {"text": "b", "text_pair": "c"}], ("a", ("b", "c")), ("inputs[0]", "inputs[1]")),
+    ],
+)
+def test_texts_and_pairs_of_texts_are_items(
+    inputs: Any, texts: tuple[Any, ...], fields: tuple[str, ...]
+) -> None:
+    parsed = TextClassification().parse(inputs, {}, MANIFEST)
+    assert (parsed.texts, parsed.fields) == (texts, fields)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "claimed"),
+    [
+        ({"text": "a"}, {}, True),
+        ([{"text": "a", "text_pair": "b"}], {}, True),
+        ("a", {"function_to_apply": "none"}, True),
+        ("a", {"top_k": 2}, False),  # other tasks have it too
+        (["a"], {}, False),
+        ([], {}, False),
+        ({"question": "a"}, {}, False),
+    ],
+)
+def test_pairs_and_functions_are_meant_for_classification(
+    inputs: Any, parameters: dict[str, Any], claimed: bool
+) -> None:
+    assert TextClassification().claims(inputs, parameters) is claimed
+
+
 def labelled(options: ClassificationOptions, *logits: list[float]) -> list[list[str]]:
-    rows = np.array(logits, dtype=np.float32)
-    decoded = TextClassification().decode(rows, options, MANIFEST)
+    decoded = TextClassification().decode(computed(*logits), options)
     return [[entry["label"] for entry in entries] for entries in decoded]
 
 
@@ -115,9 +133,7 @@ def test_no_more_labels_come_than_asked_for(top_k: int, count: int) -> None:
 
 
 def test_scores_are_plain_numbers_for_the_wire() -> None:
-    rows = np.array([[0, np.log(3), -1000]], dtype=np.float32)
-    ((best, *_),) = TextClassification().decode(
-        rows, ClassificationOptions(top_k=3, function="softmax"), MANIFEST
-    )
+    options = ClassificationOptions(top_k=3, function="softmax")
+    ((best, *_),) = TextClassification().decode(computed([0, np.log(3), -1000]), options)
     assert type(best["score"]) is float
     assert best == {"label": "NEUTRAL", "score": pytest.approx(0.75, abs=1e-6)}

@@ -7,10 +7,17 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.errors import EngineFailed, Overloaded
+from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
 from deployments.manifest import Device, TaskName
-from deployments.messages import Answer, BatchKey, CallBatch, ModelRef
-from deployments.transports.serve import ServeLaneClient
+from deployments.messages import (
+    Answer,
+    BatchKey,
+    CallBatch,
+    DecodeRequest,
+    ModelRef,
+    TokenizeRequest,
+)
+from deployments.transports.serve import ServeLaneClient, ServeTokenizerClient
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -43,10 +50,10 @@ class FakeMethod:
 
 
 class FakeHandle:
-    """A Serve handle with both deployments' methods."""
+    """A Serve handle with every deployment's methods."""
 
     def __init__(self, *outcomes: object) -> None:
-        self.encode = self.infer = FakeMethod(*outcomes)
+        self.encode = self.infer = self.tokenize = self.decode = FakeMethod(*outcomes)
 
 
 def unavailable() -> Exception:
@@ -87,3 +94,35 @@ async def test_a_full_line_on_the_way_is_overload_and_not_tried_again() -> None:
     with pytest.raises(Overloaded):
         await ServeLaneClient(tokenizer, lane).infer(BATCH)
     assert len(lane.infer.sent) == 1
+
+
+TOKENIZE = TokenizeRequest(KEY.model, ("a",), special=True)
+DECODE = DecodeRequest(KEY.model, ((5,),), skip_special=True)
+
+
+async def ask_both(*outcomes: object) -> list[object]:
+    """What either method of a tokenizer gives when its replicas give `outcomes`."""
+    answers: list[object] = []
+    for request in (TOKENIZE, DECODE):
+        handle = FakeHandle(*outcomes)
+        client = ServeTokenizerClient(handle)
+        ask = client.tokenize if request is TOKENIZE else client.decode
+        try:
+            answers.append(await ask(request))
+        except ServeError as error:
+            answers.append(error)
+        assert set(map(id, handle.decode.sent)) == {id(request)}
+        assert handle.decode.serialization == {"pickle"}
+    return answers
+
+
+async def test_a_tokenizers_answer_comes_through_and_its_errors_are_raised() -> None:
+    assert await ask_both(("answer",)) == [("answer",)] * 2
+    refused = UnknownToken("token id 7 is not in the vocabulary")
+    assert await ask_both(refused) == [refused] * 2
+
+
+async def test_a_lost_tokenizer_is_asked_once_more_and_not_twice() -> None:
+    assert await ask_both(unavailable(), ("answer",)) == [("answer",)] * 2
+    failures = await ask_both(unavailable(), unavailable(), ("too late",))
+    assert [type(failure) for failure in failures] == [EngineFailed] * 2

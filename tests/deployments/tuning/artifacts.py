@@ -96,7 +96,8 @@ def _slow_down(graph: Path, into: Path) -> None:
     """The same graph, which also squares a matrix three times and adds none of it."""
     node = helper.make_node
     model = onnx.load(graph)
-    model.graph.node[-1].output[0] = "right"
+    answering = next(n for n in model.graph.node if "output" in n.output)
+    answering.output[0] = "right"
     tables = {"grid": np.ones((WASTED, WASTED), np.float32), "nothing": np.zeros(1, np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(t, name) for name, t in tables.items())
     model.graph.node.extend(

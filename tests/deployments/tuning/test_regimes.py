@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.batching.collate import collate
@@ -43,6 +45,16 @@ def test_each_batch_goes_to_the_winner_at_its_size(engines: dict[Variant, Closin
 
 def test_it_says_what_its_engines_say(engines: dict[Variant, Closing]) -> None:
     assert RegimeEngine(WINNERS, engines).info == EngineInfo(compute_type="cpu-fake")
+
+
+def test_tokens_are_asked_of_an_engine_that_gives_them(engines: dict[Variant, Closing]) -> None:
+    engines[LARGE].info = EngineInfo("cpu-fake", gives_every_token=True)
+    engine = RegimeEngine(WINNERS, engines)
+    assert engine.info.gives_every_token
+    engine.run(replace(batch(1, 1), every_token=True))
+    engine.run(replace(batch(30, 100), every_token=True))
+    assert [len(markers) for markers in engines[LARGE].passes] == [1, 30]
+    assert engines[SMALL].passes == []
 
 
 def test_closing_closes_all_of_them(engines: dict[Variant, Closing]) -> None:

@@ -1,0 +1,129 @@
+"""text-ranking: texts in the order in which they answer a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, NotRequired
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.embedding import with_prompt
+from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
+from deployments.tasks.numbers import normalised, sigmoid
+
+# The names under which embedding models keep the prompts of a search, as sentence-transformers
+# looks for them; the first that a model has is used.
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+TEXTS_PATH = "inputs.texts"
+
+
+class RankingParameters(TextParameters):
+    """Parameters of text-ranking."""
+
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+
+
+class RankingOptions(NamedTuple):
+    """How scores are told."""
+
+    raw_scores: bool
+    texts: tuple[str, ...] | None  # to be returned with their scores
+
+
+class Search(BaseModel):
+    """A query, and the texts that may answer it."""
+
+    query: NonEmptyText
+    texts: Many[NonEmptyText]
+
+
+class RankedText(TypedDict):
+    """A text by its place in the request, and how well it answers the query."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class TextRanking:
+    """Every text with its score, best first.
+
+    A cross-encoder reads query and text together, and its one logit decides. An embedding model,
+    which serves where no cross-encoder does, reads them apart and is compared by cosine.
+    """
+
+    name: ClassVar = TaskName.TEXT_RANKING
+    inputs: ClassVar[Inputs[Search]] = Inputs(Search, "an object with `query` and `texts`")
+    parameters: ClassVar[type[TextParameters]] = RankingParameters
+    answer: ClassVar[Any] = list[RankedText]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = False
+
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer one score, or vectors."""
+        scores = manifest.head is Head.LABELS and len(manifest.labels) == 1
+        return scores or manifest.head is Head.VECTOR
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """An object with `query` and `texts`."""
+        return isinstance(inputs, dict) and {"query", "texts"} <= set(inputs)
+
+    def parse(
+        self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
+    ) -> TaskInput:
+        """`inputs`: {"query": text, "texts": [text, ...]}."""
+        asked = parse_parameters(RankingParameters, parameters)
+        given = self.inputs.read(inputs)
+        texts = tuple(given.texts)
+        fields = item_fields(TEXTS_PATH, len(texts), single=False)
+        options = RankingOptions(bool(asked.raw_scores), texts if asked.return_text else None)
+        if manifest.head is Head.LABELS:
+            pairs = tuple((given.query, text) for text in texts)
+            return TaskInput(pairs, fields, options, asked.truncation, many="inputs.texts")
+        query = with_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
+        documents = with_prompt(texts, _prompt(DOCUMENT_PROMPTS, manifest), manifest)
+        return TaskInput(
+            texts=(*query, *documents),
+            fields=("inputs.query", *fields),
+            options=options,
+            truncation=asked.truncation,
+            many="inputs.texts",
+        )
+
+    def decode(self, computed: Computed, options: RankingOptions) -> list[RankedText]:
+        """Highest score first, equal scores in the order of the request.
+
+        A cosine is its own raw score.
+        """
+        rows = np.stack(computed.rows)
+        if computed.manifest.head is Head.VECTOR:
+            units = normalised(rows)
+            raw = units[1:] @ units[0]
+            return _ranked(raw, raw, options.texts)
+        logits = rows[:, 0]
+        return _ranked(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
+
+
+def _ranked(
+    raw: NDArray[np.float32], scores: NDArray[np.float32], texts: Sequence[str] | None
+) -> list[RankedText]:
+    """In the order of `raw`: far from zero, different logits have the same sigmoid."""
+    ranked: list[RankedText] = []
+    for i in np.argsort(-raw, kind="stable"):
+        entry = RankedText(index=int(i), score=float(scores[i]))
+        if texts is not None:
+            entry["text"] = texts[i]
+        ranked.append(entry)
+    return ranked
+
+
+def _prompt(names: Sequence[str], manifest: ArtifactManifest) -> str | None:
+    """The first of `names` that the model has a prompt for; None leaves it at its default."""
+    return next((name for name in names if name in manifest.prompts), None)

@@ -1,0 +1,148 @@
+"""token-classification: the entities in a text, with the characters where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+
+from deployments.errors import InvalidField
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.messages import EncodedItem, TokenLayout, Windowing
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.entities import (
+    EntityGroup,
+    TokenEntity,
+    WindowTokens,
+    grouped,
+    merged,
+    token_entities,
+    token_units,
+    word_units,
+)
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+
+if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+    from deployments.encoding.vocabulary import Vocabulary
+
+Strategy = Literal["none", "simple", "first", "average", "max"]
+Entities = list[TokenEntity] | list[EntityGroup]
+Window = tuple[EncodedItem, TokenLayout, NDArray[np.float32]]  # logits [T, W]
+
+
+def _any_case(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+class EntityParameters(TextParameters):
+    """Parameters of token-classification."""
+
+    aggregation_strategy: Annotated[Strategy | None, BeforeValidator(_any_case)] = None
+    ignore_labels: list[str] | None = None
+    # Tokens that neighbouring windows of a long text share; without it long texts are refused.
+    stride: int | None = Field(None, ge=0)
+
+
+class EntityOptions(NamedTuple):
+    """How labelled tokens become entities."""
+
+    strategy: Strategy
+    ignored: tuple[str, ...]
+    texts: tuple[str, ...]
+    single: bool  # one text that did not come in a list
+
+
+class TokenClassification:
+    """For every text its entities, in the order of the text."""
+
+    name: ClassVar = TaskName.TOKEN_CLASSIFICATION
+    inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
+        one_or_many(NonEmptyText), "a string or a list of strings"
+    )
+    parameters: ClassVar[type[TextParameters]] = EntityParameters
+    answer: ClassVar[Any] = Entities | list[Entities]
+    names_tokens: ClassVar = True
+    every_token: ClassVar = False
+
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer labels for every token."""
+        return manifest.head is Head.TOKENS
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """When parameters are sent that only this task has."""
+        return bool({"aggregation_strategy", "ignore_labels"} & set(parameters))
+
+    def parse(
+        self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
+    ) -> TaskInput:
+        """`inputs`: a text or a list of texts."""
+        asked = parse_parameters(EntityParameters, parameters)
+        given = self.inputs.read(inputs)
+        single = isinstance(given, str)
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        strategy = asked.aggregation_strategy or "simple"
+        _check_stride(asked.stride, strategy, manifest.max_tokens)
+        ignored = ("O",) if asked.ignore_labels is None else tuple(asked.ignore_labels)
+        return TaskInput(
+            texts=texts,
+            fields=item_fields("inputs", len(texts), single=single),
+            options=EntityOptions(strategy, ignored, texts, single),
+            truncation=asked.truncation,
+            windowing=Windowing(stride=asked.stride),
+        )
+
+    def decode(self, computed: Computed, options: EntityOptions) -> Entities | list[Entities]:
+        """A list of entities for a single text, a list of such lists for a list of texts."""
+        if computed.vocabulary is None:
+            raise RuntimeError("a lane without the vocabulary of its model; this is a bug")
+        windows: list[list[Window]] = [[] for _ in options.texts]
+        parts = zip(computed.items, computed.layouts, computed.rows, strict=True)
+        for item, layout, logits in parts:
+            windows[layout.text].append((item, layout, logits))
+        labels = computed.manifest.labels
+        answers = [
+            _entities(text, own, labels, options, computed.vocabulary)
+            for text, own in zip(options.texts, windows, strict=True)
+        ]
+        return answers[0] if options.single else answers
+
+
+def _check_stride(stride: int | None, strategy: Strategy, max_tokens: int) -> None:
+    if stride is None:
+        return
+    if strategy == "none":
+        raise InvalidField(
+            "`parameters.stride` needs an `aggregation_strategy` other than `none`: single tokens "
+            "of overlapping windows cannot be merged",
+            field="parameters.stride",
+        )
+    most = max_tokens // 2 - 2  # what windows may share and still advance, special tokens aside
+    if stride > most:
+        raise InvalidField(
+            f"`parameters.stride` is {stride}; it may be {most}, half of what the model reads",
+            field="parameters.stride",
+        )
+
+
+def _entities(
+    text: str,
+    windows: list[Window],
+    labels: tuple[str, ...],
+    options: EntityOptions,
+    vocabulary: Vocabulary,
+) -> Entities:
+    read = [
+        WindowTokens.read(text, item, layout, logits, vocabulary)
+        for item, layout, logits in windows
+    ]
+    rule = options.strategy
+    if rule == "none":
+        return [entity for own in read for entity in token_entities(own, labels, options.ignored)]
+    groups: list[EntityGroup] = []
+    for own in read:
+        units = token_units(own) if rule == "simple" else word_units(own, rule)
+        groups += grouped(units, labels, options.ignored, vocabulary)
+    return merged(groups) if len(windows) > 1 else groups

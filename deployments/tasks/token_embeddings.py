@@ -1,0 +1,58 @@
+"""token-embeddings: texts to a vector for each of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.embedding import SimilarityParameters, with_prompt
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+
+
+class TokenEmbeddings:
+    """The model's last hidden state, which embeddings are pooled from: float32 [T, W] per text."""
+
+    name: ClassVar = TaskName.TOKEN_EMBEDDINGS
+    inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
+        one_or_many(NonEmptyText), "a string or a list of strings"
+    )
+    parameters: ClassVar[type[TextParameters]] = SimilarityParameters
+    answer: ClassVar[Any] = list[list[list[float]]]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = True
+
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Models that answer vectors; whether a graph gives those of tokens, its engine knows."""
+        return manifest.head is Head.VECTOR
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """Never: its bodies look like those of feature-extraction."""
+        return False
+
+    def parse(
+        self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
+    ) -> TaskInput:
+        """`inputs`: a text or a list of texts."""
+        asked = parse_parameters(SimilarityParameters, parameters)
+        given = self.inputs.read(inputs)
+        single = isinstance(given, str)
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        return TaskInput(
+            texts=with_prompt(texts, asked.prompt_name, manifest),
+            fields=item_fields("inputs", len(texts), single=single),
+            options=None,
+            truncation=asked.truncation,
+        )
+
+    def decode(self, computed: Computed, options: None) -> list[NDArray[np.float32]]:
+        """A list of texts, also for one, of as many vectors as each has tokens.
+
+        Not scaled, special tokens included.
+        """
+        # Copied: rows are views that would keep the padding of the whole batch alive.
+        return [np.array(row) for row in computed.rows]

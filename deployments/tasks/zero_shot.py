@@ -1,0 +1,200 @@
+"""zero-shot-classification: labels of the client's own, judged by a model of entailment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from deployments.errors import TooManyItems
+from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks.numbers import softmax
+
+LABELS_PATH = "parameters.candidate_labels"
+# What the service takes is a setting. These two keep a small body from becoming a huge call before
+# anybody can count: texts times labels, and labels times the length of the template.
+MOST_PAIRS = 16_384
+MOST_TEMPLATE_CHARACTERS = 1_000
+
+
+def _comma_separated(value: Any) -> Any:
+    """Clients of 2023 send the labels as one string; empty parts are no labels."""
+    if not isinstance(value, str):
+        return value
+    return [part for part in map(str.strip, value.split(",")) if part]
+
+
+CandidateLabels = Annotated[
+    list[NonEmptyText],
+    Field(min_length=1),
+    BeforeValidator(_comma_separated, json_schema_input_type=str | list[NonEmptyText]),
+]
+
+
+class ZeroShotParameters(TextParameters):
+    """Parameters of zero-shot-classification."""
+
+    truncate: bool | None = True  # transformers' pipeline cuts every long text
+    candidate_labels: CandidateLabels
+    multi_label: bool | None = None
+    multi_class: bool | None = None  # what `multi_label` was called before
+    hypothesis_template: str = Field("This example is {}.", max_length=MOST_TEMPLATE_CHARACTERS)
+
+    @field_validator("truncate", "hypothesis_template", mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.model_fields[str(info.field_name)].default if value is None else value
+
+    @field_validator("hypothesis_template")
+    @classmethod
+    def _has_one_placeholder(cls, template: str) -> str:
+        split_template(template)
+        return template
+
+    @property
+    def independent(self) -> bool:
+        """Whether every label is judged on its own; a single label has none to compete with."""
+        several = self.multi_class if self.multi_label is None else self.multi_label
+        return bool(several) or len(self.candidate_labels) == 1
+
+
+class ZeroShotOptions(NamedTuple):
+    """How the pairs' logits, text after text, become scores."""
+
+    sequences: tuple[str, ...]
+    labels: tuple[str, ...]
+    independent: bool
+    single: bool  # one text, not a list of them
+
+
+class LabelledSequence(TypedDict):
+    """A text, and the candidate labels with their scores, best first."""
+
+    sequence: str
+    labels: list[str]
+    scores: list[float]
+
+
+class ZeroShotClassification:
+    """For every text the candidate labels, most fitting first.
+
+    Each text is paired with each label's hypothesis. Of a pair too long for the model the longer
+    segment is cut: the text, unless a label is longer still.
+    """
+
+    name: ClassVar = TaskName.ZERO_SHOT_CLASSIFICATION
+    inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
+        one_or_many(NonEmptyText), "a string or a list of strings"
+    )
+    parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
+    answer: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
+    names_tokens: ClassVar = False
+    every_token: ClassVar = False
+
+    def fits(self, manifest: ArtifactManifest) -> bool:
+        """Classifiers that judge entailment."""
+        return manifest.head is Head.LABELS and judges_entailment(manifest.labels)
+
+    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+        """When labels are sent."""
+        return parameters.get("candidate_labels") is not None
+
+    def parse(
+        self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
+    ) -> TaskInput:
+        """`inputs`: a text or a list of texts. Raises TooManyItems beyond MOST_PAIRS pairs."""
+        asked = parse_parameters(ZeroShotParameters, parameters)
+        given = self.inputs.read(inputs)
+        single = isinstance(given, str)
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        labels = tuple(asked.candidate_labels)
+        count = len(texts) * len(labels)
+        if count > MOST_PAIRS:
+            raise TooManyItems(
+                f"`{LABELS_PATH}` and `inputs` make {count} pairs; at most {MOST_PAIRS} are taken",
+                field=LABELS_PATH,
+            )
+        before, after = split_template(asked.hypothesis_template)
+        hypotheses = [before + label + after for label in labels]
+        return TaskInput(
+            texts=tuple((text, hypothesis) for text in texts for hypothesis in hypotheses),
+            fields=_pair_fields(len(texts), len(labels), single=single),
+            options=ZeroShotOptions(texts, labels, asked.independent, single),
+            truncation=asked.truncation,
+            many=LABELS_PATH if single else "inputs",
+        )
+
+    def decode(
+        self, computed: Computed, options: ZeroShotOptions
+    ) -> LabelledSequence | list[LabelledSequence]:
+        """One object for one text, a list of objects for a list; equal scores in label order."""
+        shape = (len(options.sequences), len(options.labels), -1)
+        logits = np.stack(computed.rows).reshape(shape)
+        scores = label_scores(logits, computed.manifest.labels, independent=options.independent)
+        best = np.argsort(-scores, axis=1, kind="stable")
+        results = [
+            LabelledSequence(
+                sequence=sequence,
+                labels=[options.labels[i] for i in order],
+                scores=[float(row[i]) for i in order],
+            )
+            for sequence, row, order in zip(options.sequences, scores, best, strict=True)
+        ]
+        return results[0] if options.single else results
+
+
+def judges_entailment(labels: Sequence[str]) -> bool:
+    """Whether one of several labels says that the second segment follows from the first."""
+    return len(labels) > 1 and any(map(_says_entailment, labels))
+
+
+def label_scores(
+    logits: NDArray[np.float32], labels: Sequence[str], *, independent: bool
+) -> NDArray[np.float32]:
+    """Scores [texts, candidates] of `logits` [texts, candidates, labels of the model].
+
+    The candidates of a text share a probability of 1; independent ones are each weighed against
+    contradiction. The labels are found as transformers' pipeline finds them (5.23,
+    zero_shot_classification.py).
+    """
+    entailment = next(i for i, label in enumerate(labels) if _says_entailment(label))
+    if not independent:
+        return softmax(logits[:, :, entailment])
+    contradiction = 0 if entailment else len(labels) - 1
+    return softmax(logits[:, :, [contradiction, entailment]])[:, :, 1]
+
+
+def split_template(template: str) -> tuple[str, str]:
+    """What stands before and after the one `{}` or `{0}` of a template.
+
+    Raises PydanticCustomError for anything else. Never str.format: its full syntax reads attributes
+    and pads to any width, and templates come from strangers.
+    """
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError:
+        parts = []
+    places = [i for i, (_, name, _, _) in enumerate(parts) if name is not None]
+    if len(places) != 1 or parts[places[0]][1:] not in (("", "", None), ("0", "", None)):
+        raise PydanticCustomError("template", "must contain one placeholder `{}` for the label")
+    literals = [literal for literal, *_ in parts]
+    end = places[0] + 1
+    return "".join(literals[:end]), "".join(literals[end:])
+
+
+def _says_entailment(label: str) -> bool:
+    return label.lower().startswith("entail")
+
+
+def _pair_fields(texts: int, labels: int, *, single: bool) -> tuple[str, ...]:
+    """The request path of every pair: that of its text, which may be too long."""
+    paths = item_fields("inputs", texts, single=single)
+    return tuple(path for path in paths for _ in range(labels))

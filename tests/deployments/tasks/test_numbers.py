@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from deployments.tasks.numbers import normalised, sigmoid, softmax, unchanged
+
+Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+@pytest.mark.parametrize(
+    ("function", "logits", "scores"),
+    [
+        # e^0 : e^ln3 = 1 : 3
+        (softmax, [0.0, np.log(3)], [0.25, 0.75]),
+        (softmax, [1000.0, 1000.0], [0.5, 0.5]),
+        (softmax, [-1000.0, 1000.0], [0.0, 1.0]),
+        # 1 / (1 + e^-ln3) = 3/4
+        (sigmoid, [0.0, np.log(3)], [0.5, 0.75]),
+        (sigmoid, [-1000.0, 1000.0], [0.0, 1.0]),
+        (unchanged, [-2.5, 7.0], [-2.5, 7.0]),
+    ],
+)
+def test_scores_are_what_the_textbook_says_without_overflow(
+    function: Function, logits: list[float], scores: list[float]
+) -> None:
+    with np.errstate(over="raise", invalid="raise"):
+        computed = function(np.array([logits], dtype=np.float32))
+    assert computed == pytest.approx(np.array([scores]), abs=1e-6)
+    assert computed.dtype == np.float32
+
+
+def test_softmax_is_over_the_last_axis_whatever_is_before_it() -> None:
+    logits = np.random.default_rng(0).standard_normal((2, 3, 4), dtype=np.float32)
+    scores = softmax(logits)
+    assert scores.sum(axis=-1) == pytest.approx(np.ones((2, 3)), abs=1e-6)
+    assert np.array_equal(softmax(logits[1, 2]), scores[1, 2])
+
+
+def test_rows_are_scaled_to_length_one_and_zeros_stay_zeros() -> None:
+    rows = np.array([[3, 4], [0, 0]], dtype=np.float32)
+    assert normalised(rows) == pytest.approx(np.array([[0.6, 0.8], [0, 0]]), abs=1e-7)
+    assert normalised(rows).dtype == np.float32
