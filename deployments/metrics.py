@@ -1,14 +1,14 @@
 """Every metric, with unit, buckets and labels. Recorded from values, one place per process.
 
 Ray's agents export them on every node with the prefix `ray_`; `GET /metrics` gathers them from
-all nodes (ingress/exposition.py), so it does not matter which ingress replica is asked.
+all nodes (ingress/families/operations), so it does not matter which ingress replica is asked.
 """
 
 from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from deployments.records import PassRecord, RequestRecord
+from deployments.records import EncodeRecord, PassRecord, RequestRecord
 
 PREFIX = "hundredfold"
 # Seconds, from a fifth of a millisecond to 26 s, each bucket twice the one before.
@@ -17,6 +17,7 @@ SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items: 1 to 1024
 
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
+CACHE_LABELS = ("model", "result")  # hit or miss
 
 
 class RequestMetrics:
@@ -25,6 +26,10 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._requests = _counter("requests", "Requests answered, by status", REQUEST_LABELS)
         self._seconds = _duration("request", "Whole request inside the ingress", REQUEST_LABELS)
+        self._lookups = _counter(
+            "response_cache_lookups", "Looks into the response cache", CACHE_LABELS
+        )
+        self._cache_bytes = Gauge(f"{PREFIX}_response_cache_bytes", "Bytes in the response cache")
 
     def record(self, request: RequestRecord) -> None:
         """Publish one finished request."""
@@ -36,6 +41,9 @@ class RequestMetrics:
         }
         self._requests.inc(1, labels)
         self._seconds.observe(request.total_s, labels)
+        if request.cache != "none":
+            self._lookups.inc(1, {"model": request.model, "result": request.cache})
+            self._cache_bytes.set(request.cache_bytes)
 
 
 class PassMetrics:
@@ -73,10 +81,16 @@ class EncodeMetrics:
 
     def __init__(self) -> None:
         self._encode = _duration("encode", "Tokenization of one list", ("model",))
+        self._lookups = _counter(
+            "token_cache_lookups", "Texts looked up in the tokenization cache", CACHE_LABELS
+        )
 
-    def record(self, model: str, encode_s: float) -> None:
+    def record(self, done: EncodeRecord) -> None:
         """Publish one encoded list."""
-        self._encode.observe(encode_s, {"model": model})
+        self._encode.observe(done.encode_s, {"model": done.model})
+        for result, count in (("hit", done.kept), ("miss", done.texts - done.kept)):
+            if count:
+                self._lookups.inc(count, {"model": done.model, "result": result})
 
 
 def _counter(name: str, description: str, labels: tuple[str, ...]) -> Counter:

@@ -35,7 +35,7 @@ KNOW_RAY = {
     "deployments/transports/serve.py",
     "deployments/ingress/microbatch.py",
     "deployments/ingress/lanes.py",
-    "deployments/ingress/exposition.py",
+    "deployments/ingress/families/operations/exposition.py",
 }
 # What a build needs and a server must not load: seconds of start and hundreds of megabytes.
 BUILD_ONLY = {"torch", "transformers", "onnx", "peft", "safetensors", "huggingface_hub"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -11,14 +11,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
-from deployments.ingress import huggingface, openai
-from deployments.ingress.exposition import Gather
-from deployments.ingress.huggingface import HuggingFaceRoutes
-from deployments.ingress.openai import OpenAIRoutes
-from deployments.ingress.operations import OperationsRoutes
+from deployments.ingress.families.documentation.routes import DocumentationRoutes
+from deployments.ingress.families.huggingface import HuggingFaceRoutes
+from deployments.ingress.families.open_inference.routes import OpenInferenceRoutes
+from deployments.ingress.families.openai import OpenAIRoutes
+from deployments.ingress.families.operations.exposition import Gather
+from deployments.ingress.families.operations.routes import OperationsRoutes
+from deployments.ingress.families.rerank.routes import RerankRoutes
+from deployments.ingress.families.text_embeddings.routes import TextEmbeddingsRoutes
+from deployments.ingress.http.api import Family
+from deployments.ingress.http.intake import BodyAccounts
+from deployments.ingress.http.routing import RememberingRouter
+from deployments.ingress.http.wording import told_briefly
 from deployments.ingress.service import InferenceService
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -32,20 +40,40 @@ def build_http_app(service: InferenceService, gather: Gather) -> Starlette:
         async with service.board.refreshing():
             yield
 
-    return Starlette(
-        routes=[
-            *OperationsRoutes(service, gather).routes(),
-            *OpenAIRoutes(service).routes(),
-            *HuggingFaceRoutes(service).routes(),
-        ],
+    families = families_over(service, gather)
+    errors = ErrorPages(families)
+    routes = [
+        Route(path, operation.handler, methods=[operation.method])
+        for family in families
+        for operation in family.operations()
+        for path in operation.paths
+    ]
+    app = Starlette(
         exception_handlers={
-            ServeError: answer_error,
-            HTTPException: answer_http_exception,
-            Exception: answer_bug,
+            ServeError: errors.answer_error,
+            HTTPException: errors.answer_http_exception,
+            Exception: errors.answer_bug,
         },
-        middleware=[Middleware(WithoutTrailingSlash)],
-        lifespan=lifespan,
+        middleware=[
+            Middleware(WithoutTrailingSlash),
+            Middleware(BodyAccounts, limits=lambda: service.settings.limits),
+        ],
     )
+    app.router = RememberingRouter(routes, lifespan)
+    return app
+
+
+def families_over(service: InferenceService, gather: Gather) -> tuple[Family, ...]:
+    """Every API, the one with the greediest paths and the last word on errors at the end."""
+    families = (
+        OperationsRoutes(service, gather),
+        OpenInferenceRoutes(service),
+        RerankRoutes(service),
+        TextEmbeddingsRoutes(service),
+        OpenAIRoutes(service),
+        HuggingFaceRoutes(service),
+    )
+    return (DocumentationRoutes(service, families), *families)
 
 
 class WithoutTrailingSlash:
@@ -62,32 +90,35 @@ class WithoutTrailingSlash:
         await self._app(scope, receive, send)
 
 
-async def answer_error(request: Request, error: Exception) -> Response:
-    """A failure we have a name for."""
-    if not isinstance(error, ServeError):
-        raise error
-    return renderer(request)(error)
+class ErrorPages:
+    """Every failure as an answer in the words of the family whose path it is."""
 
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
 
-async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """What Starlette's router refuses: no such path, or not with this method."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    if status == 405:
-        return renderer(request)(
-            MethodNotAllowed(f"{request.method} is not possible on {request.url.path}")
-        )
-    return renderer(request)(UnknownRoute(f"there is nothing at {request.url.path}"))
+    async def answer_error(self, request: Request, error: Exception) -> Response:
+        """A failure we have a name for."""
+        if not isinstance(error, ServeError):
+            raise error
+        return self._in_own_words(request, error)
 
+    async def answer_http_exception(self, request: Request, error: Exception) -> Response:
+        """What Starlette's router refuses: no such path, or not with this method."""
+        path = request.url.path
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            refused = MethodNotAllowed(f"{request.method} is not possible on {path}")
+            response = self._in_own_words(request, refused)
+            response.headers.update(error.headers or {})
+            return response
+        return self._in_own_words(request, UnknownRoute(f"there is nothing at {path}"))
 
-async def answer_bug(request: Request, error: Exception) -> Response:
-    """Anything else: the trace goes to the log, a fixed sentence to the client."""
-    log.error("unexpected failure on %s", request.url.path, exc_info=error)
-    return renderer(request)(ServeError("unexpected failure; the server's log has the details"))
+    async def answer_bug(self, request: Request, error: Exception) -> Response:
+        """Anything else: the trace goes to the log, a fixed sentence to the client."""
+        log.error("unexpected failure on %s", request.url.path, exc_info=error)
+        failure = ServeError("unexpected failure; the server's log has the details")
+        return self._in_own_words(request, failure)
 
-
-def renderer(request: Request) -> Callable[[ServeError], Response]:
-    """Which family's words this path speaks."""
-    path = request.url.path
-    if path.startswith("/v1/") or path.endswith("/embeddings"):
-        return openai.error_response
-    return huggingface.error_response
+    def _in_own_words(self, request: Request, error: ServeError) -> Response:
+        path = request.url.path
+        family = next(family for family in self._families if family.owns(path))
+        return family.error_response(told_briefly(error))

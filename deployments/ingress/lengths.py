@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.errors import InputTooLong
-from deployments.messages import Text, Truncation
+from deployments.messages import Text, Truncation, characters
 from deployments.tasks import TaskInput
 
 
@@ -14,11 +14,13 @@ def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
 
     Each segment of a pair may be that long.
 
-    Raises InputTooLong unless truncation was asked for.
+    Raises InputTooLong unless truncation was asked for. A task that answers in characters loses no
+    start of a text: that would shift its answers.
     """
     if all(longest_segment(text) <= item_chars for text in parsed.texts):
         return parsed
-    if parsed.truncation is Truncation.REFUSE:
+    shifting = parsed.windowing is not None and parsed.truncation is Truncation.KEEP_END
+    if parsed.truncation is Truncation.REFUSE or shifting:
         lengths = [longest_segment(text) for text in parsed.texts]
         i = next(i for i, length in enumerate(lengths) if length > item_chars)
         raise InputTooLong(
@@ -40,3 +42,19 @@ def longest_segment(text: Text) -> int:
 def cut_text(text: Text, kept: slice) -> Text:
     """`text[kept]`; each segment of a pair on its own."""
     return text[kept] if isinstance(text, str) else (text[0][kept], text[1][kept])
+
+
+def within_total(parsed: TaskInput, request_chars: int) -> TaskInput:
+    """`parsed`, whose texts are tokenized together in one go while other requests wait.
+
+    A small body can ask for much: a query is read once with every text, a text with every label.
+    Raises InputTooLong.
+    """
+    total = sum(map(characters, parsed.texts))
+    if total > request_chars:
+        path = parsed.fields[0].partition("[")[0]
+        raise InputTooLong(
+            f"`{path}` makes {total} characters to read, at most {request_chars} are read at once",
+            field=path,
+        )
+    return parsed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import time
 from collections.abc import Iterator, Mapping
@@ -20,16 +19,17 @@ from deployments.errors import (
     InvalidField,
     ModelLoading,
     Overloaded,
-    ServeError,
     TooManyItems,
     WrongTask,
 )
 from deployments.ingress.hardware import choose_device
+from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.lanes import LaneBoard
-from deployments.ingress.lengths import within_characters
-from deployments.ingress.options import RequestOptions
+from deployments.ingress.lengths import within_characters, within_total
+from deployments.ingress.recording import Note, recorded
 from deployments.ingress.router import Router
-from deployments.manifest import TaskName
+from deployments.ingress.tokens import SpelledText, TokenDesk, TokenSequences, with_texts
+from deployments.manifest import HEADS, TaskName
 from deployments.messages import (
     Answer,
     BatchKey,
@@ -37,14 +37,10 @@ from deployments.messages import (
     Timings,
     characters,
 )
-from deployments.records import RequestRecord, RequestRecorder
+from deployments.records import Recorders, RequestRecorder
 from deployments.registry import OpenModel, Registry
 from deployments.tasks import TASKS, TaskInput, served_tasks
 
-log = logging.getLogger("ray.serve.hundredfold")
-
-# Requests slower than this are worth a line at INFO.
-SLOW_REQUEST_S = 1.0
 # Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
 
@@ -53,7 +49,7 @@ ESTIMATED_START_S = 20.0
 class Question:
     """One request, whichever family it came through."""
 
-    inputs: Any
+    inputs: Any  # JSON, or TokenSequences where a family takes them
     model_id: str | None = None  # None: the default model of the task
     task: TaskName | None = None  # None: the model's own, or the one the inputs have the shape of
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +66,7 @@ class Reply:
     characters: int
     items: int
     total_s: float
+    kept: bool = False  # from the response cache
 
 
 class InferenceService:
@@ -82,6 +79,7 @@ class InferenceService:
         board: LaneBoard,
         recorder: RequestRecorder,
         settings: IngressUserConfig,
+        tokens: TokenDesk,
     ) -> None:
         self.registry = registry
         self.board = board
@@ -90,6 +88,11 @@ class InferenceService:
         self.cache: ResponseCache[Answer] = ResponseCache(settings.cache, answer_bytes)
         self._router = router
         self._recorder = recorder
+        self._tokens = tokens
+
+    def also_record(self, recorder: RequestRecorder) -> None:
+        """Publish to `recorder` too."""
+        self._recorder = Recorders(self._recorder, recorder)
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Serve new requests by other settings."""
@@ -99,50 +102,81 @@ class InferenceService:
 
     async def answer(self, question: Question) -> Reply:
         """The reply to one request. Raises ServeError."""
-        started_s = time.perf_counter()
-        note = _Note()
-        try:
+        with recorded(self._recorder, self.cache) as note:
             reply = await self._answer(question, note)
-        except ServeError as error:
-            self._record(note, error.status, time.perf_counter() - started_s)
-            raise
-        reply = replace(reply, total_s=time.perf_counter() - started_s)
-        note.compute = reply.answer.compute_type
-        self._record(note, 200, reply.total_s)
-        return reply
+            note.compute, note.timings = reply.answer.compute_type, reply.answer.timings
+            if self._cacheable(question.options):
+                note.cache = "hit" if reply.kept else "miss"
+        return replace(reply, total_s=note.total_s)
 
-    async def _answer(self, question: Question, note: _Note) -> Reply:
-        model = self._find_model(question)
+    async def tokenize(self, question: Question, *, special: bool) -> list[SpelledText]:
+        """The tokens of a text, or of several, prompts included. Raises ServeError."""
+        with recorded(self._recorder, self.cache) as note:
+            model = self._noted_model(question, note, "tokenize")
+            texts = self._tokens.texts_of(question.inputs, question.parameters, model.manifest)
+            self._check_count("inputs", len(texts))
+            note.items = len(texts)
+            with self._admitted(len(texts)):
+                return await self._tokens.tokens(model.ref, texts, self.settings, special=special)
+
+    async def decode(self, question: Question, *, skip_special: bool) -> tuple[str, ...]:
+        """The text of each of the `inputs`, which are TokenSequences. Raises ServeError."""
+        with recorded(self._recorder, self.cache) as note:
+            model = self._noted_model(question, note, "decode")
+            return await self._decoded(question.inputs, model, note, skip_special=skip_special)
+
+    async def _decoded(
+        self, given: TokenSequences, model: OpenModel, note: Note, *, skip_special: bool
+    ) -> tuple[str, ...]:
+        self._check_count(given.path, len(given.sequences))
+        note.items = len(given.sequences)
+        with self._admitted(len(given.sequences)):
+            return await self._tokens.texts(
+                model.ref, given, self.settings, skip_special=skip_special
+            )
+
+    async def _answer(self, question: Question, note: Note) -> Reply:
+        model = self.find_model(question)
         note.model = model.ref.id
         task = choose_task(question, model)
         note.task = task.value
-        whole = TASKS[task].parse(question.inputs, question.parameters, model.manifest)
+        inputs = question.inputs
+        if isinstance(inputs, TokenSequences):
+            inputs = with_texts(inputs, await self._decoded(inputs, model, note, skip_special=True))
+        whole = TASKS[task].parse(inputs, question.parameters, model.manifest)
         parsed = self._limited(whole)
         note.items = len(parsed.texts)
         length = sum(map(characters, parsed.texts))
         device = choose_device(question.options.device, model.manifest, self.board.states)
         key = BatchKey(model.ref, task, device, length > self.settings.batching.long_call_chars)
         with self._admitted(len(parsed.texts)):
-            answer = await self._cached(key, parsed, question.options)
+            answer, kept = await self._cached(key, parsed, question.options)
         if parsed is not whole:
             shortened = sum(map(operator.ne, parsed.texts, whole.texts))
             answer = answer._replace(truncated=max(answer.truncated, shortened))
-        return Reply(answer, model, task, length, len(parsed.texts), 0.0)
+        return Reply(answer, model, task, length, len(parsed.texts), 0.0, kept)
 
-    async def _cached(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
-        if options.use_cache is False or self.settings.cache.max_bytes == 0:
-            return await self._compute(key, parsed, options)
+    async def _cached(
+        self, key: BatchKey, parsed: TaskInput, options: RequestOptions
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether it was kept from an earlier request."""
+        if not self._cacheable(options):
+            return await self._compute(key, parsed, options), False
         cache_key = (key, parsed)
         kept = self.cache.get(cache_key)
         if kept is not None:
             # Nothing was computed, but the tokens still count in the caller's `usage`.
             timings = Timings(tokens=kept.timings.tokens)
-            return kept._replace(compute_type="cache", timings=timings)
-        return await self.cache.compute_once(
+            return kept._replace(compute_type="cache", timings=timings), True
+        computed = await self.cache.compute_once(
             cache_key,
             lambda: self._compute(key, parsed, options),
             way=bool(options.wait_for_model),
         )
+        return computed, False
+
+    def _cacheable(self, options: RequestOptions) -> bool:
+        return options.use_cache is not False and self.settings.cache.max_bytes > 0
 
     async def _compute(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
         cold = self.board.states[key.device].running == 0
@@ -155,6 +189,7 @@ class InferenceService:
             options=parsed.options,
             truncation=parsed.truncation,
             deadline_s=time.time() + patience_s,
+            windowing=parsed.windowing,
         )
         try:
             return await self._router.run(key, call)
@@ -167,24 +202,38 @@ class InferenceService:
                 ) from None
             raise
 
-    def _find_model(self, question: Question) -> OpenModel:
+    def _noted_model(self, question: Question, note: Note, task: str) -> OpenModel:
+        note.task = task
+        model = self.find_model(question)
+        note.model = model.ref.id
+        return model
+
+    def find_model(self, question: Question) -> OpenModel:
+        """The model asked for, else the first one that can do what is plainly meant.
+
+        One whose head was made for the task comes before one that only fits it. Raises
+        UnknownModel, ArtifactError or InvalidField.
+        """
         if question.model_id:
             return self.registry.find(question.model_id)
-        for model in self.registry.open_models():
-            served = served_tasks(model.manifest)
-            if question.task in served or (question.task is None and served):
-                return model
-        raise InvalidField("`model` is required: no default model fits", field="model")
+        models = list(self.registry.open_models())
+        if question.task is not None:
+            models = [m for m in models if question.task in served_tasks(m.manifest)]
+        able = [m for m in models if claiming_task(question, m) is not None]
+        if not models:
+            raise InvalidField("`model` is required: no default model fits", field="model")
+        made = [m for m in able or models if made_for(question, m)]
+        return (made or able or models)[0]
 
     def _limited(self, parsed: TaskInput) -> TaskInput:
+        self._check_count(parsed.many, len(parsed.texts))
         limits = self.settings.limits
-        if len(parsed.texts) > limits.items:
-            path = parsed.fields[-1].rpartition("[")[0]
-            raise TooManyItems(
-                f"`{path}` has {len(parsed.texts)} items; at most {limits.items} are taken",
-                field=path,
-            )
-        return within_characters(parsed, limits.item_chars)
+        return within_total(within_characters(parsed, limits.item_chars), limits.request_chars)
+
+    def _check_count(self, path: str, items: int) -> None:
+        most = self.settings.limits.items
+        if items > most:
+            raise TooManyItems(f"`{path}` has {items} items; at most {most} are taken", field=path)
 
     @contextmanager
     def _admitted(self, items: int) -> Iterator[None]:
@@ -197,76 +246,43 @@ class InferenceService:
         finally:
             self.inflight_items -= items
 
-    def _record(self, note: _Note, status: int, total_s: float) -> None:
-        self._recorder.record(
-            RequestRecord(note.model, note.task, note.compute, status, note.items, total_s)
-        )
-        level = log_level(status, total_s)
-        if log.isEnabledFor(level):
-            log.log(
-                level,
-                "%s %s status=%d compute=%s items=%d total=%.1fms",
-                note.task,
-                note.model,
-                status,
-                note.compute,
-                note.items,
-                total_s * 1e3,
-            )
-
-
-@dataclass(slots=True)
-class _Note:
-    """What is known of a request so far, for its record even when it fails half-way."""
-
-    model: str = "none"
-    task: str = "none"
-    compute: str = "none"
-    items: int = 0
-
 
 def choose_task(question: Question, model: OpenModel) -> TaskName:
-    """The task asked for, else the one the inputs have the shape of, else the model's own.
+    """The task asked for, else the one the body is plainly meant for, else the model's own.
 
-    Raises WrongTask naming what the model can do, or the task that is not served yet.
+    Raises WrongTask naming what the model can do.
     """
-    tasks = model.manifest.tasks
-    if question.task is not None and question.task not in tasks:
-        known = ", ".join(f"`{task}`" for task in tasks)
+    served = served_tasks(model.manifest)
+    if question.task is None:
+        return claiming_task(question, model) or served[0]
+    if question.task not in served:
+        known = ", ".join(f"`{task}`" for task in served)
         raise WrongTask(
             f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}", field="task"
         )
+    return question.task
+
+
+def claiming_task(question: Question, model: OpenModel) -> TaskName | None:
+    """The task of the model that the body is plainly meant for, if any."""
     served = served_tasks(model.manifest)
-    shaped = next((t for t in served if TASKS[t].claims(question.inputs)), tasks[0])
-    task = question.task or shaped
-    if task not in TASKS:
-        raise not_served(model, task)
-    return task
+    claims = (t for t in served if TASKS[t].claims(question.inputs, question.parameters))
+    return next(claims, None)
 
 
-def not_served(model: OpenModel, task: TaskName) -> WrongTask:
-    """The error for a task the model was built for and nobody can ask it yet."""
-    known = ", ".join(f"`{served}`" for served in served_tasks(model.manifest)) or "none"
-    return WrongTask(
-        f"Model {model.ref.id} was built for `{task}`, which this release compiles but does not "
-        f"serve yet; tasks of this model that it serves: {known}",
-        field="task",
-    )
-
-
-def log_level(status: int, total_s: float) -> int:
-    """How loudly a finished request is told.
-
-    A line for every request measured a quarter of the request path in the ingress, so the
-    ordinary ones are told at DEBUG only; the metrics count them all.
-    """
-    if status >= 500:
-        return logging.WARNING
-    return logging.INFO if status >= 400 or total_s > SLOW_REQUEST_S else logging.DEBUG
+def made_for(question: Question, model: OpenModel) -> bool:
+    """Whether the model's head is the one that the task meant is made for."""
+    task = question.task or claiming_task(question, model)
+    return task is not None and model.manifest.head is HEADS[task]
 
 
 def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
     """What a cached answer occupies: its texts (4 bytes a character at most) and its value."""
-    value = answer.value
-    size = value.nbytes if isinstance(value, np.ndarray) else 4 * len(orjson.dumps(value))
-    return size + 4 * sum(map(characters, key[1].texts))
+    return _value_bytes(answer.value) + 4 * sum(map(characters, key[1].texts))
+
+
+def _value_bytes(value: Any) -> int:
+    arrays = value if isinstance(value, list) else [value]
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return sum(array.nbytes for array in arrays)
+    return 4 * len(orjson.dumps(value))

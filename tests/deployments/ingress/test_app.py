@@ -34,7 +34,7 @@ async def test_what_no_route_takes_is_told_as_hugging_face_clients_read_it(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/poems", 404, "route_not_found"),
-        ("POST", "/v1/chat/completions", 404, "route_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/embeddings", 405, "method_not_allowed"),
         ("GET", "/embeddings", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),

@@ -43,13 +43,13 @@ def is_refused(reply: Any, status: int, code: str, named: str | None) -> None:
         b'{"inputs": "\\ud800"}',  # half of a surrogate pair
         b"\xef\xbb\xbf{}",
         b"[" * 1_900,
-        b'["a", "b"]',
-        b'"a"',
         b"null",
         b"7",
     ],
 )
-async def test_a_body_that_is_no_json_object_is_malformed(content: bytes, tiny_store: Path) -> None:
+async def test_a_body_that_is_no_json_of_ours_is_malformed(
+    content: bytes, tiny_store: Path
+) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         is_refused(await http.post(EMBED, content=content), 400, "malformed_body", "body")
 
@@ -106,11 +106,11 @@ async def test_a_body_that_is_no_json_object_is_malformed(content: bytes, tiny_s
         (f"{CLASSIFY}/pipeline/feature-extraction", {"inputs": "a"}, 400, "wrong_task", "task"),
         (f"/pipeline/poetry/{EMBEDDER}", {"inputs": "a"}, 400, "invalid_field", "task"),
         (f"{EMBED}/pipeline/poetry", {"inputs": "a"}, 400, "invalid_field", "task"),
-        (EMBED, {"inputs": ["a"] * 5}, 413, "too_many_items", "inputs"),
+        (EMBED, {"inputs": ["a"] * 5}, 422, "too_many_items", "inputs"),
         (
             COMPARE,
             {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}},
-            413,
+            422,
             "too_many_items",
             "inputs.sentences",
         ),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import InputTooLong
-from deployments.ingress.lengths import within_characters
+from deployments.ingress.lengths import within_characters, within_total
 from deployments.messages import Text, Truncation
 from deployments.tasks import TaskInput
 
@@ -35,3 +35,11 @@ def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Tex
 def test_each_segment_is_cut_on_its_own(truncation: Truncation, kept: tuple[Text, ...]) -> None:
     cut = within_characters(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
     assert cut.texts == kept
+
+
+def test_a_text_counts_as_often_as_it_is_read() -> None:
+    pairs = parsed(*[("query", "text")] * 3)
+    assert within_total(pairs, 27) is pairs
+    with pytest.raises(InputTooLong, match="27 characters to read, at most 26") as refusal:
+        within_total(pairs, 26)
+    assert refusal.value.field == "inputs"

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
-from deployments.ingress.service import log_level
+from deployments.ingress.recording import log_level
 from tests.deployments.in_process import InProcess
 from tests.fakes import FailingLane, SilentLane, in_groups_of, until
 from tests.sealed import CLASSIFIER, EMBEDDER
@@ -193,4 +193,18 @@ async def test_new_settings_hold_for_new_requests_without_a_restart(tiny_store: 
         before = await http.post(EMBED, json={"inputs": ["a", "b"]})
         world.service.configure(IngressUserConfig(limits=LimitSettings(items=1)))
         after = await http.post(EMBED, json={"inputs": ["a", "b"]})
-    assert (before.status_code, after.status_code) == (200, 413)
+    assert (before.status_code, after.status_code) == (200, 422)
+
+
+async def test_the_header_and_the_records_say_whether_the_cache_knew_it(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    past_the_cache = {"inputs": "night", "options": {"use_cache": False}}
+    async with world.client() as http:
+        replies = [
+            await http.post(EMBED, json=body)
+            for body in ({"inputs": "night"}, {"inputs": "night"}, past_the_cache)
+        ]
+        await http.post(EMBED, json={"inputs": ""})
+    assert [r.headers["x-cache"] for r in replies] == ["miss", "hit", "miss"]
+    assert [r.cache for r in world.recorder.records] == ["miss", "hit", "none", "none"]
+    assert all(r.cache_bytes > 0 for r in world.recorder.records)

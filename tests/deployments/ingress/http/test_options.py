@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deployments.errors import InvalidField, ServeError, UnknownParameter
-from deployments.ingress.options import RequestOptions, read_options
+from deployments.ingress.http.options import RequestOptions, read_options
 from deployments.manifest import Device
 
 

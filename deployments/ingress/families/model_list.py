@@ -6,13 +6,13 @@ from typing import Any
 
 from deployments.ingress.lanes import LaneBoard
 from deployments.ingress.service import InferenceService
-from deployments.manifest import ArtifactManifest, Device
+from deployments.manifest import Device
 from deployments.registry import OpenModel
 from deployments.tasks import served_tasks
 
 
 def model_list(service: InferenceService) -> dict[str, Any]:
-    """OpenAI's list shape, which Infinity's clients read too; refused models come last."""
+    """OpenAI's list shape; refused models come last."""
     served = [model_facts(model, service.board) for model in service.registry.open_models()]
     refused = [
         {
@@ -26,6 +26,16 @@ def model_list(service: InferenceService) -> dict[str, Any]:
         for model_id, error in service.registry.refused().items()
     ]
     return {"object": "list", "data": served + refused}
+
+
+def short_path_list(service: InferenceService) -> dict[str, Any]:
+    """`model_list` as `GET /models` gives it, where Infinity's client reads it too.
+
+    That one fails without `stats`, and for any owner that is not Infinity.
+    """
+    told = model_list(service)
+    models = [{k: v for k, v in one.items() if k != "owned_by"} for one in told["data"]]
+    return {**told, "data": [{**one, "stats": {}} for one in models]}
 
 
 def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
@@ -48,9 +58,8 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
         "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
-        "state": model_state(manifest, running=running),
-        "tasks": list(manifest.tasks),
-        "served_tasks": served_tasks(manifest),
+        "state": "ready" if running else "loading",
+        "tasks": served_tasks(manifest),
         "max_tokens": manifest.max_tokens,
         "width": manifest.width,
         "labels": list(manifest.labels),
@@ -59,11 +68,17 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     }
 
 
-def model_state(manifest: ArtifactManifest, *, running: bool) -> str:
-    """In one word whether the model can be asked now."""
-    if not served_tasks(manifest):
-        return "not served"  # compiled and sealed; this release has no route for what it does
-    return "ready" if running else "loading"
+def model_status(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
+    """What the hosted API answered at `/status/{id}`; all four keys are read by its client."""
+    lanes = {d: s for d, s in board.states.items() if model.manifest.candidate_for(d) is not None}
+    on_gpu = any(state.running for d, state in lanes.items() if d is Device.GPU)
+    loaded = any(state.running for state in lanes.values())
+    return {
+        "loaded": loaded,
+        "state": "Loaded" if loaded else "Loadable",
+        "compute_type": {"gpu": {"gpu": "cuda", "count": 1}} if on_gpu else "cpu",
+        "framework": "transformers",
+    }
 
 
 def owner(model_id: str) -> str:

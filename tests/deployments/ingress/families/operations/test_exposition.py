@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.exposition import merge
+from deployments.ingress.families.operations.exposition import merge
 
 NODE_A = """\
 # HELP ray_node_cpu CPUs

@@ -12,6 +12,7 @@ import re
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable
 
+from deployments.ingress.families.operations.te_names import with_te_names
 from deployments.metrics import PREFIX
 
 Gather = Callable[[], Awaitable[str]]
@@ -29,7 +30,7 @@ async def gather_from_ray() -> str:
     """Our metrics from every live node; a node that does not answer is left out."""
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
-    return merge(texts)
+    return with_te_names(merge(texts))
 
 
 def _agent_urls() -> list[str]:

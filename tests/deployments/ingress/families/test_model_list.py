@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.ingress.models import owner
-from deployments.manifest import TaskName
+from deployments.ingress.families.model_list import owner
 from tests.deployments.in_process import InProcess
 from tests.sealed import CLASSIFIER, EMBEDDER, GRAPH_NAME, MAX_TOKENS, WIDTH, seal_tiny
 
@@ -18,7 +17,7 @@ async def test_a_model_says_what_it_does_and_where_it_runs(tiny_store: Path) -> 
     assert facts["owned_by"] == "tiny"
     assert facts["created"] > 1_700_000_000
     assert facts["state"] == "ready"
-    assert facts["tasks"] == facts["served_tasks"] == ["feature-extraction", "sentence-similarity"]
+    assert facts["tasks"][:2] == ["feature-extraction", "sentence-similarity"]
     assert (facts["max_tokens"], facts["width"]) == (MAX_TOKENS, WIDTH)
     assert facts["lanes"] == {
         "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1},
@@ -86,49 +85,11 @@ def test_the_owner_is_the_organisation_in_front_of_the_slash(model_id: str, name
     assert owner(model_id) == name
 
 
-TAGGER, RANKER = "tiny/tagger", "tiny/ranker"
-
-
-async def test_a_model_that_is_compiled_and_not_served_says_so(tmp_path: Path) -> None:
-    seal_tiny(tmp_path, TAGGER, tasks=(TaskName.TOKEN_CLASSIFICATION,))
-    ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
-    seal_tiny(tmp_path, RANKER, labels=("SCORE",), tasks=ranking)
-    async with InProcess(tmp_path, models=(TAGGER, RANKER)).client() as http:
-        tagger, ranker = (await http.get("/models")).json()["data"]
-        health = await http.get(f"/models/{TAGGER}/health")
-    assert (tagger["state"], tagger["served_tasks"]) == ("not served", [])
-    assert tagger["tasks"] == ["token-classification"]
-    assert (ranker["state"], ranker["served_tasks"]) == ("ready", ["text-classification"])
-    assert (health.status_code, health.json()["code"]) == (400, "wrong_task")
-
-
-async def test_a_question_for_a_task_that_is_not_served_hears_its_name(tmp_path: Path) -> None:
-    seal_tiny(tmp_path, TAGGER, tasks=(TaskName.TOKEN_CLASSIFICATION,))
-    ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
-    seal_tiny(tmp_path, RANKER, labels=("SCORE",), tasks=ranking)
-    async with InProcess(tmp_path, models=(TAGGER, RANKER)).client() as http:
-        refused = [
-            await http.post(path, json={"inputs": "a"})
-            for path in (
-                f"/models/{TAGGER}",
-                f"/pipeline/token-classification/{TAGGER}",
-                f"/models/{RANKER}",
-                f"/pipeline/text-ranking/{RANKER}",
-            )
-        ]
-        classified = await http.post(
-            f"/pipeline/text-classification/{RANKER}", json={"inputs": "a"}
-        )
-    assert [(r.status_code, r.json()["code"]) for r in refused] == [(400, "wrong_task")] * 4
-    assert all("`token-classification`" in r.json()["error"] for r in refused[:2])
-    assert all("`text-ranking`" in r.json()["error"] for r in refused[2:])
-    assert all("serves: `text-classification`" in r.json()["error"] for r in refused[2:])
-    assert classified.json()[0][0]["label"] == "SCORE"
-
-
-async def test_the_default_model_is_one_that_is_served(tmp_path: Path) -> None:
-    seal_tiny(tmp_path, TAGGER, tasks=(TaskName.TOKEN_CLASSIFICATION,))
-    seal_tiny(tmp_path, EMBEDDER)
-    async with InProcess(tmp_path, models=(TAGGER, EMBEDDER)).client() as http:
-        reply = await http.post("/v1/embeddings", json={"input": "a"})
-    assert reply.json()["model"] == EMBEDDER
+async def test_the_default_model_is_the_first_that_can_do_what_is_asked(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, models=(CLASSIFIER, EMBEDDER)).client() as http:
+        named = await http.post("/v1/embeddings", json={"input": "a"})
+        meant = await http.post("/", json={"inputs": {"source_sentence": "a", "sentences": ["b"]}})
+        neither = await http.post("/", json={"inputs": "a"})
+    assert named.json()["model"] == EMBEDDER
+    assert meant.status_code == 200
+    assert [found["label"] for found in neither.json()[0]]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.errors import InvalidField
 from deployments.manifest import Device
-from deployments.tasks.base import parse_parameters
+from deployments.tasks.inputs import parse_parameters
 
 TRUE_WORDS = {"1", "true"}
 FALSE_WORDS = {"0", "false"}
@@ -24,6 +24,8 @@ class RequestOptions(BaseModel):
     wait_for_model: bool | None = None
     use_gpu: bool | None = None
     hardware: Literal["cpu", "gpu"] | None = None
+    # Zero-shot answers in the shape clients before mid-2025 read, whatever the client says it is.
+    legacy_format: bool | None = None
 
     @property
     def device(self) -> Device | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
-from deployments.ingress.codec import json_response
-from deployments.ingress.exposition import Gather
+from deployments.errors import ServeError
+from deployments.ingress.families.operations.exposition import Gather
+from deployments.ingress.http.api import Operation
+from deployments.ingress.http.codec import json_response
 from deployments.ingress.service import InferenceService
 
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,19 +20,48 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class OperationsRoutes:
     """Handlers of the family."""
 
+    name: ClassVar = "Operations"
+
     def __init__(self, service: InferenceService, gather: Gather) -> None:
         self._service = service
         self._gather = gather
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> Sequence[Operation]:
         """Paths probes and scrapers expect."""
-        return [
-            Route("/", self.health, methods=["GET"]),
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ping", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-        ]
+        status = {"type": "object", "properties": {"status": {"const": "ok"}}}
+        return (
+            Operation(
+                method="GET",
+                paths=("/", "/health", "/ping"),
+                handler=self.health,
+                summary="Whether this process answers",
+                answer=status,
+            ),
+            Operation(
+                method="GET",
+                paths=("/ready",),
+                handler=self.ready,
+                summary="Whether requests can be answered, else 503 with the reasons",
+                answer={"type": "object"},
+                also={503: {"type": "object"}},
+            ),
+            Operation(
+                method="GET",
+                paths=("/metrics",),
+                handler=self.metrics,
+                summary="Prometheus text of the whole cluster",
+                answer={"type": "string"},
+                media_type="text/plain",
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """None: what goes wrong here is told in the words of the last family."""
+        return False
+
+    def error_response(self, error: ServeError) -> Response:
+        """The bare error."""
+        return json_response({"error": error.message, "code": error.code}, status=error.status)
 
     async def health(self, request: Request) -> Response:
         """This process answers."""

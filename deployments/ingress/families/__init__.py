@@ -1,0 +1,1 @@
+"""One API per module or package: each translates, none computes."""

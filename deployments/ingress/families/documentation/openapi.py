@@ -1,0 +1,215 @@
+"""The OpenAPI 3.1 document, made of the families' own descriptions of what they serve.
+
+Bodies and answers are the schemas of the types that validate; errors are what each family's
+`error_response` really gives. Nothing is written twice, so nothing can drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from deployments.errors import ServeError
+from deployments.ingress.families.documentation.components import Components, shape_of
+from deployments.ingress.families.documentation.error_samples import OF_BODIES, OF_MODELS
+from deployments.ingress.http.api import Family, Operation
+from deployments.ingress.http.options import HEADERS
+from deployments.manifest import Device
+from deployments.release import RELEASE
+from deployments.tasks import TASKS
+from deployments.tasks.inputs import JsonSchema
+
+DESCRIPTION = """\
+One server, several APIs; each is compatible with the clients of the service it is named after.
+
+The `content-type` of requests is not looked at: bodies are JSON in UTF-8. Bodies with
+`content-encoding: gzip` or `deflate` are inflated. Of keys that are told twice the last one counts.
+Errors are told in the words of the API that was asked.\
+"""
+PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+FLAGS = ["true", "false", "1", "0"]
+OPTIONS = {
+    "x-use-cache": "`false` computes afresh.",
+    "x-wait-for-model": "`true` waits for a lane that is starting, instead of answering 503.",
+    "x-use-gpu": "`true` asks for the GPU lane.",
+    "x-hardware": "The lane to compute on.",
+}
+ANSWER_HEADERS = {
+    "x-compute-type": "What computed: the device and its precision, or `cache`.",
+    "x-compute-time": "Seconds from the parsed body to the answer.",
+    "x-compute-characters": "Characters of all texts.",
+    "x-compute-tokens": "Tokens read, special tokens included.",
+    "x-cache": "`hit` when the answer was kept from an earlier request, else `miss`.",
+    "x-sha": "The revision of the model's source.",
+    "server-timing": "Where the time went, in milliseconds.",
+}
+
+
+def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> dict[str, Any]:
+    """The whole document; `model_ids` are named as examples of an id."""
+    components = Components()
+    paths: dict[str, dict[str, Any]] = {}
+    for family in families:
+        for operation in family.operations():
+            for route in operation.paths if not operation.hidden else ():
+                # As the router does: of two that are the same the first one is served.
+                item = paths.setdefault(plain_path(route), {})
+                if operation.method.lower() in item:
+                    continue
+                item[operation.method.lower()] = {
+                    **described(family, operation, route, components),
+                    "parameters": parameters(operation, route, model_ids),
+                    "responses": {
+                        **answers(operation, components),
+                        **refusals(operation, route, tellers(families, family, route), components),
+                    },
+                }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Hundredfold", "version": RELEASE, "description": DESCRIPTION},
+        "tags": [{"name": family.name} for family in families],
+        "paths": paths,
+        "components": {"schemas": components.schemas},
+    }
+
+
+def described(
+    family: Family, operation: Operation, route: str, components: Components
+) -> dict[str, Any]:
+    """What an operation is and reads."""
+    told: dict[str, Any] = {
+        "operationId": operation.method.lower() + (pascal(plain_path(route)) or "Root"),
+        "tags": [family.name],
+        "summary": operation.summary,
+    }
+    if operation.body is not None:
+        schema = components.named(f"{pascal(operation.summary)}Body", operation.body)
+        content: dict[str, Any] = {"schema": schema}
+        if operation.examples:
+            content["examples"] = {k: {"value": v} for k, v in operation.examples.items()}
+        told["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return told
+
+
+def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Parts of the path, and the headers that mean something."""
+    in_path = [
+        {"name": name, "in": "path", "required": True, **path_parameter(name, model_ids)}
+        for name in PARAMETER.findall(route)
+    ]
+    if not operation.infers:
+        return in_path
+    return in_path + [
+        {
+            "name": header,
+            "in": "header",
+            "description": OPTIONS[header],
+            "schema": {
+                "type": "string",
+                "enum": [device.value for device in Device] if key == "hardware" else FLAGS,
+            },
+        }
+        for header, key in HEADERS.items()
+    ]
+
+
+def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
+    """Description, schema and examples of a part of the path."""
+    if name == "task":
+        return {"schema": {"type": "string", "enum": [task.value for task in TASKS]}}
+    schema = {"type": "string", "minLength": 1}
+    if name != "id":
+        return {"schema": schema}
+    return {
+        "description": "A model's id. Its slashes may stand as they are, or as `%2F`.",
+        "schema": schema,
+        "examples": {model_id: {"value": model_id} for model_id in model_ids},
+    }
+
+
+def answers(operation: Operation, components: Components) -> dict[str, Any]:
+    """What comes back when nothing is wrong, and the operation's own other statuses."""
+    schema = operation.answer
+    if not schema.keys() <= {"type"}:
+        schema = components.named(f"{pascal(operation.summary)}Answer", schema)
+    good: dict[str, Any] = {
+        "description": HTTPStatus.OK.phrase,
+        "content": {operation.media_type: {"schema": schema}},
+    }
+    if operation.infers:
+        good["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in ANSWER_HEADERS.items()
+        }
+    others = {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status, schema in operation.also.items()
+    }
+    return {"200": good, **others}
+
+
+def tellers(families: Sequence[Family], family: Family, route: str) -> list[Family]:
+    """Who tells errors at a path: its owner, and also `family` where it owns paths of its own."""
+    owner = next(one for one in families if one.owns(route))
+    speaks = any(family.owns(path) for operation in family.operations() for path in operation.paths)
+    return [owner, family] if speaks and family is not owner else [owner]
+
+
+def refusals(
+    operation: Operation, route: str, told_by: Sequence[Family], components: Components
+) -> dict[str, Any]:
+    """Every error that may come, by status, with what the families really say."""
+    possible: tuple[ServeError, ...] = OF_BODIES if operation.body is not None else ()
+    if "{id" in route:
+        possible = (*possible, *(one for one in OF_MODELS if one not in possible))
+    schemas = [components.named(f"{pascal(f.name)}Error", error_shape(f)) for f in told_by]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    responses: dict[str, Any] = {}
+    for family in told_by:
+        for error in possible:
+            add_refusal(responses, error, family.error_response(error), schema)
+    # What the operation says of a status itself is in `also`.
+    return {s: told for s, told in responses.items() if int(s) not in operation.also}
+
+
+def add_refusal(
+    responses: dict[str, Any], error: ServeError, response: Response, schema: JsonSchema
+) -> None:
+    """Enter what is said of `error` under its status."""
+    kind = response.headers["content-type"]
+    told = responses.setdefault(
+        str(response.status_code),
+        {
+            "description": HTTPStatus(response.status_code).phrase,
+            "content": {kind: {"schema": schema, "examples": {}}},
+        },
+    )
+    if "retry-after" in response.headers:
+        told["headers"] = {
+            "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}
+        }
+    examples = told["content"][kind]["examples"]
+    examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
+
+
+def error_shape(family: Family) -> JsonSchema:
+    """A schema that all of a family's errors fit."""
+    return shape_of([orjson.loads(bytes(family.error_response(one).body)) for one in OF_BODIES])
+
+
+def plain_path(route: str) -> str:
+    """A route as OpenAPI writes it: `/models/{id:path}` as `/models/{id}`."""
+    return PARAMETER.sub(r"{\1}", route)
+
+
+def pascal(text: str) -> str:
+    """`/v1/models` and `v1 models` as `V1Models`."""
+    return "".join(word[:1].upper() + word[1:] for word in re.findall(r"[A-Za-z0-9]+", text))

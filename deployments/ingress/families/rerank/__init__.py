@@ -1,0 +1,1 @@
+"""Rerank, in the dialects clients know."""

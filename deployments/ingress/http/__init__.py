@@ -1,0 +1,1 @@
+"""Requests and answers as bytes: what every API family needs of HTTP."""

@@ -1,0 +1,66 @@
+"""What an API family is: routes that are served and documented from one description."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.errors import ServeError
+from deployments.tasks.inputs import JsonSchema, refusal
+
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing a client can do, at one path or at several that mean the same."""
+
+    method: Literal["GET", "POST"]
+    paths: tuple[str, ...]  # as Starlette writes them: `/models/{id:path}/info`
+    handler: Handler
+    summary: str
+    body: JsonSchema | None = None  # None: no body is read
+    answer: JsonSchema = field(default_factory=dict)  # of status 200; empty: any JSON
+    media_type: str = "application/json"  # of status 200
+    # Bodies that the demo models answer, by a name for each.
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    infers: bool = False  # a model computes: the headers of `options` are read, and told
+    also: Mapping[int, JsonSchema] = field(default_factory=dict)  # other statuses, not as errors
+    hidden: bool = False  # served, not documented
+
+
+class Family(Protocol):
+    """The routes of one API, and the words its clients expect errors in."""
+
+    name: ClassVar[str]
+
+    def operations(self) -> Sequence[Operation]:
+        """Every route; a path that also matches another's stands after it."""
+        ...
+
+    def owns(self, path: str) -> bool:
+        """Whether errors at `path` are told in this family's words."""
+        ...
+
+    def error_response(self, error: ServeError) -> Response:
+        """The error as this API's clients read it."""
+        ...
+
+
+def schema_of(kind: Any) -> JsonSchema:
+    """The JSON schema of a type: a pydantic model, or what such models are made of."""
+    return TypeAdapter(kind).json_schema()
+
+
+def parse_body(kind: type[B], body: Any) -> B:
+    """`body` as `kind`. Raises InvalidField or EmptyInput naming the key at fault."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as exc:
+        raise refusal("", exc.errors(include_url=False)[0]) from None

@@ -1,0 +1,191 @@
+"""The document is right by the standard, by our own models and by what the server answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from deployments.ingress.families.documentation.components import Components, shape_of
+from deployments.ingress.families.documentation.openapi import ANSWER_HEADERS
+from tests.deployments.in_process import InProcess
+from tests.hostile.zoo import ZOO, seal_zoo
+from tests.sealed import EMBEDDER, tiny_manifest
+
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seal_zoo(tmp_path_factory.mktemp("zoo"))
+
+
+async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    reply = await http.get("/openapi.json")
+    assert reply.headers["content-type"] == JSON
+    document: dict[str, Any] = reply.json()
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield method, path, operation
+
+
+def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
+    whole = {**schema, "components": document["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
+    async with InProcess(zoo_store, models=ZOO).client() as http:
+        document = await document_of(http)
+    assert document["openapi"] == "3.1.0"
+    assert list(OpenAPIV31SpecValidator(document).iter_errors()) == []
+    assert "$defs" not in str(document)
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store: Path) -> None:
+    async with InProcess(zoo_store, models=ZOO).application() as app:
+        served = {
+            (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
+            for route in app.routes
+            for method in route.methods - {"HEAD"}
+        }
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            document = await document_of(http)
+    told = {(path, method) for method, path, _ in operations(document)}
+    assert {path for path, _ in served - told} == {
+        "/docs/swagger-ui.css",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/start.js",
+    }
+    assert told <= served
+
+
+async def test_every_example_fits_its_schema_and_is_answered_as_documented(
+    zoo_store: Path,
+) -> None:
+    tried = 0
+    async with InProcess(zoo_store, models=ZOO).client() as http:
+        document = await document_of(http)
+        for method, path, operation in operations(document):
+            media = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
+            for example in media.get("examples", {}).values():
+                is_valid(example["value"], media["schema"], document)
+                replies = [
+                    await http.request(method, filled, json=example["value"])
+                    for filled in filled_in(path, operation)
+                ]
+                # Token ids are those of a real vocabulary; the tiny ones end before.
+                if any("unknown_token" in reply.text for reply in replies):
+                    continue
+                good = [reply for reply in replies if reply.status_code == 200]
+                assert good, (path, example, [reply.text for reply in replies][:3])
+                answer = operation["responses"]["200"]["content"][JSON]["schema"]
+                for reply in good:
+                    is_valid(reply.json(), answer, document)
+                tried += 1
+    assert tried > 10
+
+
+def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
+    """The path for every model, and for every task, that its parameters name."""
+    paths = [path]
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "path":
+            values = parameter["schema"].get("enum") or list(parameter.get("examples", ()))
+            if parameter["name"] == "version":
+                continue
+            paths = [one.replace(f"{{{parameter['name']}}}", v) for one in paths for v in values]
+    return [path.replace("{version}", version_in(path)) for path in paths]
+
+
+def version_in(path: str) -> str:
+    """The version of the model that is named in `path`."""
+    named = [model_id for model_id in ZOO if model_id in path]
+    return tiny_manifest(named[0]).version if named else ""
+
+
+async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None:
+    async with InProcess(zoo_store, models=ZOO).client() as http:
+        document = await document_of(http)
+    statuses: set[int] = set()
+    for _, _, operation in operations(document):
+        for status, told in operation["responses"].items():
+            for media in told["content"].values():
+                for example in media.get("examples", {}).values():
+                    is_valid(example["value"], media["schema"], document)
+                    statuses.add(int(status))
+    assert {400, 404, 408, 413, 415, 422, 429, 500, 503, 504} <= statuses
+
+
+async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -> None:
+    async with InProcess(zoo_store, models=ZOO).client() as http:
+        document = await document_of(http)
+    told = {
+        path: document["paths"][path]["post"]["responses"]["404"]["content"][JSON]
+        for path in ("/models/{id}", "/v1/embeddings")
+    }
+    assert told["/models/{id}"]["schema"] == {"$ref": "#/components/schemas/HuggingFaceError"}
+    value = told["/v1/embeddings"]["examples"]["model_not_found"]["value"]
+    assert value["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) -> None:
+    async with InProcess(zoo_store, models=ZOO).client() as http:
+        document = await document_of(http)
+        reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
+    told = document["paths"]["/models/{id}"]["post"]["responses"]["200"]["headers"]
+    assert (
+        set(told) == set(ANSWER_HEADERS) == set(reply.headers) - {"content-type", "content-length"}
+    )
+    asked = {p["name"] for p in document["paths"]["/models/{id}"]["post"]["parameters"]}
+    assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
+
+
+def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:
+    components = Components()
+
+    def with_part(kind: str) -> dict[str, Any]:
+        return {
+            "$defs": {"Part": {"type": kind}, "Whole": {"items": {"$ref": "#/$defs/Part"}}},
+            "$ref": "#/$defs/Whole",
+        }
+
+    texts = components.named("A", with_part("string"))
+    assert components.named("Other", with_part("string")) == texts
+    numbers = components.named("A", with_part("number"))
+    refs = {name: schema.get("$ref") for name, schema in components.schemas.items()}
+    prefix = "#/components/schemas/"
+    assert (texts["$ref"], numbers["$ref"]) == (f"{prefix}A", f"{prefix}A2")
+    assert (refs["A"], refs["A2"]) == (f"{prefix}Whole", f"{prefix}Whole2")
+    assert components.schemas["Whole2"] == {"items": {"$ref": f"{prefix}Part2"}}
+    assert components.schemas["Part2"] == {"type": "number"}
+
+
+def test_a_definition_may_refer_to_itself() -> None:
+    components = Components()
+    tree = {"$defs": {"Tree": {"items": {"$ref": "#/$defs/Tree"}}}, "$ref": "#/$defs/Tree"}
+    components.named("Forest", tree)
+    assert components.schemas["Tree"] == {"items": {"$ref": "#/components/schemas/Tree"}}
+
+
+def test_a_shape_fits_all_it_was_made_of() -> None:
+    values = [{"error": "a", "n": 1}, {"error": ["b"], "n": None}, {"error": "c"}]
+    schema = shape_of(values)
+    assert schema["required"] == ["error"]
+    for value in values:
+        jsonschema.Draft202012Validator(schema).validate(value)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema).validate({"error": 7})
