@@ -74,7 +74,7 @@ def show(arguments: argparse.Namespace) -> int:
     if entries:
         print(table(entries))
     else:
-        print(f"no artifacts in {arguments.store}; `python -m build_artifacts demo` builds two")
+        print(f"no artifacts in {arguments.store}; `python -m build_artifacts demo` builds some")
     return 0
 
 

@@ -13,7 +13,7 @@ from deployments.manifest import Device, EngineOptions, Gate
 Dtype: TypeAlias = Literal["float32", "float16"]
 
 # Counts changes of the code of the steps that change what they write.
-RECIPE_REVISION = 3
+RECIPE_REVISION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,7 @@ from build_artifacts.checkpoints.sentences import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.tasks.zero_shot import judges_entailment
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 
@@ -60,17 +62,24 @@ class ModelFacts:
 def tasks_of(
     checkpoint: Checkpoint, adapter: Adapter | None, asked: TaskName | None
 ) -> tuple[TaskName, ...]:
-    """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel."""
+    """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel.
+
+    Zero-shot classification is built as text classification: the graph is the same, and a server
+    asks any classifier that judges entailment both ways.
+    """
     task = asked or (adapter.task if adapter else None) or _own_task(checkpoint)
+    if task is TaskName.ZERO_SHOT_CLASSIFICATION:
+        _check_entailment(_label_names(checkpoint, adapter))
+        task = TaskName.TEXT_CLASSIFICATION
     if adapter is not None and HEADS[task] is not HEADS[adapter.task]:
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
         )
-    if task in EMBEDDING_TASKS:
+    if HEADS[task] is Head.VECTOR:
         return EMBEDDING_TASKS
     if HEADS[task] is not Head.LABELS:
         return (task,)
-    return _labelling_tasks(task, _label_count(checkpoint, adapter))
+    return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
 
 
 def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
@@ -86,17 +95,30 @@ def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
     return (task,)
 
 
-def _label_count(checkpoint: Checkpoint, adapter: Adapter | None) -> int:
+def _check_entailment(labels: Sequence[str]) -> None:
+    if not judges_entailment(labels):
+        shown = ", ".join(f"`{label}`" for label in labels[:3]) + (", …" if len(labels) > 3 else "")
+        raise UnsupportedModel(
+            f"zero-shot classification takes a model that judges entailment, this one has the "
+            f"labels {shown}",
+            hint="leave out `--task`; or, if one of them means entailment, name it so in "
+            "`id2label` of config.json",
+        )
+
+
+def _label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
     if adapter is not None and adapter.labels:
-        return len(adapter.labels)
+        return adapter.labels
     config = read_object(checkpoint.weights / CONFIG_NAME)
-    named = config.get("id2label")
-    return len(named) if named else int(config.get("num_labels") or 2)  # transformers' default
+    if named := config.get("id2label"):
+        return tuple(str(label) for label in named.values())
+    count = int(config.get("num_labels") or 2)  # transformers' default
+    return tuple(f"LABEL_{i}" for i in range(count))
 
 
 def _own_task(checkpoint: Checkpoint) -> TaskName:
     if is_cross_encoder(checkpoint):
-        ranks = _label_count(checkpoint, None) == 1
+        ranks = len(_label_names(checkpoint, None)) == 1
         return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
     if (checkpoint.directory / MODULES_NAME).is_file():
         return TaskName.FEATURE_EXTRACTION
@@ -146,7 +168,9 @@ def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, 
 
 
 def _problem(config: Config) -> Problem:
-    if config.num_labels == 1 or config.problem_type == "regression":
+    # A single label is no regression unless the config says so: transformers' pipeline puts its
+    # logit through a sigmoid.
+    if config.problem_type == "regression":
         return "regression"
     several = config.problem_type == "multi_label_classification"
     return "multi_label" if several else "single_label"

@@ -13,18 +13,23 @@ from build_artifacts.checkpoints.sentences import Pooling
 from deployments.engines.heads import MASK_POSITIONS
 from deployments.manifest import Head
 
-# (the model's output, mask [B, T]) -> float32 of the shape that `row_model` states
+# (the model's output, mask [B, T]) -> what the forward of `row_model` returns
 Answer = Callable[[Any, Any], Any]
 
 
-def row_model(model: TorchModel, head: Head, pooling: Pooling | None = None) -> TorchModel:
+def row_model(
+    model: TorchModel, head: Head, pooling: Pooling | None = None, *, with_tokens: bool = False
+) -> TorchModel:
     """`model`, its weights shared, with a forward that returns one float32 tensor and nothing else.
 
     VECTOR and LABELS give [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors are
     pooled and not normalised (the server normalises); the other heads give logits. The inputs are
-    those of `input_names`.
+    those of `input_names`. A model of vectors returns, `with_tokens`, what it pools as well: a pair
+    of [B, W] and [B, T, W], the latter in the model's own type.
     """
     answer = _POOLED[pooling] if head is Head.VECTOR else _ANSWERS[head]
+    if with_tokens and head is Head.VECTOR:
+        answer = _beside_tokens(answer)
     rows = copy.copy(model)
     rows.__class__ = _row_class(type(model), answer)
     return rows
@@ -92,6 +97,14 @@ def _only_rows(encoder: TorchModel, positions: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _beside_tokens(pool: Answer) -> Answer:
+    def both(out: Any, mask: Any) -> Any:
+        # As it is: a conversion would be a pass over all of it, whether somebody asks or not.
+        return pool(out, mask), out.last_hidden_state
+
+    return both
 
 
 def _mean(out: Any, mask: Any) -> Any:

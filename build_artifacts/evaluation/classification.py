@@ -23,7 +23,9 @@ EXPECTED = (
 
 def load_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
     """The examples of the file, an item each. Raises BadEvaluationData."""
-    load = _LOADERS[model.problem or "single_label"]
+    # A single score leaves nothing to choose from, but has an order, whatever is made of its logit.
+    problem = "regression" if len(model.labels) == 1 else model.problem or "single_label"
+    load = _LOADERS[problem]
     return load(Place(path, EXPECTED), model, sampling)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
 
 from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
 from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1, read_questions
-from build_artifacts.evaluation.tokens import open_tokenizer, to_item
-from deployments.messages import EncodedItem
+from deployments.encoding.windows import WindowEncoder
+from deployments.messages import EncodedItem, TokenLayout, Truncation
+from deployments.tasks.question_answering import question_windowing
 
-STRIDE_TOKENS = 128  # of the context, shared by neighbouring windows
-MOST_QUESTION_TOKENS = 64  # longer questions are cut, as the context needs room
 MOST_ANSWER_TOKENS = 30
 
 
@@ -48,40 +46,23 @@ class _Span(NamedTuple):
 
 
 def load_question_answering(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
-    """The questions of the file, an item per window of context. Raises BadEvaluationData."""
+    """The questions of the file in windows as they are served. Raises BadEvaluationData."""
     questions = sampling.of(read_questions(path))
-    tokenizer = open_tokenizer(model)
+    encoder = WindowEncoder(model.directory, model.max_tokens)
+    windowing = question_windowing(model.max_tokens)
     items: list[EncodedItem] = []
     windows: list[Window] = []
-    for i, question in enumerate(questions):
-        for encoding in _encodings(tokenizer, question, model.max_tokens):
-            windows.append(_window(i, encoding))
-            items.append(to_item(encoding))
+    for i, asked in enumerate(questions):
+        pair = (asked.question, asked.context)
+        found, _ = encoder.windows(pair, i, windowing, Truncation.REFUSE)
+        items += [item for item, _ in found]
+        windows += [_window(layout) for _, layout in found]
     return QuestionAnswering(items, windows, questions)
 
 
-def _encodings(tokenizer: Tokenizer, asked: Question, max_tokens: int) -> Iterator[Encoding]:
-    """Question and context, the context in overlapping windows where it is too long."""
-    tokenizer.no_truncation()
-    question = asked.question
-    words = tokenizer.encode(question, add_special_tokens=False)
-    most = min(MOST_QUESTION_TOKENS, max_tokens // 2)
-    if len(words.ids) > most:
-        question = question[: words.offsets[most - 1][1]]
-    special = tokenizer.num_special_tokens_to_add(is_pair=True)
-    room = max_tokens - special - min(len(words.ids), most)
-    # The tokenizer panics when windows do not advance.
-    stride = min(STRIDE_TOKENS, room // 2)
-    tokenizer.enable_truncation(max_tokens, stride=stride, strategy="only_second")
-    whole = tokenizer.encode(question, asked.context)
-    yield whole
-    yield from whole.overflowing
-
-
-def _window(question: int, encoding: Encoding) -> Window:
-    context = [i for i, segment in enumerate(encoding.sequence_ids) if segment == 1]
-    offsets = np.array([encoding.offsets[i] for i in context], dtype=np.int32).reshape(-1, 2)
-    return Window(question, context[0] if context else 0, offsets)
+def _window(layout: TokenLayout) -> Window:
+    context = np.flatnonzero(layout.segments == 1)
+    return Window(layout.text, int(context[0]) if len(context) else 0, layout.offsets[context])
 
 
 class QuestionAnswering(Evaluation):

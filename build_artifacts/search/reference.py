@@ -13,6 +13,7 @@ from build_artifacts.search.probes import PAIRS, PROBES
 from deployments.encoding.encoder import Encoder
 from deployments.manifest import TOKENIZER_NAME, Head, TaskName
 from deployments.messages import Call, EncodedItem, Text, Truncation
+from deployments.tasks.zero_shot import judges_entailment
 
 # A masked token is answered with a logit per word of the vocabulary, so a reference grows fast.
 # Its probes are cut to this many tokens, and masks are set as long as all their logits stay within
@@ -25,10 +26,12 @@ WORDS_PER_MASK = 7
 def encode_probes(directory: Path, facts: ModelFacts) -> tuple[EncodedItem, ...]:
     """The probes as the model is going to see them, by the tokenizer.json in `directory`.
 
-    Question answering and ranking get pairs; a model that fills masks gets some.
+    Question answering, ranking and the judging of entailment get pairs; a model that fills masks
+    gets some.
     """
     paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(facts.tasks)
-    texts = PAIRS if paired else PROBES
+    judging = facts.head is Head.LABELS and judges_entailment(facts.labels)
+    texts = PAIRS if paired or judging else PROBES
     if facts.head is not Head.MASKS:
         return encode_texts(directory, facts.max_tokens, texts)
     items = encode_texts(directory, min(facts.max_tokens, MASKED_PROBE_TOKENS), texts)

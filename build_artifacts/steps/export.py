@@ -1,7 +1,8 @@
 """Step 3: a torch model becomes an ONNX graph that answers what its head says.
 
-The graph's inputs are those of `rows.input_names`, its one output is what `rows.row_model` gives,
-in float32. Batch, length and number of masks are dynamic.
+The graph's inputs are those of `rows.input_names`, its first output is what `rows.row_model` gives,
+in float32. A graph of vectors has a second one, `tokens`: what it pools. It costs nothing where
+engines do not ask for it. Batch, length and number of masks are dynamic.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from build_artifacts.checkpoints.rows import input_names, row_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import ExportRecipe
 from build_artifacts.steps.rotations import repeat_rotations
-from deployments.engines.heads import MASK_POSITIONS
+from deployments.engines.heads import MASK_POSITIONS, TOKENS_OUTPUT
+from deployments.manifest import Head
 
 MAX_BATCH = 4096
+# What the exporter calls the one output of a graph that has one.
+ANSWER_OUTPUT = "output"
 # One protobuf message, which is one file without external data, holds less than this.
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
@@ -41,7 +45,7 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
         ort_fusions=recipe.fusions,
     )
     try:
-        rows = row_model(model, facts.head, facts.pooling)
+        rows = row_model(model, facts.head, facts.pooling, with_tokens=True)
         program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code
         raise UnsupportedModel(
@@ -49,6 +53,9 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
             hint="the log has the whole story; another architecture may work",
         ) from exc
     repeat_rotations(program.graph)
+    if facts.head is Head.VECTOR:
+        answer, tokens = program.graph.outputs
+        answer.name, tokens.name = ANSWER_OUTPUT, TOKENS_OUTPUT
     onnx_ir.save(program, str(graph))
     return graph
 

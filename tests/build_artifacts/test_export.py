@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
@@ -10,16 +11,20 @@ from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import CPU_FP32, ExportRecipe
-from build_artifacts.recipes import GPU_FP16
+from build_artifacts.recipes import CPU_INT8, GPU_FP16
+from build_artifacts.search.gating import spec_of
 from build_artifacts.search.original import Original
 from build_artifacts.search.reference import encode_texts
 from build_artifacts.steps.export import export
+from deployments.batching.collate import collate
 from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.manifest import Device, EngineOptions, Head, Source
-from deployments.tuning.parity import answers
+from deployments.tuning.parity import answers, cosines
+from tests.build_artifacts.workshop import Workshop
 from tests.builders import tiny_checkpoint
 
+LANE = LaneSettings()
 TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
 
 
@@ -50,6 +55,37 @@ def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_pa
     for mine, due in zip(given, answers(single, items, 1), strict=True):
         assert mine.dtype == np.float32
         np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Path) -> None:
+    """The vectors of tokens, of the rewritten graph and of its int8 copy, are torch's."""
+    import torch
+
+    source = tiny_checkpoint(tmp_path / "model", pooling=pooling)
+    shop = Workshop.of(source, tmp_path / "work")
+    batch = collate(shop.items[:4], every_token=True)
+    model = shop.prepared.model("float32")
+    with torch.inference_mode():
+        inputs = (torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask))
+        hidden = model(*inputs).last_hidden_state.numpy()
+    due = [hidden[i, :length] for i, length in enumerate(batch.lengths)]
+    for recipe, least in ((CPU_FP32, 1 - 1e-6), (CPU_INT8, 0.95)):
+        engine = open_engine(spec_of(recipe, shop.graphs.graph(recipe), shop.prepared), LANE)
+        given = engine.run(batch).items
+        assert [rows.shape for rows in given] == [rows.shape for rows in due]
+        assert cosines(given, due).min() > least
+        if recipe is CPU_FP32:
+            np.testing.assert_allclose(np.concatenate(given), np.concatenate(due), atol=1e-4)
+
+
+def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
+    for head, names in ((Head.VECTOR, ["output", "tokens"]), (Head.TOKENS, ["output"])):
+        source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
+        model = load_model(source, head=head, dtype="float32")
+        assert isinstance(CPU_FP32.source, ExportRecipe)
+        graph = export(model, facts_of(source), CPU_FP32.source, tmp_path / f"{head}.onnx")
+        assert [output.name for output in onnx.load(graph).graph.output] == names
 
 
 def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:

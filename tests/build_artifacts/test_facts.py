@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import EMBEDDING_TASKS, ModelFacts, read_facts, tasks_of
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from deployments.manifest import Head, Source, TaskName
+from deployments.tasks import served_tasks
 from tests.builders import tiny_tokenizer, write_json, write_pooling
+from tests.sealed import tiny_manifest
 
 CLASSIFY = (TaskName.TEXT_CLASSIFICATION,)
 TAG = (TaskName.TOKEN_CLASSIFICATION,)
@@ -175,7 +178,12 @@ def test_prompts_are_kept(tmp_path: Path) -> None:
             },
             "multi_label",
         ),
-        ({"id2label": {"0": "a"}}, "regression"),
+        ({"id2label": {"0": "a"}}, "single_label"),
+        (
+            {"id2label": {"0": "a"}, "problem_type": "multi_label_classification"},
+            "multi_label",
+        ),
+        ({"id2label": {"0": "a"}, "problem_type": "regression"}, "regression"),
         ({"id2label": {"0": "a", "1": "b"}, "problem_type": "regression"}, "regression"),
     ],
     ids=str,
@@ -271,6 +279,7 @@ def architecture(name: str) -> dict[str, object]:
         (architecture("BertForQuestionAnswering"), None, ANSWER),
         (architecture("BertForMaskedLM"), None, FILL),
         (architecture("BertForMaskedLM"), TaskName.SENTENCE_SIMILARITY, EMBEDDING_TASKS),
+        (architecture("BertForMaskedLM"), TaskName.TOKEN_EMBEDDINGS, EMBEDDING_TASKS),
         (architecture("BertForMaskedLM"), TaskName.FEATURE_EXTRACTION, EMBEDDING_TASKS),
     ],
 )
@@ -319,6 +328,52 @@ def test_one_score_ranks_and_a_cross_encoder_ranks_first(
 def test_several_labels_cannot_rank(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="this one has 3 labels"):
         tasks_of(checkpoint_at(tmp_path, THREE_LABELS), None, TaskName.TEXT_RANKING)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("contradiction", "neutral", "entailment"),
+        ("Entailment", "not_entailment"),
+        ("no", "ENTAILS"),
+    ],
+)
+def test_what_judges_entailment_is_built_as_a_classifier_for_zero_shot_too(
+    labels: tuple[str, ...], tmp_path: Path
+) -> None:
+    named = {str(i): label for i, label in enumerate(labels)}
+    checkpoint = checkpoint_at(tmp_path, ONE_SCORE | {"id2label": named})
+    asked = tasks_of(checkpoint, None, TaskName.ZERO_SHOT_CLASSIFICATION)
+    assert asked == tasks_of(checkpoint, None, None) == CLASSIFY
+    manifest = tiny_manifest(labels=labels)
+    assert TaskName.ZERO_SHOT_CLASSIFICATION in served_tasks(manifest)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (THREE_LABELS, "has the labels `a`, `b`, `c`$"),
+        (ONE_SCORE | {"id2label": {"0": "entailment"}}, "has the labels `entailment`$"),
+        (ONE_SCORE | {"id2label": None, "num_labels": 4}, "`LABEL_0`, `LABEL_1`, `LABEL_2`, …$"),
+        (ONE_SCORE | {"id2label": None}, "`LABEL_0`, `LABEL_1`$"),
+    ],
+    ids=str,
+)
+def test_zero_shot_without_entailment_is_refused(
+    config: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=sentence) as caught:
+        tasks_of(checkpoint_at(tmp_path, config), None, TaskName.ZERO_SHOT_CLASSIFICATION)
+    assert "`id2label`" in caught.value.hint
+
+
+def test_an_adapters_own_labels_decide_over_zero_shot(tmp_path: Path, adapter_source: Path) -> None:
+    adapter = read_adapter(adapter_source)
+    bare = checkpoint_at(tmp_path, architecture("BertModel"))
+    with pytest.raises(UnsupportedModel, match=f"`{adapter.labels[0]}`"):
+        tasks_of(bare, adapter, TaskName.ZERO_SHOT_CLASSIFICATION)
+    judging = replace(adapter, labels=("no", "entailment"))
+    assert tasks_of(bare, judging, TaskName.ZERO_SHOT_CLASSIFICATION) == CLASSIFY
 
 
 def test_a_newer_cross_encoder_is_known_by_its_own_file(tmp_path: Path) -> None:

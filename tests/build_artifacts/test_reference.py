@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,15 +54,16 @@ def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tasks",
+    "model",
     [
-        (TaskName.QUESTION_ANSWERING,),
-        (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION),
-        (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING),
+        facts(TaskName.QUESTION_ANSWERING),
+        facts(TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION),
+        facts(TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING),
+        replace(facts(TaskName.TEXT_CLASSIFICATION), labels=("no", "Entailment")),
     ],
 )
-def test_what_reads_pairs_is_given_pairs(directory: Path, tasks: tuple[TaskName, ...]) -> None:
-    items = encode_probes(directory, facts(*tasks))
+def test_what_reads_pairs_is_given_pairs(directory: Path, model: ModelFacts) -> None:
+    items = encode_probes(directory, model)
     assert len(items) == len(PAIRS)
     assert all(0 < item.second_from < len(item.ids) for item in items)
 

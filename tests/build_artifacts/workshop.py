@@ -174,7 +174,7 @@ def _first_matrix(model: onnx.ModelProto) -> str:
 def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     """A copy of `graph` that multiplies a large matrix before it answers the same."""
     model = onnx.load(graph)
-    (answer,) = model.graph.output
+    answer = model.graph.output[0]
     inner = f"{answer.name}_before"
     for node in model.graph.node:
         node.output[:] = [inner if name == answer.name else name for name in node.output]

@@ -86,8 +86,11 @@ def test_several_labels_count_together(
     }
 
 
-def test_regression_is_judged_by_order_and_by_line(write: WriteFile, make_model: MakeModel) -> None:
-    model = make_model(labels=("SCORE",), problem="regression")
+@pytest.mark.parametrize("problem", ["regression", "single_label", "multi_label"])
+def test_a_single_score_is_judged_by_order_and_by_line(
+    problem: str, write: WriteFile, make_model: MakeModel
+) -> None:
+    model = make_model(labels=("SCORE",), problem=problem)
     path = write("a.tsv", "text\tscore\na\t0\nthe\t2\nfilm\t7\n")
     evaluation = load_evaluation(path, TASK, model)
     assert evaluation.metric == "spearman"

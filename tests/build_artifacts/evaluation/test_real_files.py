@@ -24,8 +24,11 @@ def present(name: str) -> Path:
     return DATA / name
 
 
-def test_every_task_has_an_evaluation() -> None:
-    assert set(EVALUATIONS) == set(TaskName)
+def test_every_task_that_is_built_has_an_evaluation() -> None:
+    # Zero-shot classification is built, and measured, as text classification; the vectors of
+    # tokens come with those of texts.
+    built_as_another = {TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TOKEN_EMBEDDINGS}
+    assert set(EVALUATIONS) == set(TaskName) - built_as_another
 
 
 def test_stsb(make_model: MakeModel) -> None:

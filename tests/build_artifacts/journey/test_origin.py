@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from build_artifacts.checkpoints.adapter import read_adapter
@@ -8,15 +10,16 @@ from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.journey.origin import find_adapter
 from deployments.manifest import Source
 
-(SENTIMENT,) = (model.adapter for model in DEMO_MODELS if model.adapter)
+SENTIMENT, QUESTIONS = (model.adapter for model in DEMO_MODELS if model.adapter)
 
 
 def source_with(adapter: str, revision: str) -> Source:
     return Source(ref="anything", revision="1", adapter=adapter, adapter_revision=revision)
 
 
-def test_the_adapters_of_the_demo_models_are_known_by_name() -> None:
-    known = read_adapter(SENTIMENT)
+@pytest.mark.parametrize("directory", [SENTIMENT, QUESTIONS])
+def test_the_adapters_of_the_demo_models_are_known_by_name(directory: Path) -> None:
+    known = read_adapter(directory)
     assert find_adapter(source_with(known.name, known.revision), None) == known
 
 
