@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks serving | engine | quality | graphs | tuned`."""
+"""The command line: `python -m benchmarks NAME`; the names are those of SUBCOMMANDS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from benchmarks import engine, graphs, quality, serving, tuned
+from benchmarks import engine, graphs, hostile, quality, serving, tuned
 from deployments.errors import ServeError
 
 
@@ -28,6 +28,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "quality": quality,
     "graphs": graphs,
     "tuned": tuned,
+    "hostile": hostile,
 }
 
 

@@ -54,9 +54,18 @@ class Client:
             raise self._unexpected(model_path(model_id), "with no JSON object")
         return value
 
-    def infer(self, task: str, model_id: str, inputs: Any, *, use_gpu: bool = False) -> Reply:
-        """One task request, past the response cache."""
-        return self._ask("POST", task_path(task, model_id), inference_body(inputs, use_gpu=use_gpu))
+    def infer(
+        self,
+        task: str,
+        model_id: str,
+        inputs: Any,
+        *,
+        use_gpu: bool = False,
+        use_cache: bool = False,
+    ) -> Reply:
+        """One task request, past the response cache unless `use_cache` says otherwise."""
+        body = inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
+        return self._ask("POST", task_path(task, model_id), body)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
         try:

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from benchmarks.errors import BenchmarkError
 from deployments.batching.collate import collate
 from deployments.config import LaneSettings
-from deployments.encoding.encoder import Encoder
+from deployments.encoding.encoder import Encoded, Encoder
+from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, GraphSpec, open_engine
-from deployments.errors import ArtifactError, InputTooLong
+from deployments.errors import ArtifactError, InputTooLong, InvalidField
 from deployments.manifest import ArtifactManifest, Candidate, Device
 from deployments.messages import Call, EncodedItem
 from deployments.store import LATEST_NAME, model_directory, resolve_version
-from deployments.tasks import TASKS, Task
+from deployments.tasks import TASKS, Computed, Task, TaskInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +64,15 @@ class LocalModel:
 
     @property
     def task(self) -> Task:
-        """The model's own task. Raises BenchmarkError for one that is not served."""
-        name = self.manifest.tasks[0]
-        if name not in TASKS:
-            raise BenchmarkError(
-                f"`{self.manifest.id}` was built for `{name}`, which is not served yet",
-                hint="name an embedding model or a classifier with --model ID",
-            )
-        return TASKS[name]
+        """The model's own task."""
+        return TASKS[self.manifest.tasks[0]]
 
     def items(self, texts: Sequence[str]) -> list[EncodedItem]:
-        """What the server's engine would get for each text; longer ones are cut."""
-        parsed = self.task.parse(list(texts), {"truncate": True}, self.manifest)
-        call = Call(parsed.texts, parsed.fields, parsed.options, parsed.truncation, 0.0)
-        (encoded,) = Encoder(self.directory, self.manifest.max_tokens).encode([call])
-        if isinstance(encoded, InputTooLong):
-            raise encoded
-        return encoded.items
+        """What the server's engine would get for each text; longer ones are cut.
+
+        Raises BenchmarkError when the model's task takes something else than texts.
+        """
+        return self._encoded(self._encoder(), self._parsed(list(texts))).items
 
     def engine(self, *, threads: int) -> Engine:
         """An engine with `threads` threads per forward pass. Raises EngineFailed."""
@@ -88,12 +81,49 @@ class LocalModel:
 
     def values_alone(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""
-        task = self.task
-        options = task.parse(texts[0], {}, self.manifest).options
+        encoder = self._encoder()
+        vocabulary = Vocabulary(self.directory) if self.task.names_tokens else None
         engine = self.engine(threads=threads)
-        rows = rows_alone(engine, self.items(texts))
+        values = []
+        for text in texts:
+            parsed = self._parsed(text)
+            encoded = self._encoded(encoder, parsed)
+            computed = Computed(
+                rows=[engine.run(collate([item])).items[0] for item in encoded.items],
+                items=encoded.items,
+                layouts=encoded.layouts,
+                manifest=self.manifest,
+                vocabulary=vocabulary,
+            )
+            values.append(self.task.decode(computed, parsed.options))
         engine.close()
-        return [task.decode([row], options, self.manifest) for row in rows]
+        return values
+
+    def _encoder(self) -> Encoder:
+        return Encoder(self.directory, self.manifest.max_tokens)
+
+    def _parsed(self, inputs: str | list[str]) -> TaskInput:
+        try:
+            return self.task.parse(inputs, {"truncate": True}, self.manifest)
+        except InvalidField as exc:
+            raise BenchmarkError(
+                f"`{self.manifest.id}` was built for `{self.task.name}`: {exc.message}",
+                hint="name a model that takes plain texts with --model ID",
+            ) from exc
+
+    def _encoded(self, encoder: Encoder, parsed: TaskInput) -> Encoded:
+        call = Call(
+            texts=parsed.texts,
+            fields=parsed.fields,
+            options=parsed.options,
+            truncation=parsed.truncation,
+            deadline_s=0.0,
+            windowing=parsed.windowing,
+        )
+        (encoded,) = encoder.encode([call])
+        if isinstance(encoded, InputTooLong):
+            raise encoded
+        return encoded
 
 
 def rows_alone(engine: Engine, items: Sequence[EncodedItem]) -> NDArray[np.float32]:

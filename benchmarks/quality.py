@@ -1,4 +1,4 @@
-"""Task metrics through the HTTP API: STS-B Spearman correlation and SST-2 accuracy.
+"""Task metrics through the HTTP API: STS-B Spearman correlation, SST-2 accuracy, SQuAD F1.
 
 What a client gets, not what the engine computes: texts travel as JSON in batches and every layer
 of the cluster takes part.
@@ -20,9 +20,11 @@ from benchmarks.options import add_common_options, add_url_option
 from benchmarks.report import say, start_run, write_result
 from benchmarks.sentences import (
     DEFAULT_DATA,
+    SQUAD_NAME,
     SST2_NAME,
     STSB_NAME,
     LabelledText,
+    answerable_questions,
     labelled_texts,
     scored_pairs,
 )
@@ -30,9 +32,11 @@ from benchmarks.target import Target
 from build_artifacts.columns import columns
 from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
 from build_artifacts.evaluation.similarity import ScoredPair
+from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1
 from deployments.manifest import TaskName
 
 DEFAULT_CLASSIFIER = "hundredfold/minilm-sst2"
+DEFAULT_READER = "hundredfold/minilm-squad"
 TEXTS_PER_REQUEST = 64
 SENTIMENTS = ("negative", "positive")  # what the labels 0 and 1 of SST-2 mean
 
@@ -61,15 +65,15 @@ class Served:
         """What the server says of the model."""
         return self.client.describe_model(self.model_id)
 
-    def compute_type(self, task: TaskName) -> str | None:
+    def compute_type(self, task: TaskName, inputs: Any = "warm-up") -> str | None:
         """What answers, such as `cpu-int8`."""
-        reply = self.client.infer(task, self.model_id, ["warm-up"], use_gpu=self.use_gpu)
+        reply = self.client.infer(task, self.model_id, [inputs], use_gpu=self.use_gpu)
         return reply.compute_type
 
-    def answers(self, task: TaskName, texts: Sequence[str]) -> Iterator[Any]:
-        """One answer per text. Raises BenchmarkError."""
-        for start in range(0, len(texts), TEXTS_PER_REQUEST):
-            part = list(texts[start : start + TEXTS_PER_REQUEST])
+    def answers(self, task: TaskName, inputs: Sequence[Any]) -> Iterator[Any]:
+        """One answer per input. Raises BenchmarkError."""
+        for start in range(0, len(inputs), TEXTS_PER_REQUEST):
+            part = list(inputs[start : start + TEXTS_PER_REQUEST])
             value = self.client.infer(task, self.model_id, part, use_gpu=self.use_gpu).value
             if not isinstance(value, list) or len(value) != len(part):
                 raise BenchmarkError(
@@ -89,20 +93,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="a model with two labels, the negative one first (default: %(default)s)",
     )
+    parser.add_argument(
+        "--reader",
+        default=DEFAULT_READER,
+        metavar="ID",
+        help="a model that answers questions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--squad",
+        type=Path,
+        metavar="FILE",
+        help=f"questions in the SQuAD format; default: {SQUAD_NAME} of --data, if it is there",
+    )
     parser.add_argument("--use-gpu", action="store_true", help="ask for the GPU lane")
 
 
 def run(arguments: argparse.Namespace, command: str) -> int:
-    """Both metrics. Raises BenchmarkError."""
+    """All metrics there is data for. Raises BenchmarkError."""
     facts = start_run("quality", command, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
     pairs = scored_pairs(data / STSB_NAME)
     labelled = labelled_texts(data / SST2_NAME)
+    squad = find_squad(arguments.squad, data)
+    questions = answerable_questions(squad) if squad else []
     with Client(Target.parse(arguments.url)) as client:
-        scores = (
+        scores = [
             score_similarity(Served(client, arguments.model, arguments.use_gpu), pairs),
             score_sentiment(Served(client, arguments.classifier, arguments.use_gpu), labelled),
-        )
+        ]
+        if squad:
+            reader = Served(client, arguments.reader, arguments.use_gpu)
+            scores += score_answers(reader, squad.name, questions)
     print(describe(scores))
     print(write_result(arguments.out, facts, {"scores": scores}))
     return 0
@@ -135,6 +156,35 @@ def score_sentiment(served: Served, labelled: Sequence[LabelledText]) -> Score:
         )
     value = accuracy(best, [labels[example.label] for example in labelled])
     return Score("accuracy", SST2_NAME, value, len(labelled), model, served.compute_type(task))
+
+
+def find_squad(named: Path | None, data: Path) -> Path | None:
+    """The file with the questions: the one that was named, else the default one if it is there."""
+    path = named or data / SQUAD_NAME
+    if named or path.is_file():
+        return path
+    say(f"no {path}: questions are left out; name a file with --squad FILE")
+    return None
+
+
+def score_answers(served: Served, data: str, questions: Sequence[Question]) -> list[Score]:
+    """SQuAD's F1 and exact match of the best answers, with the server's default parameters."""
+    task = TaskName.QUESTION_ANSWERING
+    say(f"{served.model_id}: {len(questions)} questions")
+    inputs = [{"question": asked.question, "context": asked.context} for asked in questions]
+    answers = [str(answer["answer"]) for answer in served.answers(task, inputs)]
+    model, compute_type = served.describe(), served.compute_type(task, inputs[0])
+    return [
+        Score(
+            metric,
+            data,
+            float(np.mean([judge(a, q.golds) for a, q in zip(answers, questions, strict=True)])),
+            len(questions),
+            model,
+            compute_type,
+        )
+        for metric, judge in (("F1", overlap_f1), ("exact match", exact_match))
+    ]
 
 
 def describe(scores: Sequence[Score]) -> str:

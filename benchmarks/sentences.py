@@ -12,11 +12,13 @@ from benchmarks.errors import BenchmarkError
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.evaluation.reading import Layout, Place, as_number, read_records
 from build_artifacts.evaluation.similarity import ScoredPair, read_pairs
+from build_artifacts.evaluation.squad import Question, read_questions
 
 # Beside the checkout, because data sets have licences of their own.
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 STSB_NAME = "stsb-test.tsv"
 SST2_NAME = "sst2-dev.tsv"
+SQUAD_NAME = "squad2-warsaw.json"
 SST2_EXPECTED = "`label` and `sentence`: tab-separated columns"
 SST2_LAYOUT = Layout(
     names={"label": ("label",), "sentence": ("sentence",)},
@@ -103,6 +105,17 @@ def labelled_texts(path: Path) -> list[LabelledText]:
             LabelledText(record.text("sentence"), int(record.number("label")))
             for record in read_records(Place(path, SST2_EXPECTED), SST2_LAYOUT)
         ]
+
+
+def answerable_questions(path: Path) -> list[Question]:
+    """Those questions of a SQuAD file that have an answer. Raises BenchmarkError."""
+    with _bad_data():
+        questions = [question for question in read_questions(path) if question.golds]
+    if not questions:
+        raise BenchmarkError(
+            f"`{path}` has no question with an answer", hint="name another file with --squad FILE"
+        )
+    return questions
 
 
 @contextmanager

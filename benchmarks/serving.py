@@ -1,16 +1,16 @@
 """Load on a running cluster: requests per second and latency at several numbers of connections.
 
-A closed loop of single-sentence feature-extraction requests past the response cache. Rounds are
-interleaved (1, 16, 64, 1, 16, 64, ...), so that a machine that slows down or speeds up does so
-for every level alike. With `--with-engine` the raw engine is measured between them, while the
-server has nothing to do.
+A closed loop of single-sentence feature-extraction requests past the response cache, or with
+`--cached N` of N sentences that it holds. Rounds are interleaved (1, 16, 64, 1, 16, 64, ...), so
+that a machine that slows down or speeds up does so for every level alike. With `--with-engine` the
+raw engine is measured between them, while the server has nothing to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import uvloop
@@ -104,6 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure the raw engine in turn with the server, and the ratio of the two",
     )
+    parser.add_argument(
+        "--cached",
+        type=positive_count,
+        metavar="N",
+        help="repeat N sentences that the response cache holds; every answer must come from it",
+    )
 
 
 def run(arguments: argparse.Namespace, command: str) -> int:
@@ -126,7 +132,10 @@ def measure(
 ) -> ServingFigures:
     """All rounds, then the comparison of the kept answers."""
     described = client.describe_model(arguments.model)
-    warm = client.infer(TASK, arguments.model, sentences.texts[0])
+    use_cache = arguments.cached is not None
+    sentences = Sentences(sentences.origin, sentences.texts[: arguments.cached])
+    for text in sentences.texts if use_cache else sentences.texts[:1]:
+        warm = client.infer(TASK, arguments.model, text, use_cache=use_cache)
     local = open_served(arguments, str(described.get("version")))
     engine = open_engine(local, sentences.texts) if arguments.with_engine and local else None
     workloads = make_workloads(target, sentences.texts, arguments)
@@ -135,6 +144,8 @@ def measure(
         campaign.run_round(f"round {round_number}/{arguments.rounds}")
     levels = tuple(Level.of(results) for results in campaign.loads.values())
     speeds = tuple(EngineLevel(p, summarise(found)) for p, found in campaign.speeds.items())
+    if use_cache:
+        require_hits(workload.answers for workload in workloads.values())
     return ServingFigures(
         url=target.url,
         model=described,
@@ -161,11 +172,24 @@ def make_workloads(
 ) -> dict[int, Workload]:
     """A workload per level; each keeps the first answers to the same sample of sentences."""
     path = task_path(TASK, arguments.model)
-    requests = [target.post_bytes(path, inference_body(text)) for text in texts]
+    use_cache = arguments.cached is not None
+    bodies = [inference_body(text, use_cache=use_cache) for text in texts]
+    requests = [target.post_bytes(path, body) for body in bodies]
     count = min(KEPT_ANSWERS, len(texts))
     kept = random.Random(arguments.seed).sample(range(len(texts)), count)
     levels = dict.fromkeys(arguments.connections)
     return {connections: Workload(requests, kept) for connections in levels}
+
+
+def require_hits(answers: Iterable[Mapping[int, bytes]]) -> None:
+    """Raises BenchmarkError when a kept answer did not come from the response cache."""
+    heads = [raw.partition(b"\r\n\r\n")[0] for kept in answers for raw in kept.values()]
+    computed = sum(b"x-cache: hit" not in head.lower() for head in heads)
+    if computed:
+        raise BenchmarkError(
+            f"{computed} of {len(heads)} answers were computed, not remembered",
+            hint="give the cache more bytes and time: `cache` in serve_config.yaml",
+        )
 
 
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:

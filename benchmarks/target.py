@@ -65,9 +65,9 @@ def model_path(model_id: str) -> str:
     return f"/models/{quote(model_id)}"
 
 
-def inference_body(inputs: Any, *, use_gpu: bool = False) -> bytes:
-    """A task request that no cache may answer."""
-    options = {"use_cache": False, "use_gpu": True} if use_gpu else {"use_cache": False}
+def inference_body(inputs: Any, *, use_gpu: bool = False, use_cache: bool = False) -> bytes:
+    """A task request; no cache may answer it unless `use_cache` says so."""
+    options = {"use_cache": use_cache} | ({"use_gpu": True} if use_gpu else {})
     return orjson.dumps({"inputs": inputs, "options": options})
 
 

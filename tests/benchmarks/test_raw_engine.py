@@ -93,11 +93,12 @@ def test_a_model_answers_as_the_server_would(model: LocalModel) -> None:
     assert np.linalg.norm(value) == pytest.approx(1.0)
 
 
-def test_a_model_whose_task_is_not_served_is_an_error(tmp_path: Path) -> None:
-    seal_tiny(tmp_path, "tiny/tagger", tasks=(TaskName.TOKEN_CLASSIFICATION,))
-    tagger = LocalModel.open(tmp_path, "tiny/tagger", LATEST_NAME)
-    with pytest.raises(BenchmarkError, match="built for `token-classification`"):
-        tagger.items(["a"])
+def test_a_model_that_takes_no_plain_texts_is_an_error(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "tiny/reader", tasks=(TaskName.QUESTION_ANSWERING,))
+    reader = LocalModel.open(tmp_path, "tiny/reader", LATEST_NAME)
+    with pytest.raises(BenchmarkError, match="built for `question-answering`") as caught:
+        reader.items(["a"])
+    assert "--model" in caught.value.hint
 
 
 def test_a_model_that_is_not_built_is_an_error(tiny_store: Path) -> None:
