@@ -13,7 +13,7 @@ serve: .venv/ready
 	@$(BIN)/python -m build_artifacts demo
 	@exec $(BIN)/python -m cluster up $(UP_OPTIONS)
 
-test: .venv/ready
+test: .venv/ready .venv-clients/ready
 	$(BIN)/python -m pytest
 
 lint: .venv/ready
@@ -30,5 +30,11 @@ lint: .venv/ready
 	    -e ".[cpu,openvino,build,bench,dev]"
 	@touch $@
 
+# Clients that do not install beside those of .venv; the tests run them as programs of their own.
+.venv-clients/ready: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $<
+	@touch $@
+
 clean:
-	rm -rf .venv .run build *.egg-info
+	rm -rf .venv .venv-clients .run build *.egg-info

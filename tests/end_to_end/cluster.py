@@ -24,6 +24,7 @@ class Cluster:
     """`python -m cluster up` as a child process, its run directory beside the config."""
 
     def __init__(self, directory: Path, config: dict[str, Any], store: Path) -> None:
+        self.store = store
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = directory / "serve_config.yaml"

@@ -1,11 +1,7 @@
-"""One cluster for all end-to-end tests: the demo models, one of them damaged on purpose."""
+"""One cluster for all end-to-end tests, with a model for every task."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config import default_store
-from deployments.store import LATEST_NAME, model_directory
+from deployments.store import LATEST_NAME
 from tests.end_to_end.cluster import REPOSITORY, Cluster
-
-EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
-CLASSIFIER = "hundredfold/minilm-sst2"
-DAMAGED = "hundredfold/damaged"
+from tests.end_to_end.models import DAMAGED, SOUND, fill
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,33 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo models, built once per machine, and a copy of one with a byte changed."""
-    subprocess.run([sys.executable, "-m", "build_artifacts", "demo"], cwd=REPOSITORY, check=True)
+    """All models of the tests."""
     store = tmp_path_factory.mktemp("store")
-    for model_id in (EMBEDDER, CLASSIFIER):
-        source = model_directory(default_store(), model_id)
-        target = model_directory(store, model_id)
-        shutil.copytree(source, target, copy_function=link_or_copy)
-    damage_a_copy(model_directory(store, CLASSIFIER), model_directory(store, DAMAGED))
+    fill(store)
     return store
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Hard links where the file system allows them: artifacts are never written to."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def damage_a_copy(source: Path, target: Path) -> None:
-    """Copy a model and change one byte of its tokenizer."""
-    shutil.copytree(source, target)
-    version = (target / LATEST_NAME).read_text().strip()
-    tokenizer = target / version / "tokenizer.json"
-    content = bytearray(tokenizer.read_bytes())
-    content[-3] ^= 1
-    tokenizer.write_bytes(content)
 
 
 def quick_config() -> dict[str, Any]:
@@ -67,7 +36,9 @@ def quick_config() -> dict[str, Any]:
     """
     config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     application = config["applications"][0]
-    application["args"]["models"].append({"id": DAMAGED, "version": LATEST_NAME})
+    application["args"]["models"] = [
+        {"id": model_id, "version": LATEST_NAME} for model_id in (*SOUND, DAMAGED)
+    ]
     application["args"]["lanes"]["gpu"]["providers"] = ["CPUExecutionProvider"]
     for lane in application["args"]["lanes"].values():
         lane["tune"] = "off"

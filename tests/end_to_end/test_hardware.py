@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 
 from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.conftest import CLASSIFIER, EMBEDDER
+from tests.end_to_end.models import CLASSIFIER, EMBEDDER
 
 TEXT = "Hardware is a property of the request."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +13,17 @@ import numpy as np
 import psutil
 import pytest
 
+from deployments.manifest import ArtifactManifest, Device
+from deployments.store import LATEST_NAME, model_directory, resolve_version
 from tests.end_to_end.cluster import Cluster, wait_for
-from tests.end_to_end.conftest import EMBEDDER
+from tests.end_to_end.models import EMBEDDER, READER, SOUND
 
-RESIDENT_LIMIT_MIB = 350
+# Resident memory, measured with seven models: 154 and 182 MiB; a lane beside its graphs 199 MiB
+# before its first pass and up to 357 MiB once two passes of 2,048 long tokens ran at a time, of
+# which the allocator gives little back.
+INGRESS_LIMIT_MIB = 250
+TOKENIZER_LIMIT_MIB = 250
+BESIDE_GRAPHS_LIMIT_MIB = 400
 
 
 def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
@@ -47,13 +55,37 @@ async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
     return statuses
 
 
+def read(cluster: Cluster, context: str) -> httpx.Response:
+    body = {"inputs": {"question": "What?", "context": context}, "options": {"use_cache": False}}
+    return httpx.post(f"{cluster.url}/models/{READER}", json=body, timeout=60)
+
+
+def graphs_mib(store: Path) -> float:
+    """What the CPU graphs of all models weigh together."""
+    size = 0
+    for model_id in SOUND:
+        version = resolve_version(store, model_id, LATEST_NAME)
+        directory = model_directory(store, model_id) / version
+        candidate = ArtifactManifest.read(directory).candidate_for(Device.CPU)
+        assert candidate is not None
+        size += (directory / candidate.graph).stat().st_size
+    return size / (1 << 20)
+
+
 def test_replicas_load_neither_torch_nor_transformers_and_stay_small(cluster: Cluster) -> None:
-    embed(cluster, ["word " * n for n in range(1, 200, 7)])
-    for deployment in ("Ingress", "Tokenizer", "CpuLane"):
+    for _ in range(3):
+        assert embed(cluster, ["word " * n for n in range(1, 200, 7)]).status_code == 200
+        assert read(cluster, "word " * 3000).status_code == 200
+    limits_mib = {
+        "Ingress": INGRESS_LIMIT_MIB,
+        "Tokenizer": TOKENIZER_LIMIT_MIB,
+        "CpuLane": graphs_mib(cluster.store) + BESIDE_GRAPHS_LIMIT_MIB,
+    }
+    for deployment, limit_mib in limits_mib.items():
         (replica, *_) = cluster.replicas(deployment)
         libraries = {m.path for m in replica.memory_maps()}
         assert not [path for path in libraries if "torch" in path]
-        assert replica.memory_info().rss < RESIDENT_LIMIT_MIB << 20, deployment
+        assert replica.memory_info().rss / (1 << 20) < limit_mib, deployment
 
 
 def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
@@ -66,7 +98,7 @@ def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[st
     user_configs["Tokenizer"]["cache_bytes"] = 0
     user_configs["CpuLane"]["batching"]["queue_items"] = 2
     cluster.deploy(changed)
-    wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 413, 30)
+    wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 422, 30)
     wait_for(lambda: embed(cluster, ["a", "b", "c"]).status_code == 429, 30)
     cluster.deploy(config)
     wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 200, 30)
@@ -123,6 +155,7 @@ def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> 
         "hundredfold_request_seconds_count",
         "hundredfold_forward_seconds_count",
         "hundredfold_encode_seconds_count",
+        *("te_request_count", "te_request_duration_count", "te_queue_size"),
     }
 
     def all_there() -> bool:

@@ -1,0 +1,92 @@
+"""Answers that were computed before, as clients and operators see them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.cluster import Cluster, wait_for
+from tests.end_to_end.models import CLASSIFIER, EMBEDDER
+
+
+@pytest.fixture
+def text() -> str:
+    """A text that nobody has sent before."""
+    return f"unheard of: {uuid.uuid4()}"
+
+
+def asked(cluster: Cluster, path: str, body: Any) -> httpx.Response:
+    reply = httpx.post(cluster.url + path, json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        (f"/models/{EMBEDDER}", "inputs"),
+        (f"/models/{CLASSIFIER}", "inputs"),
+        ("/embed", "inputs"),
+        (f"/models/{EMBEDDER}/v1/embeddings", "input"),
+    ],
+)
+def test_the_second_of_two_equal_requests_is_a_hit(
+    cluster: Cluster, text: str, path: str, inputs: str
+) -> None:
+    first, second = (asked(cluster, path, {inputs: text}) for _ in range(2))
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("miss", "hit")
+    assert first.headers["x-compute-type"] == "cpu-int8"
+    assert second.headers["x-compute-type"] == "cache"
+    assert second.json() == first.json()
+
+
+def test_a_hit_is_never_of_other_parameters_or_another_task(cluster: Cluster, text: str) -> None:
+    path = f"/models/{EMBEDDER}"
+    bodies = [
+        {"inputs": text},
+        {"inputs": text, "parameters": {"dimensions": 64}},
+        {"inputs": [text]},
+        {"inputs": {"source_sentence": text, "sentences": [text]}},
+    ]
+    told = [asked(cluster, path, body) for body in bodies]
+    assert told[0].headers["x-cache"] == told[1].headers["x-cache"] == "miss"
+    assert told[3].headers["x-cache"] == "miss"
+    assert len(told[1].json()[0]) == 64
+    assert told[3].json() == pytest.approx([1], abs=1e-4)
+
+
+def test_who_wants_no_cache_gets_fresh_numbers(cluster: Cluster, text: str) -> None:
+    body = {"inputs": text, "options": {"use_cache": False}}
+    replies = [asked(cluster, f"/models/{EMBEDDER}", body) for _ in range(2)]
+    assert {reply.headers["x-cache"] for reply in replies} == {"miss"}
+    assert {reply.headers["x-compute-type"] for reply in replies} == {"cpu-int8"}
+
+
+def lookups(cluster: Cluster, metric: str, result: str) -> float:
+    """How often the embedder's lookups in a cache had that result, as the metrics tell."""
+    total = 0.0
+    for line in httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if (
+            name.startswith(f"hundredfold_{metric}_total{{")
+            and f'model="{EMBEDDER}"' in name
+            and f'result="{result}"' in name
+        ):
+            total += float(value)
+    return total
+
+
+@pytest.mark.parametrize("metric", ["response_cache_lookups", "token_cache_lookups"])
+def test_hits_and_misses_of_both_caches_are_metrics(cluster: Cluster, metric: str) -> None:
+    def both() -> bool:
+        return all(lookups(cluster, metric, result) > 0 for result in ("hit", "miss"))
+
+    text = "a text for the caches"
+    # Asked without the response cache, the second one is a hit of the tokenizer's.
+    for use_cache in (True, True, False, False):
+        body = {"inputs": text, "options": {"use_cache": use_cache}}
+        asked(cluster, f"/models/{EMBEDDER}", body)
+    wait_for(both, 40)

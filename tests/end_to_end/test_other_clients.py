@@ -1,0 +1,175 @@
+"""Clients from a second environment: an old hub client, Cohere's, Infinity's and LangChain's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.models import (
+    CLASSIFIER,
+    DAMAGED,
+    EMBEDDER,
+    JUDGE,
+    MASK_FILLER,
+    RANKER,
+    READER,
+    SOUND,
+    TAGGER,
+)
+from tests.end_to_end.second_environment import answer_of
+from tests.end_to_end.vectors import cosine
+
+FILM = "a gorgeous, witty film"
+QUERY = "Which animal purrs?"
+ANIMALS = ["A tax form is due in May.", "A cat purrs.", "A dog barks."]
+LABELS = ["film", "food", "city"]
+
+
+def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
+    """huggingface_hub 0.25, to which the server is the Inference API."""
+    endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
+    return answer_of("old_hub.py", method, json.dumps(arguments), environment=endpoint)
+
+
+def infinity(cluster: Cluster, call: str, **body: Any) -> Any:
+    return answer_of("infinity.py", cluster.url, call, json.dumps(body))
+
+
+def cohere(cluster: Cluster, **arguments: Any) -> Any:
+    return answer_of("cohere_rerank.py", cluster.url, json.dumps(arguments))
+
+
+def test_the_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
+    (row,) = old_hub(cluster, "feature_extraction", text=FILM, model=EMBEDDER)
+    assert len(row) == 384
+    near, far = old_hub(
+        cluster,
+        "sentence_similarity",
+        sentence="A man is playing a guitar.",
+        other_sentences=["Someone plays guitar.", "The market fell on Monday."],
+        model=EMBEDDER,
+    )
+    assert near > 0.7 > 0.3 > far
+
+
+def test_the_old_hub_client_classifies_and_tags(cluster: Cluster) -> None:
+    best, _ = old_hub(cluster, "text_classification", text=FILM, model=CLASSIFIER)
+    assert best["label"] == "POSITIVE"
+    text = "the river and the city at night"
+    tagged = old_hub(cluster, "token_classification", text=text, model=TAGGER)
+    assert tagged
+    assert [text[group["start"] : group["end"]] for group in tagged] == [
+        group["word"] for group in tagged
+    ]
+
+
+def test_the_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> None:
+    filled = old_hub(cluster, "fill_mask", text="the [MASK] film", model=MASK_FILLER)
+    assert len(filled) == 5
+    answer = old_hub(
+        cluster,
+        "question_answering",
+        question="When was the lighthouse on Gull Point built?",
+        context="The lighthouse on Gull Point was built in 1871 from grey granite.",
+        model=READER,
+    )
+    assert answer["answer"] == "1871"
+
+
+def test_the_old_hub_client_gets_zero_shot_answers_in_the_old_shape(cluster: Cluster) -> None:
+    judged = old_hub(
+        cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True, model=JUDGE
+    )
+    assert {one["label"] for one in judged} == {*LABELS}
+    again = old_hub(
+        cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True,
+        model=f"{cluster.url}/models/{JUDGE}",
+    )  # fmt: skip
+    assert again == judged
+
+
+def test_the_old_hub_client_learns_what_is_loaded(cluster: Cluster) -> None:
+    status = old_hub(cluster, "get_model_status", model=EMBEDDER)
+    assert (status["loaded"], status["state"]) == (True, "Loaded")
+    assert status["framework"] == "transformers"
+    assert old_hub(cluster, "get_endpoint_info", model=CLASSIFIER)["labels"]
+    assert old_hub(cluster, "health_check", model=f"{cluster.url}/models/{EMBEDDER}")
+
+
+def test_the_old_hub_client_understands_our_errors(cluster: Cluster) -> None:
+    missing = old_hub(cluster, "text_classification", text=FILM, model="nobody/nothing")
+    assert "nobody/nothing does not exist" in missing["message"]
+    refused = old_hub(cluster, "fill_mask", text="no gap", model=MASK_FILLER)
+    assert refused["raised"] == "BadRequestError"
+    assert "mask" in refused["message"]
+
+
+def test_infinitys_client_embeds(cluster: Cluster) -> None:
+    told = infinity(cluster, "embeddings", input=[FILM, FILM, "a tax form"])
+    first, again, other = (entry["embedding"] for entry in told["data"])
+    assert len(first) == 384
+    assert cosine(first, again) > 0.98 > cosine(first, other)
+    assert told["model"] == EMBEDDER
+    assert told["usage"]["prompt_tokens"] > 0
+    short = infinity(cluster, "embeddings", input=FILM, model=EMBEDDER, dimensions=64)
+    assert len(short["data"][0]["embedding"]) == 64
+
+
+def test_infinitys_client_ranks(cluster: Cluster) -> None:
+    told = infinity(
+        cluster, "rerank", query=QUERY, documents=ANIMALS, model=EMBEDDER, return_documents=True
+    )
+    assert told["results"][0]["index"] == 1
+    assert told["results"][0]["document"] == ANIMALS[1]
+    assert (told["model"], told["object"]) == (EMBEDDER, "rerank")
+    best = infinity(cluster, "rerank", query=QUERY, documents=ANIMALS, top_n=1)
+    assert (best["model"], len(best["results"])) == (RANKER, 1)
+
+
+def test_infinitys_client_classifies(cluster: Cluster) -> None:
+    told = infinity(cluster, "classify", input=[FILM, "a dull one"], model=CLASSIFIER)
+    assert [row[0]["label"] for row in told["data"]] == ["POSITIVE", "NEGATIVE"]
+
+
+def test_infinitys_client_asks_for_health_and_models(cluster: Cluster) -> None:
+    assert infinity(cluster, "health")["status"] == "ok"
+    listed = infinity(cluster, "models")["data"]
+    assert {model["id"] for model in listed} == {*SOUND, DAMAGED}
+
+
+def test_infinitys_client_understands_our_errors(cluster: Cluster) -> None:
+    refused = infinity(cluster, "embeddings", input=FILM, model="nobody/nothing")
+    assert refused["raised"] == "UnexpectedStatus"
+    assert "nobody/nothing does not exist" in refused["message"]
+
+
+@pytest.mark.parametrize("model", [EMBEDDER, RANKER])
+def test_coheres_client_ranks(cluster: Cluster, model: str) -> None:
+    told = cohere(cluster, model=model, query=QUERY, documents=ANIMALS, top_n=2)
+    scores = [result["relevance_score"] for result in told["results"]]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    if model == EMBEDDER:
+        assert told["results"][0]["index"] == 1
+
+
+def test_coheres_client_understands_our_errors(cluster: Cluster) -> None:
+    missing = cohere(cluster, model="nobody/nothing", query=QUERY, documents=ANIMALS)
+    assert (missing["raised"], missing["status"]) == ("NotFoundError", 404)
+    assert "nobody/nothing does not exist" in missing["message"]
+    wrong = cohere(cluster, model=EMBEDDER, query=QUERY, documents=[])
+    assert (wrong["raised"], wrong["status"]) == ("BadRequestError", 400)
+    assert "documents" in wrong["message"]
+
+
+def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:
+    """Lengths are left to the server: LangChain would count OpenAI's tokens."""
+    settings = {"model": EMBEDDER, "check_embedding_ctx_length": False}
+    told = answer_of(
+        "langchain_embeddings.py", f"{cluster.url}/v1", json.dumps(settings), json.dumps(ANIMALS)
+    )
+    assert [len(vector) for vector in told["documents"]] == [384] * 3
+    assert cosine(told["documents"][0], told["query"]) > 0.98
