@@ -43,6 +43,7 @@ class RequestMetrics:
         self._seconds.observe(request.total_s, labels)
         if request.cache != "none":
             self._lookups.inc(1, {"model": request.model, "result": request.cache})
+        if request.cache == "miss":
             self._cache_bytes.set(request.cache_bytes)
 
 

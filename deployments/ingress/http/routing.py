@@ -19,18 +19,20 @@ class RememberingRouter(Router):
     """Starlette's router, which remembers the routes of paths that had one.
 
     Trying the patterns one by one costs a microsecond or two each, in sum more than an answer
-    from the response cache.
+    from the response cache. Ray Serve would try them all once more, for the `route` of its own
+    metrics: so `routes` is empty, and that label is the application's prefix.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> None:
-        super().__init__(routes, lifespan=lifespan)
+        super().__init__(lifespan=lifespan, redirect_slashes=False)
+        self.table = Router(routes, redirect_slashes=False)
         self._remembered: dict[tuple[str, str, str], _Found] = {}
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or leave it to Starlette when no route fits."""
         found = self._find(scope) if scope["type"] == "http" else None
         if found is None:
-            await super().app(scope, receive, send)
+            await self.table.app(scope, receive, send)
             return
         route, child_scope = found
         scope.update(child_scope, router=self, route=route)
@@ -41,7 +43,7 @@ class RememberingRouter(Router):
         key = (scope["method"], scope["path"], scope.get("root_path", ""))
         if (found := remembered.get(key)) is not None:
             return found
-        for route in self.routes:
+        for route in self.table.routes:
             match, child_scope = route.matches(scope)
             if match is Match.FULL:
                 if len(remembered) >= _MOST_REMEMBERED:

@@ -58,7 +58,7 @@ async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store
     async with InProcess(zoo_store, models=ZOO).application() as app:
         served = {
             (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
-            for route in app.routes
+            for route in app.router.table.routes
             for method in route.methods - {"HEAD"}
         }
         transport = httpx.ASGITransport(app)
