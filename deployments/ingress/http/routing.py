@@ -30,7 +30,10 @@ class RememberingRouter(Router):
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or leave it to Starlette when no route fits."""
-        found = self._find(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http":  # the lifespan, which is this router's
+            await super().app(scope, receive, send)
+            return
+        found = self._find(scope)
         if found is None:
             await self.table.app(scope, receive, send)
             return

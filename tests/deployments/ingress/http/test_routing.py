@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from deployments.ingress.http import routing
 from deployments.ingress.http.routing import RememberingRouter
@@ -74,3 +75,26 @@ async def test_a_path_without_end_is_served_and_not_kept(app: Starlette) -> None
     async with client(app) as http:
         assert (await http.post("/models/" + "a" * 5_000)).status_code == 200
     assert not app.router._remembered
+
+
+async def test_the_lifespan_is_run() -> None:
+    told = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        told.append("begun")
+        yield
+        told.append("ended")
+
+    app = Starlette()
+    app.router = RememberingRouter([], lifespan)
+    messages = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> Message:
+        return {"type": next(messages)}
+
+    async def send(message: Message) -> None:
+        told.append(message["type"])
+
+    await app({"type": "lifespan", "state": {}}, receive, send)
+    assert told == ["begun", "lifespan.startup.complete", "ended", "lifespan.shutdown.complete"]
