@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 from benchmarks.attack import CLOSED
@@ -10,6 +11,7 @@ from benchmarks.target import Target
 
 MOST_ANSWER_BYTES = 64_000_000
 NO_ANSWER = -1  # nothing came, and the connection stayed open
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Exchange:
 
 
 async def exchange(target: Target, raw: bytes, wait_s: float) -> Exchange:
-    """Send a request that asks to close, and read to the end."""
+    """Send a request that asks to close, and read to the end of the answer."""
     received = b""
     try:
         async with asyncio.timeout(wait_s):
@@ -51,14 +53,26 @@ async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the end, or until the connection breaks."""
+    """All that comes until the answer is whole, or until the connection ends or breaks."""
     received = bytearray()
     try:
         while len(received) < MOST_ANSWER_BYTES and (chunk := await reader.read(1 << 20)):
             received += chunk
+            if is_whole(received):
+                break
     except ConnectionResetError:
         return bytes(received)
     return bytes(received)
+
+
+def is_whole(received: bytes | bytearray) -> bool:
+    """Whether all of an answer is there that tells its length.
+
+    Nobody closes the connection of a request that stalls, though it was answered long ago.
+    """
+    end = received.find(b"\r\n\r\n")
+    told = LENGTH.search(received, 0, end + 2) if end >= 0 else None
+    return told is not None and len(received) >= end + 4 + int(told[1])
 
 
 def parsed(received: bytes) -> Exchange:

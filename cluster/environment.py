@@ -24,6 +24,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Seconds HAProxy waits for a replica. Serve sets no limit at all; this one lies above
         # `http_options.request_timeout_s`, so that the replica is the one that answers.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
+        # Seconds a client may be silent in the middle of its request. Serve's 3,600 would keep the
+        # connections of all who never send the rest.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
         # Bytes of one message between replicas. gRPC's own 4 MiB is less than a full list.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "67108864",
         # A rollout whose new replicas do not start halts and keeps the old ones. Also the default

@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.attack import Attack
 from benchmarks.hostile import Tally
 from benchmarks.residency import replica_memory
-from benchmarks.wire import NO_ANSWER, parsed
+from benchmarks.wire import NO_ANSWER, is_whole, parsed
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.deployments.in_process import InProcess
 from tests.fakes import FailingLane
@@ -72,6 +72,13 @@ def test_what_counts_as_a_failure() -> None:
     tally.count(Attack("made", b"", frozenset()), 418)
     assert tally.wrong == {"200 refused": 1}
     assert set(tally.failures) == {"500 refused", "504 refused", "-1 refused"}
+
+
+def test_an_answer_is_whole_when_all_of_its_length_is_there() -> None:
+    head = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 2\r\na: b\r\n\r\n"
+    assert [is_whole(head + body) for body in (b"", b"{", b"{}")] == [False, False, True]
+    assert not is_whole(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n")
+    assert not is_whole(b"HTTP/1.1 200 OK\r\n\r\ncontent-length: 1")
 
 
 def test_an_answer_is_parsed_and_what_is_none_counts_as_closed() -> None:
