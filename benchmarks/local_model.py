@@ -16,7 +16,7 @@ from deployments.config import LaneSettings
 from deployments.encoding.encoder import Encoded, Encoder
 from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, GraphSpec, open_engine
-from deployments.errors import ArtifactError, InputTooLong, InvalidField
+from deployments.errors import ArtifactError, InvalidField, ServeError
 from deployments.manifest import ArtifactManifest, Candidate, Device
 from deployments.messages import Call, EncodedItem
 from deployments.store import LATEST_NAME, model_directory, resolve_version
@@ -121,7 +121,7 @@ class LocalModel:
             windowing=parsed.windowing,
         )
         (encoded,) = encoder.encode([call])
-        if isinstance(encoded, InputTooLong):
+        if isinstance(encoded, ServeError):
             raise encoded
         return encoded
 

@@ -9,7 +9,7 @@ from tokenizers import Encoding, Tokenizer
 
 from build_artifacts.evaluation.base import ModelUnderTest
 from deployments.encoding.encoder import Encoder
-from deployments.errors import InputTooLong
+from deployments.errors import ServeError
 from deployments.manifest import TOKENIZER_NAME
 from deployments.messages import Call, EncodedItem, Text, Truncation
 
@@ -24,7 +24,7 @@ def encode_texts(model: ModelUnderTest, texts: Sequence[Text]) -> list[EncodedIt
         deadline_s=float("inf"),
     )
     (encoded,) = Encoder(model.directory, model.max_tokens).encode([call])
-    if isinstance(encoded, InputTooLong):
+    if isinstance(encoded, ServeError):
         raise encoded
     return encoded.items
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from deployments.encoding.cutting import cut_item
 from deployments.encoding.tokenizer_file import item_of, open_tokenizer
 from deployments.encoding.windows import Window, WindowEncoder
-from deployments.errors import InputTooLong
+from deployments.errors import EmptyInput, InputTooLong, ServeError
 from deployments.messages import (
     Call,
     EncodedItem,
@@ -24,6 +24,9 @@ from deployments.messages import (
 
 # What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
+# Of one call, all texts together: what a lane's whole line holds. A thousand questions about one
+# small context, in windows of a few tokens, would be a million.
+MOST_CALL_WINDOWS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +57,29 @@ class Encoder:
         """Bound the cache anew; drops what no longer fits."""
         self._cache.resize(cache_bytes)
 
-    def encode(self, calls: Sequence[Call]) -> list[Encoded | InputTooLong]:
+    def encode(self, calls: Sequence[Call]) -> list[Encoded | ServeError]:
         """Tokens of every text of every call, special tokens included.
 
         A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
         in one go, but for calls with a windowing. A call with a text longer than `max_tokens`
-        becomes InputTooLong, unless it asked for truncation or windows; its neighbours are not
-        affected.
+        becomes InputTooLong, unless it asked for truncation or windows, and one with a text of no
+        tokens at all EmptyInput; its neighbours are not affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         encoded = iter(self._encode_texts(plain))
-        outcomes: list[Encoded | InputTooLong] = []
+        outcomes: list[Encoded | ServeError] = []
         for call in calls:
             try:
                 if call.windowing is None:
                     own = list(islice(encoded, len(call.texts)))
-                    outcomes.append(self._within_limit(call, own))
+                    outcome = self._within_limit(call, own)
                 else:
-                    outcomes.append(self._in_windows(call, call.windowing))
-            except InputTooLong as error:
+                    outcome = self._in_windows(call, call.windowing)
+                _check_tokens(call, outcome)
+                outcomes.append(outcome)
+            except ServeError as error:
                 outcomes.append(error)
         return outcomes
-
-    def count(self, text: Text) -> int:
-        """Tokens of `text`, special tokens included."""
-        return len(self._encode_texts([text])[0].ids)
 
     def _encode_texts(self, texts: list[Text]) -> list[EncodedItem]:
         found: list[EncodedItem | None] = [self._cache.get(text) for text in texts]
@@ -118,9 +119,24 @@ class Encoder:
                 field = call.fields[i]
                 raise InputTooLong(f"`{field}` {error.message}", field=field) from None
             windows += own
+            if len(windows) > MOST_CALL_WINDOWS:
+                raise InputTooLong(
+                    f"`{call.fields[i]}` and the texts before it make more than "
+                    f"{MOST_CALL_WINDOWS} windows; send fewer or shorter texts, or ask for larger "
+                    "windows or a smaller stride",
+                    field=call.fields[i],
+                )
             truncated += cut
         items = [item for item, _ in windows]
         return Encoded(items, truncated, tuple(layout for _, layout in windows))
+
+
+def _check_tokens(call: Call, encoded: Encoded) -> None:
+    """Raise EmptyInput for a text of blanks, of a tokenizer that adds no special tokens."""
+    for i, item in enumerate(encoded.items):
+        if not len(item.ids):
+            field = call.fields[encoded.layouts[i].text if encoded.layouts else i]
+            raise EmptyInput(f"`{field}` has no tokens", field=field)
 
 
 def _is_pair(text: Text) -> bool:

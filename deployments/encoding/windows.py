@@ -89,9 +89,10 @@ class WindowEncoder:
 
     def _encode(self, text: Text) -> Encoding:
         """With the truncation that is set, which is taken back."""
-        encoding = self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
-        self._tokenizer.no_truncation()
-        return encoding
+        try:
+            return self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
+        finally:
+            self._tokenizer.no_truncation()
 
 
 def _window(encoding: Encoding, text: Text, index: int) -> Window:

@@ -119,6 +119,7 @@ class ErrorPages:
         return self._in_own_words(request, failure)
 
     def _in_own_words(self, request: Request, error: ServeError) -> Response:
-        path = request.url.path
+        # Bugs are told outside of WithoutTrailingSlash.
+        path = request.url.path.rstrip("/") or "/"
         family = next(family for family in self._families if family.owns(path))
         return family.error_response(told_briefly(error))

@@ -52,9 +52,9 @@ def within_total(parsed: TaskInput, request_chars: int) -> TaskInput:
     """
     total = sum(map(characters, parsed.texts))
     if total > request_chars:
-        path = parsed.fields[0].partition("[")[0]
         raise InputTooLong(
-            f"`{path}` makes {total} characters to read, at most {request_chars} are read at once",
-            field=path,
+            f"`{parsed.many}` makes {total} characters to read, at most {request_chars} are read "
+            "at once",
+            field=parsed.many,
         )
     return parsed

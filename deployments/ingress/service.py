@@ -30,19 +30,15 @@ from deployments.ingress.recording import Note, recorded
 from deployments.ingress.router import Router
 from deployments.ingress.tokens import SpelledText, TokenDesk, TokenSequences, with_texts
 from deployments.manifest import HEADS, TaskName
-from deployments.messages import (
-    Answer,
-    BatchKey,
-    Call,
-    Timings,
-    characters,
-)
+from deployments.messages import Answer, BatchKey, Call, Timings, characters
 from deployments.records import Recorders, RequestRecorder
 from deployments.registry import OpenModel, Registry
 from deployments.tasks import TASKS, TaskInput, served_tasks
 
 # Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
+# What a string costs besides its characters: the object, and its place in a tuple.
+STRING_BYTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +273,20 @@ def made_for(question: Question, model: OpenModel) -> bool:
 
 
 def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
-    """What a cached answer occupies: its texts (4 bytes a character at most) and its value."""
-    return _value_bytes(answer.value) + 4 * sum(map(characters, key[1].texts))
+    """What a cached answer occupies: its value, and the words by which it is found.
+
+    The words of the options count too: labels to ignore, for example, may be many or long.
+    """
+    parsed = key[1]
+    words = (parsed.texts, parsed.fields, parsed.options)
+    return _value_bytes(answer.value) + _word_bytes(words)
+
+
+def _word_bytes(words: Any) -> int:
+    """Of a string, or of all in a tuple; a character takes 4 bytes at most."""
+    if isinstance(words, str):
+        return STRING_BYTES + 4 * len(words)
+    return sum(map(_word_bytes, words)) if isinstance(words, tuple) else 0
 
 
 def _value_bytes(value: Any) -> int:

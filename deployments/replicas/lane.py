@@ -13,7 +13,7 @@ from deployments.config import AppArgs, BatchSettings
 from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, check_lane
 from deployments.errors import EngineFailed, InputTooLong, ServeError, UnknownModel
-from deployments.manifest import ArtifactManifest, Device
+from deployments.manifest import ArtifactManifest, Device, Head
 from deployments.messages import (
     Answer,
     BatchKey,
@@ -36,6 +36,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 STUCK_AFTER_S = 60.0
 # Of the vectors of all tokens of one call: 16 MB, and three times that as JSON.
 MOST_TOKEN_VALUES = 1 << 22
+# Of the scores of the whole vocabulary for all masks of one call, which are kept until its last
+# pass is done: 512 MB. Masks are short to write, and a body of nothing else would ask for 40 GB.
+MOST_MASK_VALUES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,7 @@ class BatchReplica:
             unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
             return self._failed.get(model, unknown)
         try:
-            if every_token:
-                _check_answerable(call, self._models[model].manifest)
+            _check_answerable(own, self._models[model].manifest, every_token=every_token)
             rows = self._loop.submit(model, own, call.deadline_s, every_token=every_token)
         except ServeError as error:
             return error
@@ -157,11 +159,23 @@ class BatchReplica:
         self._engines[model] = engine
 
 
-def _check_answerable(call: EncodedCall, manifest: ArtifactManifest) -> None:
-    """Raise InputTooLong for a call with more tokens than one answer has room for."""
-    tokens, most = sum(call.lengths), MOST_TOKEN_VALUES // manifest.width
-    if tokens > most:
-        raise InputTooLong(
-            f"`inputs` has {tokens} tokens in all, at most {most} get a vector each in one answer",
-            field="inputs",
-        )
+def _check_answerable(
+    items: Sequence[EncodedItem], manifest: ArtifactManifest, *, every_token: bool
+) -> None:
+    """Raise InputTooLong for a call with more tokens, or masks, than one answer has room for."""
+    if every_token:
+        tokens, most = sum(len(item.ids) for item in items), MOST_TOKEN_VALUES // manifest.width
+        if tokens > most:
+            raise InputTooLong(
+                f"`inputs` has {tokens} tokens in all, at most {most} get a vector each in one "
+                "answer",
+                field="inputs",
+            )
+    elif manifest.head is Head.MASKS:
+        masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
+        most = MOST_MASK_VALUES // manifest.width
+        if masks > most:
+            raise InputTooLong(
+                f"`inputs` has {masks} masks in all, at most {most} are filled in one answer",
+                field="inputs",
+            )

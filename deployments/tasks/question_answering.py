@@ -24,6 +24,8 @@ _QUESTION_TOKENS = 64
 _ANSWER_TOKENS = 15
 # Candidates are looked at one by one, and there are twice as many of them per window.
 _MOST_ANSWERS = 100
+# Of all answers to one call. A word may be as long as a text, and each answer repeats its words.
+MOST_ANSWER_CHARACTERS = 4_000_000
 
 
 class QuestionParameters(TextParameters):
@@ -137,15 +139,30 @@ class QuestionAnswering:
         )
 
     def decode(self, computed: Computed, options: QuestionOptions) -> Any:
-        """Per question its answer, a list of them when there is more than one."""
+        """Per question its answer, a list of them when there is more than one.
+
+        Raises InvalidField for more text than MOST_ANSWER_CHARACTERS.
+        """
         windows: list[list[_Window]] = [[] for _ in options.contexts]
         for logits, layout in zip(computed.rows, computed.layouts, strict=True):
             windows[layout.text].append((logits, layout))
-        answers = [
-            _one_or_list(found_answers(context, own, options.rules))
-            for context, own in zip(options.contexts, windows, strict=True)
-        ]
+        answers: list[FoundAnswer | list[FoundAnswer]] = []
+        told = 0
+        for context, own in zip(options.contexts, windows, strict=True):
+            found = found_answers(context, own, options.rules)
+            told += sum(len(answer["answer"]) for answer in found)
+            _check_told(told)
+            answers.append(_one_or_list(found))
         return answers[0] if options.single else answers
+
+
+def _check_told(count: int) -> None:
+    if count > MOST_ANSWER_CHARACTERS:
+        raise InvalidField(
+            f"`parameters.top_k`: the answers have more than {MOST_ANSWER_CHARACTERS} characters; "
+            "ask for fewer answers or send fewer questions",
+            field="parameters.top_k",
+        )
 
 
 def _one_or_list(answers: list[FoundAnswer]) -> FoundAnswer | list[FoundAnswer]:

@@ -23,7 +23,13 @@ from deployments.tasks.entities import (
     token_units,
     word_units,
 )
-from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks.inputs import (
+    FirstFault,
+    Inputs,
+    NonEmptyText,
+    one_or_many,
+    parse_parameters,
+)
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
     from deployments.encoding.vocabulary import Vocabulary
@@ -41,7 +47,7 @@ class EntityParameters(TextParameters):
     """Parameters of token-classification."""
 
     aggregation_strategy: Annotated[Strategy | None, BeforeValidator(_any_case)] = None
-    ignore_labels: list[str] | None = None
+    ignore_labels: Annotated[list[str], FirstFault()] | None = None
     # Tokens that neighbouring windows of a long text share; without it long texts are refused.
     stride: int | None = Field(None, ge=0)
 

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from deployments.errors import TooManyItems
 from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
-from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
 LABELS_PATH = "parameters.candidate_labels"
@@ -33,8 +33,7 @@ def _comma_separated(value: Any) -> Any:
 
 
 CandidateLabels = Annotated[
-    list[NonEmptyText],
-    Field(min_length=1),
+    Many[NonEmptyText],
     BeforeValidator(_comma_separated, json_schema_input_type=str | list[NonEmptyText]),
 ]
 

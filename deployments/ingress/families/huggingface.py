@@ -1,6 +1,6 @@
 """The Hugging Face Inference API: task routes, one model per path.
 
-POST /  /v1  /invocations               the default model
+POST /  /v1  /invocations               the body's `model`, else the default one
 POST /models/{id}                       the model's own task, or the one the body is meant for
 POST /models/{id}/pipeline/{task}       a named task
 POST /pipeline/{task}/{id}              the same, older form
@@ -23,10 +23,15 @@ from deployments.errors import (
     ServeError,
     UnknownParameter,
 )
-from deployments.ingress.families.model_list import model_facts, model_status, short_path_list
+from deployments.ingress.families.model_list import (
+    is_loaded,
+    model_facts,
+    model_status,
+    short_path_list,
+)
 from deployments.ingress.http.api import Operation, schema_of
 from deployments.ingress.http.codec import json_response, read_json
-from deployments.ingress.http.naming import model_in_path
+from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import RequestOptions, read_options
 from deployments.ingress.http.replies import reply_headers, retry_headers
 from deployments.ingress.service import (
@@ -40,14 +45,14 @@ from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 from deployments.tasks.text_classification import LabelScore
 
-# Top-level keys every body may have. `stream` and `model` are sent by clients out of habit.
+# Top-level keys every body may have. `stream` is sent by clients out of habit.
 ENVELOPE = {"inputs", "parameters", "options", "stream", "model"}
 # Clients before 0.30, and those of text-embeddings-inference, send these in place of `inputs`.
 LIFTED = ("source_sentence", "sentences", "question", "context", "query", "texts")
 # Parameters newer clients write at the top level.
 PARAMETERS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 # huggingface_hub reads zero-shot answers as lists from 1.2 on, and as objects before.
-HUB_CLIENT = re.compile(r"hf_hub/(\d+)\.(\d+)")
+HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LISTS_SINCE = (1, 2)
 
 # Every task's, and what zero-shot answers are presented as.
@@ -120,7 +125,7 @@ class HuggingFaceRoutes:
         reply = await self._service.answer(
             Question(
                 inputs=inputs_of(body),
-                model_id=model_in_path(request),
+                model_id=model_in_path(request) or model_in_body(body.get("model")),
                 task=task_of(request.path_params.get("task")),
                 parameters=parameters_of(body),
                 options=(options := read_options(body.get("options"), request.headers)),
@@ -148,8 +153,8 @@ class HuggingFaceRoutes:
     async def health(self, request: Request) -> Response:
         """200 when the model can answer now."""
         model_id = model_in_path(request) or ""
-        self._service.registry.find(model_id)
-        if not any(lane.running for lane in self._service.board.states.values()):
+        model = self._service.registry.find(model_id)
+        if not is_loaded(model, self._service.board):
             raise ModelLoading(
                 f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
             )

@@ -51,14 +51,13 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
         for device in Device
         if (candidate := manifest.candidate_for(device)) is not None
     }
-    running = any(lane["replicas"] for lane in lanes.values())
     return {
         "id": model.ref.id,
         "object": "model",
         "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
-        "state": "ready" if running else "loading",
+        "state": "ready" if is_loaded(model, board) else "loading",
         "tasks": served_tasks(manifest),
         "max_tokens": manifest.max_tokens,
         "width": manifest.width,
@@ -70,15 +69,28 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
 
 def model_status(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     """What the hosted API answered at `/status/{id}`; all four keys are read by its client."""
-    lanes = {d: s for d, s in board.states.items() if model.manifest.candidate_for(d) is not None}
-    on_gpu = any(state.running for d, state in lanes.items() if d is Device.GPU)
-    loaded = any(state.running for state in lanes.values())
+    loaded = is_loaded(model, board)
+    on_gpu = Device.GPU in running_lanes(model, board)
     return {
         "loaded": loaded,
         "state": "Loaded" if loaded else "Loadable",
         "compute_type": {"gpu": {"gpu": "cuda", "count": 1}} if on_gpu else "cpu",
         "framework": "transformers",
     }
+
+
+def is_loaded(model: OpenModel, board: LaneBoard) -> bool:
+    """Whether a lane that has the model can answer now."""
+    return bool(running_lanes(model, board))
+
+
+def running_lanes(model: OpenModel, board: LaneBoard) -> list[Device]:
+    """The lanes that have the model and can answer now."""
+    return [
+        device
+        for device, state in board.states.items()
+        if state.running and model.manifest.candidate_for(device) is not None
+    ]
 
 
 def owner(model_id: str) -> str:

@@ -20,7 +20,9 @@ from deployments.ingress.http.intake import SCOPE_KEY, BodyAccount
 MAX_DEPTH = 32
 # Objects and lists cost most: a million of them in two megabytes keep the interpreter for seconds.
 MAX_CONTAINERS = 20_000
-STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and with an end that may be missing: wherever a text begins there is a match, so the
+# search takes linear time. Otherwise one that never ends is tried anew from every quote in it.
+STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 async def read_json(request: Request, limits: LimitSettings) -> Any:

@@ -54,12 +54,13 @@ def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
         raise InvalidField("`options` must be an object", field="options")
     body = body or {}
     # Two words for one wish: a body that says either is not to be overruled by a header.
-    told = set(body) | (HARDWARE_KEYS if HARDWARE_KEYS & set(body) else set())
+    told = {key for key, value in body.items() if value is not None}
+    told |= HARDWARE_KEYS if HARDWARE_KEYS & told else set()
     given: dict[str, Any] = {}
     for header, key in HEADERS.items():
         if key not in told and (text := headers.get(header)) is not None:
-            given[key] = text.lower() if key == "hardware" else _flag(header, text)
-    return parse_parameters(RequestOptions, {**given, **body}, path="options")
+            given[key] = text.strip().lower() if key == "hardware" else _flag(header, text)
+    return parse_parameters(RequestOptions, {**body, **given}, path="options")
 
 
 def _flag(header: str, text: str) -> bool:

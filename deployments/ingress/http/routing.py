@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Match, Router
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
 # Clients ask few paths: one or two for each model. Strangers may try many more.
@@ -35,11 +36,19 @@ class RememberingRouter(Router):
             return
         found = self._find(scope)
         if found is None:
+            if methods := self._other_methods(scope):
+                raise HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
             await self.table.app(scope, receive, send)
             return
         route, child_scope = found
         scope.update(child_scope, router=self, route=route)
         await route.handle(scope, receive, send)
+
+    def _other_methods(self, scope: Scope) -> set[str]:
+        """Those that the path is served with; Starlette tells only the first fitting route's."""
+        routes = (route for route in self.table.routes if isinstance(route, Route))
+        fitting = (route for route in routes if route.matches(scope)[0] is Match.PARTIAL)
+        return {method for route in fitting for method in route.methods or ()}
 
     def _find(self, scope: Scope) -> _Found | None:
         remembered = self._remembered
@@ -49,9 +58,9 @@ class RememberingRouter(Router):
         for route in self.table.routes:
             match, child_scope = route.matches(scope)
             if match is Match.FULL:
-                if len(remembered) >= _MOST_REMEMBERED:
-                    remembered.clear()
                 if len(scope["path"]) <= _LONGEST_REMEMBERED:
+                    if len(remembered) >= _MOST_REMEMBERED:
+                        remembered.clear()
                     remembered[key] = route, child_scope
                 return route, child_scope
         return None

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 
-from deployments.encoding.encoder import ENTRY_OVERHEAD_BYTES, Encoded, Encoder, TokenCache
-from deployments.errors import InputTooLong
-from deployments.messages import Call, Text, Truncation
+from deployments.encoding.encoder import (
+    ENTRY_OVERHEAD_BYTES,
+    MOST_CALL_WINDOWS,
+    Encoded,
+    Encoder,
+    TokenCache,
+)
+from deployments.errors import EmptyInput, InputTooLong
+from deployments.messages import Call, Text, Truncation, Windowing
 from tests.builders import tiny_tokenizer
 from tests.fakes import item, soon
 
@@ -86,7 +92,7 @@ def test_a_remembered_text_is_cut_for_one_and_refused_to_another(directory: Path
         cut, refused = encoder.encode([call(text, truncation=Truncation.KEEP_START), call(text)])
         assert len(cut.items[0].ids) == MAX_TOKENS
         assert isinstance(refused, InputTooLong)
-    assert encoder.count(text) == 11
+        assert "11 tokens" in refused.message
 
 
 def test_an_encoding_from_memory_equals_a_fresh_one(directory: Path) -> None:
@@ -161,6 +167,32 @@ def test_a_pair_too_long_is_refused_with_its_tokens(directory: Path) -> None:
     (refused,) = Encoder(directory, MAX_TOKENS).encode([call(("good bad", "great awful"))])
     assert isinstance(refused, InputTooLong)
     assert "7 tokens" in refused.message
+
+
+@pytest.mark.parametrize("windowing", [None, Windowing(stride=1)])
+def test_a_text_without_a_single_token_is_refused_by_name(
+    windowing: Windowing | None, directory: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = None  # which adds the special tokens
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    asked = (call("good", " ")._replace(windowing=windowing), call("good"))
+    refused, answered = Encoder(tmp_path, MAX_TOKENS).encode(asked)
+    assert isinstance(refused, EmptyInput)
+    assert refused.field == "inputs[1]"
+    assert len(answered.items[0].ids) == 1
+
+
+def test_the_windows_of_a_whole_call_are_bounded(directory: Path) -> None:
+    encoder = Encoder(directory, 4)  # two words, one of them shared
+    text = " ".join(["good"] * 1025)  # 1024 windows
+    few, many = (
+        call(*[text] * count)._replace(windowing=Windowing(stride=1)) for count in (4, 100)
+    )
+    taken, refused = encoder.encode([few, many])
+    assert len(taken.items) == MOST_CALL_WINDOWS
+    assert isinstance(refused, InputTooLong)
+    assert refused.field == "inputs[4]", "those behind it are not even read"
 
 
 def test_a_remembered_pair_is_not_taken_for_its_segments(directory: Path) -> None:

@@ -43,3 +43,16 @@ def test_a_text_counts_as_often_as_it_is_read() -> None:
     with pytest.raises(InputTooLong, match="27 characters to read, at most 26") as refusal:
         within_total(pairs, 26)
     assert refusal.value.field == "inputs"
+
+
+def test_too_many_characters_are_told_where_there_are_many() -> None:
+    searched = TaskInput(
+        ("query", *["text"] * 3),
+        ("inputs.query", *(f"inputs.texts[{i}]" for i in range(3))),
+        None,
+        Truncation.REFUSE,
+        many="inputs.texts",
+    )
+    with pytest.raises(InputTooLong, match="makes 17 characters") as refusal:
+        within_total(searched, 16)
+    assert refusal.value.field == "inputs.texts"

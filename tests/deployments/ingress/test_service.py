@@ -12,9 +12,13 @@ import pytest
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
 from deployments.ingress.recording import log_level
+from deployments.ingress.service import STRING_BYTES, answer_bytes
+from deployments.manifest import Device, TaskName
+from deployments.messages import Answer, BatchKey, ModelRef
+from deployments.tasks.token_classification import TokenClassification
 from tests.deployments.in_process import InProcess
 from tests.fakes import FailingLane, SilentLane, in_groups_of, until
-from tests.sealed import CLASSIFIER, EMBEDDER
+from tests.sealed import CLASSIFIER, EMBEDDER, tiny_manifest
 
 EMBED = f"/models/{EMBEDDER}"
 HASTY = IngressUserConfig(timeout_s=0.1, loading_wait_s=0.05)
@@ -44,6 +48,17 @@ async def test_only_the_very_same_question_is_the_same(tiny_store: Path) -> None
             {"inputs": {"source_sentence": "night", "sentences": ["night"]}},
             {"inputs": "night", "options": {"wait_for_model": True}},
         ) == ["cpu-fp32"] * 5 + ["cache"]
+
+
+def test_words_of_parameters_count_as_memory() -> None:
+    def kept_bytes(*ignored: str) -> int:
+        task_input = TokenClassification().parse(
+            "a", {"ignore_labels": list(ignored)}, tiny_manifest(labels=("O", "PER"))
+        )
+        key = BatchKey(ModelRef("m", "1"), TaskName.TOKEN_CLASSIFICATION, Device.CPU, long=False)
+        return answer_bytes((key, task_input), Answer([], "cpu-fp32"))
+
+    assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
 
 
 async def test_who_wants_no_memory_gets_none(tiny_store: Path) -> None:

@@ -20,7 +20,7 @@ from deployments.errors import (
     UnknownModel,
     WrongTask,
 )
-from deployments.manifest import Device, TaskName
+from deployments.manifest import ArtifactManifest, Device, TaskName
 from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef, TokenLayout
 from deployments.records import PassRecord
 from deployments.registry import Registry
@@ -28,7 +28,7 @@ from deployments.replicas.lane import BatchReplica
 from deployments.tasks import TASKS, Computed, Task
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction
 from tests.fakes import ListRecorder, item, soon
-from tests.sealed import EMBEDDER, GRAPH_NAME, WIDTH, reseal_as, seal_older, seal_tiny
+from tests.sealed import EMBEDDER, GRAPH_NAME, WIDTH, reseal_as, seal, seal_older, seal_tiny
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 # fp32 sums of at most 16 values of size 1.
@@ -245,6 +245,22 @@ async def test_more_tokens_than_one_answer_has_room_for_are_refused(
     assert "9 tokens in all, at most 8" in refused.message
     assert isinstance(answered, Answer)
     assert all(isinstance(outcome, Answer) for outcome in await lane.replica.infer(batch))
+
+
+async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.lane.MOST_MASK_VALUES", 8 * WIDTH)
+    directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
+    manifest = ArtifactManifest.read(directory)
+    seal(directory, manifest.model_copy(update={"mask_token": 5}))
+    lane = Lane(tmp_path)
+    lane.key = lane.key._replace(task=TaskName.FILL_MASK)
+    refused, accepted = await lane.replica.infer(lane.batch(call(4, 5), call(4, 4)))
+    await lane.replica.close()
+    assert isinstance(refused, InputTooLong)
+    assert "9 masks in all, at most 8" in refused.message
+    assert not isinstance(accepted, InputTooLong)
 
 
 async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Path) -> None:

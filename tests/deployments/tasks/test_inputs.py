@@ -159,6 +159,8 @@ def test_null_is_not_given(raw: dict[str, Any], wishes: Wishes) -> None:
         ({"targets": ["a", 3]}, InvalidField, "parameters.targets[1]"),
         ({"targets": [""]}, EmptyInput, "parameters.targets[0]"),
         ({"poetry": 1}, UnknownParameter, "parameters.poetry"),
+        ({"top_k": 0, "poetry": 1}, UnknownParameter, "parameters.poetry"),
+        ({"<one>": 1}, UnknownParameter, "parameters.<one>"),
     ],
 )
 def test_a_parameter_that_cannot_be_met_is_named(

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from deployments.encoding.windows import Window, WindowEncoder
+from deployments.errors import InvalidField
 from deployments.manifest import TaskName
 from deployments.messages import Truncation
+from deployments.tasks import question_answering
 from deployments.tasks.base import Computed
 from deployments.tasks.question_answering import QuestionAnswering, question_windowing
 from tests.builders import tiny_tokenizer
@@ -183,6 +185,17 @@ def test_the_window_that_is_least_sure_of_no_answer_counts(encoder: WindowEncode
     )
     (null,) = (answer["score"] for answer in answers if answer["answer"] == "")
     assert null < 1e-6
+
+
+def test_answers_longer_than_may_be_told_are_refused(
+    certain: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = len("night train")
+    monkeypatch.setattr(question_answering, "MOST_ANSWER_CHARACTERS", 2 * told)
+    assert len(certain.answer([ASKED] * 2)) == 2
+    with pytest.raises(InvalidField, match=f"more than {2 * told} characters") as refusal:
+        certain.answer([ASKED] * 3)
+    assert refusal.value.field == "parameters.top_k"
 
 
 @pytest.mark.parametrize("context", ["   ", "\u200b"])

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation, Windowing
 from deployments.tasks.base import Computed
-from deployments.tasks.token_classification import EntityOptions
+from deployments.tasks.token_classification import EntityOptions, EntityParameters
 from tests.builders import tiny_tokenizer
 from tests.deployments.tasks.labelled_tokens import MANIFEST, TASK, ask, spans
 from tests.sealed import MAX_TOKENS
@@ -81,6 +81,12 @@ def test_what_cannot_be_met_is_refused_by_name(
     with pytest.raises(error) as refusal:
         TASK.parse(inputs, parameters, MANIFEST)
     assert refusal.value.field == field
+
+
+def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        EntityParameters.model_validate({"ignore_labels": [7] * 100})
+    assert refusal.value.error_count() == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from deployments.errors import (
     EmptyInput,
@@ -21,6 +21,7 @@ from deployments.tasks.zero_shot import (
     MOST_TEMPLATE_CHARACTERS,
     ZeroShotClassification,
     ZeroShotOptions,
+    ZeroShotParameters,
     label_scores,
 )
 from tests.sealed import tiny_manifest
@@ -159,6 +160,12 @@ def test_what_cannot_be_classified_is_refused_by_name(
     with pytest.raises(error) as refusal:
         TASK.parse(inputs, parameters, MANIFEST)
     assert refusal.value.field == field
+
+
+def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        ZeroShotParameters.model_validate({"candidate_labels": [7] * 100})
+    assert refusal.value.error_count() == 1
 
 
 def test_texts_times_labels_are_bounded_before_they_are_paired() -> None:

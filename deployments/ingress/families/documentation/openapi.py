@@ -41,7 +41,10 @@ OPTIONS = {
 }
 ANSWER_HEADERS = {
     "x-compute-type": "What computed: the device and its precision, or `cache`.",
-    "x-compute-time": "Seconds from the parsed body to the answer.",
+    "x-compute-time": (
+        "From the parsed body to the answer, in seconds; in whole milliseconds where "
+        "text-embeddings-inference is spoken."
+    ),
     "x-compute-characters": "Characters of all texts.",
     "x-compute-tokens": "Tokens read, special tokens included.",
     "x-cache": "`hit` when the answer was kept from an earlier request, else `miss`.",

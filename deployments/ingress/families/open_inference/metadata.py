@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from deployments.ingress.families.model_list import model_status
+from deployments.ingress.families.model_list import is_loaded
 from deployments.ingress.families.open_inference.tensor_forms import (
     FORMS,
     LIST_PARAMETERS,
@@ -124,16 +124,11 @@ def _config_tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[
     ]
 
 
-def is_loaded(service: InferenceService, model: OpenModel) -> bool:
-    """Whether a lane that has the model can answer now."""
-    return bool(model_status(model, service.board)["loaded"])
-
-
 def repository_index(service: InferenceService, *, only_ready: bool) -> list[IndexEntry]:
     """Every configured model, the refused ones last with their reasons."""
     entries: list[IndexEntry] = []
     for model in service.registry.open_models():
-        ready = is_loaded(service, model)
+        ready = is_loaded(model, service.board)
         entries.append(
             {
                 "name": model.ref.id,

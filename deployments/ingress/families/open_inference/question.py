@@ -17,6 +17,7 @@ from deployments.ingress.families.open_inference.tensor_forms import (
 )
 from deployments.ingress.families.open_inference.tensors import Tensor
 from deployments.ingress.http.options import HEADERS, read_options
+from deployments.ingress.http.wording import fields_called
 from deployments.ingress.service import Question, choose_task
 from deployments.manifest import TaskName
 from deployments.registry import OpenModel
@@ -38,6 +39,7 @@ RESERVED = frozenset(
 RESERVED_PREFIX = "triton_"
 TASK = "task"
 OPTIONS = frozenset(HEADERS.values())
+OPTIONS_CALLED = {"options": "parameters"}  # they stand among the parameters here
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def question_of(
         if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
     }
     named = _task_named(own.pop(TASK, None)) or task_meant_by(set(tensors))
-    options = {name: own.pop(name) for name in OPTIONS & set(own)}
+    with fields_called(OPTIONS_CALLED):
+        options = read_options({name: own.pop(name) for name in OPTIONS & set(own)}, headers)
     task = choose_task(Question(None, task=named, parameters=own), model)
     bound = bind(task, tensors)
     for name in bound.parameters:
@@ -81,10 +84,10 @@ def question_of(
             model_id=model.ref.id,
             task=task,
             parameters={**_with_lists(task, own), **bound.parameters},
-            options=read_options(options, headers),
+            options=options,
         ),
         task=task,
-        names={theirs: called, "options": "parameters"},
+        names={theirs: called, **OPTIONS_CALLED},
     )
 
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidField, MalformedBody, ServeError, UnknownModel
+from deployments.ingress.families.model_list import is_loaded
 from deployments.ingress.families.open_inference.message import (
     LENGTH_HEADER,
     InferRequest,
@@ -27,7 +28,6 @@ from deployments.ingress.families.open_inference.message import (
 from deployments.ingress.families.open_inference.metadata import (
     IndexEntry,
     ModelMetadata,
-    is_loaded,
     model_config,
     model_metadata,
     repository_index,
@@ -100,6 +100,7 @@ class OpenInferenceRoutes:
                 body=schema_of(InferRequest),
                 answer=schema_of(InferResponse),
                 examples=EXAMPLES,
+                infers=True,
             ),
             _model_read("/ready", "Whether a model can answer now", self.model_ready),
             _model_read("/config", "Triton's configuration of a model", self.config),
@@ -182,7 +183,10 @@ class OpenInferenceRoutes:
     async def model_ready(self, request: Request) -> Response:
         """200 when the model can answer now, else 503."""
         model = self._model(request)
-        told: dict[str, Any] = {"name": model.ref.id, "ready": is_loaded(self._service, model)}
+        told: dict[str, Any] = {
+            "name": model.ref.id,
+            "ready": is_loaded(model, self._service.board),
+        }
         if not told["ready"]:
             told["error"] = f"Model {model.ref.id} is not loaded"
         return json_response(told, status=200 if told["ready"] else 503)

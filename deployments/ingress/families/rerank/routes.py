@@ -96,7 +96,7 @@ class RerankRoutes:
     async def rerank(self, request: Request) -> Response:
         """A list for `texts`; an object, best `top_n` only, for `documents`."""
         body = await read_json_object(request, self._service.settings.limits)
-        if "texts" in body:
+        if body.get("texts") is not None:
             return await self._rank_texts(request, parse_body(TextsBody, body))
         if "documents" not in body:
             missing = "texts" if self._shared(request) else "documents"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.deployments.in_process import InProcess
-from tests.sealed import CLASSIFIER, EMBEDDER, MAX_TOKENS, WIDTH
+from tests.sealed import CLASSIFIER, EMBEDDER, MAX_TOKENS, WIDTH, seal_tiny
 
 EMBED = f"/models/{EMBEDDER}"
 CLASSIFY = f"/models/{CLASSIFIER}"
@@ -156,6 +156,35 @@ async def test_left_and_right_cut_different_sides(tiny_store: Path) -> None:
         ]
     np.testing.assert_allclose(kept["left"].json(), night, atol=1e-6)
     np.testing.assert_allclose(kept["Right"].json(), good, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "kind"),
+    [
+        ("unknown/None; hf_hub/1.1.9; python/3.11.7", dict),
+        ("unknown/None; hf_hub/1.2.0; python/3.11.7", list),
+        ("curl/8", list),
+        ("hf_hub/" + "1" * 5_000 + ".1", list),  # more digits than Python makes a number of
+    ],
+)
+async def test_zero_shot_has_the_shape_that_the_client_reads(
+    user_agent: str, kind: type, tmp_path: Path
+) -> None:
+    seal_tiny(tmp_path, CLASSIFIER, labels=("entailment", "contradiction"))
+    body = {"inputs": "a", "parameters": {"candidate_labels": ["good", "night"]}}
+    async with InProcess(tmp_path, models=(CLASSIFIER,)).client() as http:
+        reply = await http.post(CLASSIFY, json=body, headers={"user-agent": user_agent})
+    assert (reply.status_code, type(reply.json())) == (200, kind)
+
+
+async def test_the_model_in_the_body_counts_where_the_path_names_none(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        named = await http.post("/", json={"inputs": "a", "model": CLASSIFIER})
+        filler = await http.post("/", json={"inputs": "a", "model": "http://localhost:8000"})
+        unknown = await http.post("/", json={"inputs": "a", "model": "no/such"})
+    assert "label" in named.json()[0][0]
+    assert np.shape(filler.json()) == (1, WIDTH)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "model_not_found")
 
 
 async def test_keys_that_clients_send_by_habit_are_taken(tiny_store: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments.ingress.families.model_list import owner
+from deployments.manifest import Device
 from tests.deployments.in_process import InProcess
 from tests.sealed import CLASSIFIER, EMBEDDER, GRAPH_NAME, MAX_TOKENS, WIDTH, seal_tiny
 
@@ -69,6 +70,16 @@ async def test_while_nothing_runs_models_are_loading(tiny_store: Path) -> None:
 async def test_a_model_that_can_answer_is_healthy(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert (await http.get(f"/models/{EMBEDDER}/health")).status_code == 200
+
+
+async def test_a_lane_without_the_model_does_not_make_it_healthy(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER, devices=(Device.GPU,))
+    world = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuLane": 1})
+    async with world.client() as http:
+        health = await http.get(f"/models/{EMBEDDER}/health")
+        ready = await http.get(f"/v2/models/{EMBEDDER}/ready")
+        facts = (await http.get(f"/models/{EMBEDDER}")).json()
+    assert (health.status_code, ready.status_code, facts["state"]) == (503, 503, "loading")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
@@ -58,6 +59,14 @@ def test_objects_and_lists_are_counted_and_brackets_in_texts_are_not() -> None:
     assert len(parse_json(text)[0]) == 3 * MAX_CONTAINERS
     with pytest.raises(MalformedBody, match="objects and lists"):
         parse_json(b"[" + b"[]," * MAX_CONTAINERS + b"1]")
+
+
+def test_a_text_that_never_ends_is_looked_through_once() -> None:
+    """Tried anew from each of its quotes, these 400 KB would take half an hour."""
+    started_s = time.perf_counter()
+    with pytest.raises(MalformedBody):
+        parse_json(b"[" * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * 200_000)
+    assert time.perf_counter() - started_s < 5
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,13 @@ from deployments.manifest import Device
         (None, {"x-wait-for-model": "1"}, RequestOptions(wait_for_model=True)),
         (None, {"x-use-gpu": " True "}, RequestOptions(use_gpu=True)),
         (None, {"x-hardware": "GPU"}, RequestOptions(hardware="gpu")),
+        (None, {"x-hardware": " cpu "}, RequestOptions(hardware="cpu")),
         ({"use_gpu": False}, {"x-use-gpu": "true"}, RequestOptions(use_gpu=False)),
         ({"use_gpu": True}, {"x-use-cache": "0"}, RequestOptions(use_gpu=True, use_cache=False)),
         ({"hardware": "cpu"}, {"x-hardware": "gpu"}, RequestOptions(hardware="cpu")),
         ({"use_gpu": False}, {"x-hardware": "gpu"}, RequestOptions(use_gpu=False)),
+        ({"use_gpu": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
+        ({"hardware": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
     ],
 )
 def test_options_are_read_from_headers_and_the_body_wins(

@@ -35,6 +35,7 @@ def app() -> Starlette:
         [
             Route("/models/{id:path}/info", tell_info, methods=["GET"]),
             Route("/models/{id:path}", tell_model, methods=["POST"]),
+            Route("/models/{id:path}", tell_info, methods=["GET"]),
         ],
         no_lifespan,
     )
@@ -61,6 +62,12 @@ async def test_what_no_route_takes_is_refused_each_time(app: Starlette) -> None:
             assert (await http.post("/models/a")).status_code == 200
 
 
+async def test_a_refused_method_is_told_all_others_of_its_path(app: Starlette) -> None:
+    async with client(app) as http:
+        refused = await http.put("/models/a")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
 async def test_strangers_cannot_fill_the_memory(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,10 +78,14 @@ async def test_strangers_cannot_fill_the_memory(
     assert len(app.router._remembered) <= 3
 
 
-async def test_a_path_without_end_is_served_and_not_kept(app: Starlette) -> None:
+async def test_a_path_without_end_is_served_and_not_kept(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_MOST_REMEMBERED", 1)
     async with client(app) as http:
+        await http.post("/models/a")
         assert (await http.post("/models/" + "a" * 5_000)).status_code == 200
-    assert not app.router._remembered
+    assert [path for _, path, _ in app.router._remembered] == ["/models/a"]
 
 
 async def test_the_lifespan_is_run() -> None:

@@ -150,8 +150,9 @@ async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) ->
     assert (
         set(told) == set(ANSWER_HEADERS) == set(reply.headers) - {"content-type", "content-length"}
     )
-    asked = {p["name"] for p in document["paths"]["/models/{id}"]["post"]["parameters"]}
-    assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
+    for path in ("/models/{id}", "/v2/models/{id}/infer"):
+        asked = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
+        assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
 
 
 def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:

@@ -159,3 +159,9 @@ async def test_a_body_too_large_is_413(tiny_store: Path) -> None:
         reply = await http.post(PATH, json=message(id="x" * 100))
     assert reply.status_code == 413
     assert isinstance(reply.json()["error"], str)
+
+
+async def test_an_option_stands_among_the_parameters(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(PATH, json=message(parameters={"use_cache": "no"}))
+    assert "`parameters.use_cache`" in reply.json()["error"]

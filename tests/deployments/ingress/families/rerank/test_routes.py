@@ -179,6 +179,17 @@ async def test_models_that_cannot_rank_are_refused_in_each_dialect(
     assert isinstance(tei.json()["error"], str)
 
 
+async def test_texts_that_are_null_are_not_given(store: Path) -> None:
+    async with ranking(store).client() as http:
+        reply = await http.post("/rerank", json=DOCUMENTS | {"texts": None})
+        neither = await http.post("/rerank", json={"query": QUERY, "texts": None})
+    assert (reply.status_code, len(reply.json()["results"])) == (200, 3)
+    assert (neither.status_code, neither.json()["error"]) == (
+        422,
+        "Error in `texts`: field required",
+    )
+
+
 async def test_a_full_lane_is_told_with_the_time_to_wait(store: Path) -> None:
     async with ranking(store, lane=FailingLane(Overloaded("full"))).client() as http:
         reply = await http.post("/v2/rerank", json=DOCUMENTS)
