@@ -42,6 +42,7 @@ class ServeError(Exception):
     code: str = "internal"
     retryable: bool = False
     retry_after_s: float | None = None
+    recorded: bool = False  # among the requests that the metrics count
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -24,7 +25,7 @@ from deployments.ingress.families.operations.routes import OperationsRoutes
 from deployments.ingress.families.rerank.routes import RerankRoutes
 from deployments.ingress.families.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.http.api import Family
-from deployments.ingress.http.intake import BodyAccounts
+from deployments.ingress.http.intake import SCOPE_KEY, BodyAccount, BodyAccounts
 from deployments.ingress.http.routing import RememberingRouter
 from deployments.ingress.http.wording import told_briefly
 from deployments.ingress.service import InferenceService
@@ -41,7 +42,7 @@ def build_http_app(service: InferenceService, gather: Gather) -> Starlette:
             yield
 
     families = families_over(service, gather)
-    errors = ErrorPages(families)
+    errors = ErrorPages(families, service)
     routes = [
         Route(path, operation.handler, methods=[operation.method])
         for family in families
@@ -93,8 +94,9 @@ class WithoutTrailingSlash:
 class ErrorPages:
     """Every failure as an answer in the words of the family whose path it is."""
 
-    def __init__(self, families: Sequence[Family]) -> None:
+    def __init__(self, families: Sequence[Family], service: InferenceService) -> None:
         self._families = families
+        self._service = service
 
     async def answer_error(self, request: Request, error: Exception) -> Response:
         """A failure we have a name for."""
@@ -119,6 +121,9 @@ class ErrorPages:
         return self._in_own_words(request, failure)
 
     def _in_own_words(self, request: Request, error: ServeError) -> Response:
+        account: BodyAccount | None = request.scope.get(SCOPE_KEY)
+        total_s = time.perf_counter() - account.began_s if account else 0.0
+        self._service.note_refusal(error, total_s)
         # Bugs are told outside of WithoutTrailingSlash.
         path = request.url.path.rstrip("/") or "/"
         family = next(family for family in self._families if family.owns(path))

@@ -41,11 +41,18 @@ def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[N
     try:
         yield note
     except ServeError as error:
+        error.recorded = True
         note.total_s = time.perf_counter() - started_s
         _record(recorder, note, error.status, cache.bytes)
         raise
     note.total_s = time.perf_counter() - started_s
     _record(recorder, note, 200, cache.bytes)
+
+
+def record_refusal(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
+    """Record a request that failed before anybody knew what it asked, unless it is recorded."""
+    if not error.recorded:
+        _record(recorder, Note(total_s=total_s), error.status, cache_bytes=0)
 
 
 def _record(recorder: RequestRecorder, note: Note, status: int, cache_bytes: int) -> None:

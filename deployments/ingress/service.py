@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import orjson
-
 from deployments.cache import ResponseCache
 from deployments.config import IngressUserConfig
 from deployments.errors import (
@@ -19,6 +16,7 @@ from deployments.errors import (
     InvalidField,
     ModelLoading,
     Overloaded,
+    ServeError,
     TooManyItems,
     WrongTask,
 )
@@ -26,8 +24,9 @@ from deployments.ingress.hardware import choose_device
 from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.lanes import LaneBoard
 from deployments.ingress.lengths import within_characters, within_total
-from deployments.ingress.recording import Note, recorded
+from deployments.ingress.recording import Note, record_refusal, recorded
 from deployments.ingress.router import Router
+from deployments.ingress.sizes import answer_bytes
 from deployments.ingress.tokens import SpelledText, TokenDesk, TokenSequences, with_texts
 from deployments.manifest import HEADS, TaskName
 from deployments.messages import Answer, BatchKey, Call, Timings, characters
@@ -37,8 +36,6 @@ from deployments.tasks import TASKS, TaskInput, served_tasks
 
 # Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
-# What a string costs besides its characters: the object, and its place in a tuple.
-STRING_BYTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,10 @@ class InferenceService:
     def also_record(self, recorder: RequestRecorder) -> None:
         """Publish to `recorder` too."""
         self._recorder = Recorders(self._recorder, recorder)
+
+    def note_refusal(self, error: ServeError, total_s: float) -> None:
+        """Record a request that was refused before, or without, a question."""
+        record_refusal(self._recorder, error, total_s)
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Serve new requests by other settings."""
@@ -270,27 +271,3 @@ def made_for(question: Question, model: OpenModel) -> bool:
     """Whether the model's head is the one that the task meant is made for."""
     task = question.task or claiming_task(question, model)
     return task is not None and model.manifest.head is HEADS[task]
-
-
-def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
-    """What a cached answer occupies: its value, and the words by which it is found.
-
-    The words of the options count too: labels to ignore, for example, may be many or long.
-    """
-    parsed = key[1]
-    words = (parsed.texts, parsed.fields, parsed.options)
-    return _value_bytes(answer.value) + _word_bytes(words)
-
-
-def _word_bytes(words: Any) -> int:
-    """Of a string, or of all in a tuple; a character takes 4 bytes at most."""
-    if isinstance(words, str):
-        return STRING_BYTES + 4 * len(words)
-    return sum(map(_word_bytes, words)) if isinstance(words, tuple) else 0
-
-
-def _value_bytes(value: Any) -> int:
-    arrays = value if isinstance(value, list) else [value]
-    if all(isinstance(array, np.ndarray) for array in arrays):
-        return sum(array.nbytes for array in arrays)
-    return 4 * len(orjson.dumps(value))

@@ -1,7 +1,8 @@
-"""How many bytes of bodies all requests together may hold."""
+"""When a request began, and how many bytes of bodies all of them together may hold."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,7 +28,8 @@ class BodyAccounts:
             return
         account = BodyAccount(self)
         try:
-            await self._app({**scope, SCOPE_KEY: account}, receive, send)
+            scope[SCOPE_KEY] = account
+            await self._app(scope, receive, send)
         finally:
             self.held_bytes -= account.held_bytes
 
@@ -41,6 +43,7 @@ class BodyAccount:
     """What one request holds."""
 
     def __init__(self, accounts: BodyAccounts) -> None:
+        self.began_s = time.perf_counter()
         self.held_bytes = 0
         self._accounts = accounts
 

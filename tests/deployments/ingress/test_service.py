@@ -12,7 +12,7 @@ import pytest
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
 from deployments.ingress.recording import log_level
-from deployments.ingress.service import STRING_BYTES, answer_bytes
+from deployments.ingress.sizes import STRING_BYTES, answer_bytes
 from deployments.manifest import Device, TaskName
 from deployments.messages import Answer, BatchKey, ModelRef
 from deployments.tasks.token_classification import TokenClassification
@@ -170,6 +170,23 @@ async def test_every_request_is_recorded_once_with_what_is_known_of_it(tiny_stor
         (EMBEDDER, "feature-extraction", "none", 400, 0),
         ("none", "none", "none", 404, 0),
         (CLASSIFIER, "text-classification", "cpu-fp32", 200, 1),
+    ]
+    assert all(0 < r.total_s < 30 for r in world.recorder.records)
+
+
+async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    async with world.client() as http:
+        await http.post(EMBED, content=b"[")
+        await http.post(EMBED, content=b"1" * 3_000_000)
+        await http.get("/nothing")
+        await http.post("/v1/chat/completions", json={"messages": []})
+        await http.get("/health")
+    assert [(r.model, r.status) for r in world.recorder.records] == [
+        ("none", 400),
+        ("none", 413),
+        ("none", 404),
+        ("none", 400),
     ]
     assert all(0 < r.total_s < 30 for r in world.recorder.records)
 
