@@ -14,8 +14,11 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         # A real HAProxy per node instead of Serve's Python proxy: 3 times the requests per second.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        # User code on the replica's own loop, gRPC between replicas, buffered logs.
+        # User code on the replica's own loop, gRPC between replicas.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # Lines kept back before they are written. The former would make it 1,000, for the line of
+        # every request that we do not write; warnings would come hours late, or never.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # Threads. Serve's 4 would fight the engine for cores; one forwards more than we compute.
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # Seconds a replaced HAProxy keeps its connections; above the longest legal request, so
