@@ -66,7 +66,7 @@ class WindowEncoder:
         tokens = sum(segment == wound for segment in whole.sequence_ids)
         room = most - (len(whole.ids) - tokens)  # what the special tokens and the question leave
         if room < 2:
-            raise InputTooLong(f"leaves no room for its second part in {most} tokens")
+            raise InputTooLong(f"finds no room beside its first part in windows of {most} tokens")
         stride = min(stride, room // 2)
         count = -(-(tokens - stride) // (room - stride))
         if count > MOST_WINDOWS:

@@ -219,7 +219,7 @@ def test_a_first_text_that_leaves_no_room_for_the_second_is_refused(
         own = [pieces(w, LETTERS, segment=1) for w in windows(encoder, pair, Windowing(stride=1))]
         assert own == [list(LETTERS.replace(" ", "")[i : i + 2]) for i in range(25)]
     else:
-        with pytest.raises(InputTooLong, match="no room for its second part"):
+        with pytest.raises(InputTooLong, match="finds no room beside its first part"):
             windows(encoder, pair, Windowing(stride=1))
 
 
