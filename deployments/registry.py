@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
-from deployments.manifest import MANIFEST_NAME, ArtifactManifest
+from deployments.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
 from deployments.messages import ModelRef
 from deployments.store import model_directory, resolve_version
+from deployments.tasks import served_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -27,6 +28,7 @@ class OpenModel:
     manifest: ArtifactManifest
     directory: Path
     sealed_s: float  # seconds since the epoch
+    tasks: tuple[TaskName, ...]  # what it can be asked, its own first
 
 
 class Registry:
@@ -82,6 +84,12 @@ class Registry:
         return entry
 
 
+def why_not_loaded(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
+    """What a replica that did not load a model says to those who ask it for it."""
+    unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
+    return failed.get(model, unknown)
+
+
 def _open(store: Path, settings: ModelSettings) -> OpenModel:
     version = resolve_version(store, settings.id, settings.version)
     directory = model_directory(store, settings.id) / version
@@ -91,4 +99,10 @@ def _open(store: Path, settings: ModelSettings) -> OpenModel:
             f"{directory}: the manifest is that of `{manifest.id}` version {manifest.version}"
         )
     sealed_s = (directory / MANIFEST_NAME).stat().st_mtime
-    return OpenModel(ModelRef(settings.id, version), manifest, directory, sealed_s)
+    return OpenModel(
+        ref=ModelRef(settings.id, version),
+        manifest=manifest,
+        directory=directory,
+        sealed_s=sealed_s,
+        tasks=served_tasks(manifest),
+    )

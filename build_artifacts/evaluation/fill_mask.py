@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
 from build_artifacts.evaluation.reading import Place, read_lines
-from build_artifacts.evaluation.tokens import open_tokenizer, to_item
+from build_artifacts.evaluation.tokens import open_cutting_tokenizer
+from deployments.encoding.tokenizer_file import item_of
 from deployments.messages import EncodedItem, TokenIds
 
 EXPECTED = "plain text, one sentence a line"
@@ -30,11 +31,11 @@ def load_fill_mask(path: Path, model: ModelUnderTest, sampling: Sampling) -> Eva
     if model.mask_token is None:
         raise AssertionError("this is a bug: a fill-mask model without a mask token")
     lines = sampling.of(read_lines(place))
-    encodings = open_tokenizer(model).encode_batch([line for _, line in lines])
+    encodings = open_cutting_tokenizer(model).encode_batch([line for _, line in lines])
     items: list[EncodedItem] = []
     hidden: list[TokenIds] = []
     for i, ((number, _), encoding) in enumerate(zip(lines, encodings, strict=True)):
-        item = to_item(encoding)
+        item = item_of(encoding, pair=False)
         if model.mask_token in item.ids:
             raise place.at(f"line {number}").bad("the sentence holds the mask token")
         chosen = masked_positions(encoding.special_tokens_mask, offset=i)

@@ -14,7 +14,8 @@ from build_artifacts.evaluation.entities import entities
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, f1
 from build_artifacts.evaluation.reading import Place, Record, read_objects
-from build_artifacts.evaluation.tokens import open_tokenizer, to_item
+from build_artifacts.evaluation.tokens import open_cutting_tokenizer
+from deployments.encoding.tokenizer_file import item_of
 from deployments.messages import EncodedItem
 
 EXPECTED = "JSON lines with `tokens` (words) and `tags` (one per word, labels of the model)"
@@ -41,7 +42,7 @@ def load_token_classification(path: Path, model: ModelUnderTest, sampling: Sampl
     place = Place(path, EXPECTED)
     labels = ModelLabels(model.labels)
     sentences = sampling.of([_sentence(record, labels) for record in read_objects(place)])
-    tokenizer = open_tokenizer(model)
+    tokenizer = open_cutting_tokenizer(model)
     encodings = tokenizer.encode_batch(
         [_spaced(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
     )
@@ -49,7 +50,7 @@ def load_token_classification(path: Path, model: ModelUnderTest, sampling: Sampl
     chosen = [i for i, tags in enumerate(aligned) if tags.tokens]
     if not chosen:
         raise place.bad("the tokenizer leaves nothing of any sentence", "tokens")
-    items = [to_item(encodings[i]) for i in chosen]
+    items = [item_of(encodings[i], pair=False) for i in chosen]
     return TokenClassification(items, [aligned[i] for i in chosen], model.labels)
 
 

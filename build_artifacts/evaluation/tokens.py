@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from build_artifacts.evaluation.base import ModelUnderTest
 from deployments.encoding.encoder import Encoder
+from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.errors import ServeError
-from deployments.manifest import TOKENIZER_NAME
 from deployments.messages import Call, EncodedItem, Text, Truncation
 
 
@@ -29,15 +28,8 @@ def encode_texts(model: ModelUnderTest, texts: Sequence[Text]) -> list[EncodedIt
     return encoded.items
 
 
-def open_tokenizer(model: ModelUnderTest) -> Tokenizer:
-    """The tokenizer itself, for offsets and words; its file's own limits and padding are off."""
-    tokenizer = Tokenizer.from_file(str(model.directory / TOKENIZER_NAME))
-    tokenizer.no_padding()
+def open_cutting_tokenizer(model: ModelUnderTest) -> Tokenizer:
+    """The server's tokenizer, for offsets and words; cuts at what the model reads."""
+    tokenizer = open_tokenizer(model.directory)
     tokenizer.enable_truncation(model.max_tokens)
     return tokenizer
-
-
-def to_item(encoding: Encoding) -> EncodedItem:
-    """What an engine reads of an encoding; a second segment is what has the type 1."""
-    ids, types = np.array(encoding.ids, dtype=np.int32), encoding.type_ids
-    return EncodedItem(ids, types.index(1) if 1 in types else len(ids))

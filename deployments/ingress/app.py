@@ -24,7 +24,7 @@ from deployments.ingress.families.operations.exposition import Gather
 from deployments.ingress.families.operations.routes import OperationsRoutes
 from deployments.ingress.families.rerank.routes import RerankRoutes
 from deployments.ingress.families.text_embeddings.routes import TextEmbeddingsRoutes
-from deployments.ingress.http.api import Family
+from deployments.ingress.http.api import SPEAKER, Family
 from deployments.ingress.http.intake import SCOPE_KEY, BodyAccount, BodyAccounts
 from deployments.ingress.http.routing import RememberingRouter
 from deployments.ingress.http.wording import told_briefly
@@ -126,5 +126,6 @@ class ErrorPages:
         self._service.note_refusal(error, total_s)
         # Bugs are told outside of WithoutTrailingSlash.
         path = request.url.path.rstrip("/") or "/"
-        family = next(family for family in self._families if family.owns(path))
+        owner = next(family for family in self._families if family.owns(path))
+        family: Family = request.scope.get(SPEAKER, owner)
         return family.error_response(told_briefly(error))

@@ -32,7 +32,7 @@ from deployments.manifest import HEADS, TaskName
 from deployments.messages import Answer, BatchKey, Call, Timings, characters
 from deployments.records import Recorders, RequestRecorder
 from deployments.registry import OpenModel, Registry
-from deployments.tasks import TASKS, TaskInput, served_tasks
+from deployments.tasks import TASKS, TaskInput
 
 # Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
@@ -215,7 +215,7 @@ class InferenceService:
             return self.registry.find(question.model_id)
         models = list(self.registry.open_models())
         if question.task is not None:
-            models = [m for m in models if question.task in served_tasks(m.manifest)]
+            models = [m for m in models if question.task in m.tasks]
         able = [m for m in models if claiming_task(question, m) is not None]
         if not models:
             raise InvalidField("`model` is required: no default model fits", field="model")
@@ -249,7 +249,7 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
 
     Raises WrongTask naming what the model can do.
     """
-    served = served_tasks(model.manifest)
+    served = model.tasks
     if question.task is None:
         return claiming_task(question, model) or served[0]
     if question.task not in served:
@@ -262,7 +262,7 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
 
 def claiming_task(question: Question, model: OpenModel) -> TaskName | None:
     """The task of the model that the body is plainly meant for, if any."""
-    served = served_tasks(model.manifest)
+    served = model.tasks
     claims = (t for t in served if TASKS[t].claims(question.inputs, question.parameters))
     return next(claims, None)
 

@@ -12,7 +12,7 @@ from deployments.batching.loop import BatchLoop, CallRows
 from deployments.config import AppArgs, BatchSettings
 from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, check_lane
-from deployments.errors import EngineFailed, InputTooLong, ServeError, UnknownModel
+from deployments.errors import EngineFailed, InputTooLong, ServeError
 from deployments.manifest import ArtifactManifest, Device, Head
 from deployments.messages import (
     Answer,
@@ -24,8 +24,8 @@ from deployments.messages import (
     Outcome,
 )
 from deployments.records import PassRecorder
-from deployments.registry import Registry
-from deployments.tasks import TASKS, Computed, served_tasks
+from deployments.registry import Registry, why_not_loaded
+from deployments.tasks import TASKS, Computed
 from deployments.tuning.background import BackgroundTuning
 from deployments.tuning.opening import open_best
 from deployments.tuning.placement import Placement
@@ -68,7 +68,7 @@ class BatchReplica:
         self._vocabularies = {
             ref: Vocabulary(self._models[ref].directory)
             for ref in opened
-            if any(TASKS[task].names_tokens for task in served_tasks(self._models[ref].manifest))
+            if any(TASKS[task].names_tokens for task in self._models[ref].tasks)
         }
         self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
         untuned = {ref: places[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
@@ -104,8 +104,7 @@ class BatchReplica:
         model, every_token = key.model, TASKS[key.task].every_token
         own = list(islice(items, len(call.lengths)))
         if model not in self._engines:
-            unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
-            return self._failed.get(model, unknown)
+            return why_not_loaded(model, self._failed)
         try:
             _check_answerable(own, self._models[model].manifest, every_token=every_token)
             rows = self._loop.submit(model, own, call.deadline_s, every_token=every_token)

@@ -14,7 +14,7 @@ import numpy as np
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.encoding.encoder import Encoded, Encoder
 from deployments.encoding.tokens import TokenTable
-from deployments.errors import ServeError, UnknownModel
+from deployments.errors import ServeError
 from deployments.messages import (
     Call,
     CallBatch,
@@ -27,7 +27,7 @@ from deployments.messages import (
     characters,
 )
 from deployments.records import EncodeRecord, EncodeRecorder
-from deployments.registry import Registry
+from deployments.registry import Registry, why_not_loaded
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class TokenizerReplica:
     async def _by_table(self, model: ModelRef, ask: Callable[[TokenTable], T]) -> T | ServeError:
         """What the model's table answers, in the thread; a ServeError is an answer too."""
         if model not in self._encoders:
-            return self._gone(model)
+            return why_not_loaded(model, self._failed)
 
         def asked() -> T | ServeError:
             try:
@@ -109,10 +109,6 @@ class TokenizerReplica:
             self._tables[model] = TokenTable(self._directories[model])
         return self._tables[model]
 
-    def _gone(self, model: ModelRef) -> ServeError:
-        unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
-        return self._failed.get(model, unknown)
-
     def _encode_in_thread(self, batch: CallBatch) -> EncodedBatch:
         with self._encoders_in_use:
             return self._encode(batch)
@@ -121,7 +117,7 @@ class TokenizerReplica:
         started_s = time.perf_counter()
         encoder = self._encoders.get(batch.key.model)
         if encoder is None:
-            gone = self._gone(batch.key.model)
+            gone = why_not_loaded(batch.key.model, self._failed)
             return EncodedBatch(batch.key, b"", (gone,) * len(batch.calls), 0.0)
         ids = []
         calls: list[EncodedCall | ServeError] = []

@@ -33,8 +33,8 @@ TASKS: Mapping[TaskName, Task] = {
 }
 
 
-def served_tasks(manifest: ArtifactManifest) -> list[TaskName]:
+def served_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
     """What a model can be asked: its own tasks first, then the others it fits."""
     fitting = [name for name, task in TASKS.items() if task.fits(manifest)]
     own = [name for name in manifest.tasks if name in fitting]
-    return [*own, *(name for name in fitting if name not in own)]
+    return (*own, *(name for name in fitting if name not in own))

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+)
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from deployments.manifest import ArtifactManifest, TaskName
 from deployments.messages import EncodedItem, Text, TokenLayout, Truncation, Windowing
-from deployments.tasks.inputs import Inputs
+from deployments.tasks.inputs import ANY_CASE, Inputs
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
     from deployments.encoding.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,13 @@ class Computed:
     layouts: Sequence[TokenLayout]  # one per item where the call has a `windowing`, else empty
     manifest: ArtifactManifest
     vocabulary: Vocabulary | None = None  # where the task `names_tokens`
+
+    @property
+    def words(self) -> Vocabulary:
+        """The vocabulary, for a task that `names_tokens`."""
+        if self.vocabulary is None:
+            raise AssertionError("this is a bug: tokens to be named, and no vocabulary")
+        return self.vocabulary
 
 
 class Task(Protocol):
@@ -80,13 +99,7 @@ class TextParameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right"] | None = None
-
-    @field_validator("truncation_direction", mode="before")
-    @classmethod
-    def _any_case(cls, value: Any) -> Any:
-        # Clients of different age write `left` and `Left`.
-        return value.lower() if isinstance(value, str) else value
+    truncation_direction: Annotated[Literal["left", "right"] | None, ANY_CASE] = None
 
     @property
     def truncation(self) -> Truncation:
@@ -95,6 +108,21 @@ class TextParameters(BaseModel):
             return Truncation.REFUSE
         left = self.truncation_direction == "left"
         return Truncation.KEEP_END if left else Truncation.KEEP_START
+
+
+class Listed(NamedTuple, Generic[T]):
+    """What came alone or in a list."""
+
+    items: tuple[T, ...]
+    fields: tuple[str, ...]  # the request path of each
+    single: bool
+
+
+def listed(given: T | list[T]) -> Listed[T]:
+    """`inputs` that are one item or a list of them."""
+    single = not isinstance(given, list)
+    items = tuple(given) if isinstance(given, list) else (given,)
+    return Listed(items, item_fields("inputs", len(items), single=single), single)
 
 
 def item_fields(path: str, count: int, *, single: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from deployments.errors import InvalidField
 from deployments.manifest import ArtifactManifest, Head, TaskName
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import normalised
 
@@ -63,9 +63,7 @@ class FeatureExtraction:
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(EmbeddingParameters, parameters)
-        given = self.inputs.read(inputs)
-        single = isinstance(given, str)
-        texts = (given,) if isinstance(given, str) else tuple(given)
+        texts, fields, _ = listed(self.inputs.read(inputs))
         dimensions = asked.dimensions or manifest.width
         if dimensions > manifest.width:
             raise InvalidField(
@@ -75,7 +73,7 @@ class FeatureExtraction:
         normalize = manifest.normalize if asked.normalize is None else asked.normalize
         return TaskInput(
             texts=with_prompt(texts, asked.prompt_name, manifest),
-            fields=item_fields("inputs", len(texts), single=single),
+            fields=fields,
             options=EmbeddingOptions(normalize, dimensions),
             truncation=asked.truncation,
         )

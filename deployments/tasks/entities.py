@@ -141,10 +141,6 @@ def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
     return scores[firsts]
 
 
-def _average(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
-    return _means(scores, firsts)
-
-
 def _surest(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
     """The row of each word's surest token, the first of equals."""
     peaks = scores.max(axis=1)
@@ -155,15 +151,15 @@ def _surest(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np
     return scores[highest[chosen]]
 
 
-_WORD_SCORES = {"first": _first, "average": _average, "max": _surest}
-
-
 def _means(values: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
     """Means along the first axis of the stretches that begin at `firsts`."""
     counts = np.diff(firsts, append=len(values)).astype(np.float32)
     sums: NDArray[np.float32] = np.add.reduceat(values, firsts, axis=0)
     means: NDArray[np.float32] = (sums.T / counts).T
     return means
+
+
+_WORD_SCORES = {"first": _first, "average": _means, "max": _surest}
 
 
 def token_entities(

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from deployments.errors import InvalidField
 from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import TokenIds
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -92,10 +92,7 @@ class FillMask:
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(FillMaskParameters, parameters)
-        given = self.inputs.read(inputs)
-        texts = (given,) if isinstance(given, str) else tuple(given)
-        single = isinstance(given, str)
-        fields = item_fields("inputs", len(texts), single=single)
+        texts, fields, single = listed(self.inputs.read(inputs))
         top_k, targets = asked.top_k or DEFAULT_TOP_K, tuple(asked.targets or ())
         return TaskInput(
             texts=texts,
@@ -110,9 +107,9 @@ class FillMask:
         Equal scores come in the order of the vocabulary. Raises InvalidField for a text without a
         mask, for targets that are no tokens, and for more text than MOST_TOKENS.
         """
-        vocabulary, mask = computed.vocabulary, computed.manifest.mask_token
-        if vocabulary is None or mask is None:
-            raise AssertionError("this is a bug: masks without a vocabulary or a mask token")
+        vocabulary, mask = computed.words, computed.manifest.mask_token
+        if mask is None:
+            raise AssertionError("this is a bug: a model for masks without a mask token")
         wanted = _choices(vocabulary, options.targets, computed.manifest.width)
         top_k = min(options.top_k, len(wanted))
         ids = [item.ids for item in computed.items]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, Discriminator, FailFast, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
@@ -23,6 +32,14 @@ class FirstFault(FailFast):
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Many = Annotated[list[T], Field(min_length=1), FirstFault()]
 JsonSchema = dict[str, Any]
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+# Of a word from a list: clients of different age write `left` and `Left`.
+ANY_CASE = BeforeValidator(_lower)
 
 # Names of a union's branches. They appear in the paths of validation errors, where they say
 # nothing to a client, and are left out there: no key of a body looks like them.

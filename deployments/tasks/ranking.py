@@ -86,7 +86,7 @@ class TextRanking:
         options = RankingOptions(bool(asked.raw_scores), texts if asked.return_text else None)
         if manifest.head is Head.LABELS:
             pairs = tuple((given.query, text) for text in texts)
-            return TaskInput(pairs, fields, options, asked.truncation, many="inputs.texts")
+            return TaskInput(pairs, fields, options, asked.truncation, many=TEXTS_PATH)
         query = with_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
         documents = with_prompt(texts, _prompt(DOCUMENT_PROMPTS, manifest), manifest)
         return TaskInput(
@@ -94,7 +94,7 @@ class TextRanking:
             fields=("inputs.query", *fields),
             options=options,
             truncation=asked.truncation,
-            many="inputs.texts",
+            many=TEXTS_PATH,
         )
 
     def decode(self, computed: Computed, options: RankingOptions) -> list[RankedText]:

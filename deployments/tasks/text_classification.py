@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import Text
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import (
     Inputs,
     NonEmptyText,
@@ -80,13 +80,11 @@ class TextClassification:
     ) -> TaskInput:
         """`inputs`: a text, a pair of texts, or a list of these."""
         asked = parse_parameters(ClassificationParameters, parameters)
-        given = self.inputs.read(inputs)
-        single = not isinstance(given, list)
-        texts = tuple(_text(item) for item in ([given] if single else given))
+        given, fields, _ = listed(self.inputs.read(inputs))
         function = asked.function_to_apply or default_function(manifest)
         return TaskInput(
-            texts=texts,
-            fields=item_fields("inputs", len(texts), single=single),
+            texts=tuple(map(_text, given)),
+            fields=fields,
             options=ClassificationOptions(asked.top_k or len(manifest.labels), function),
             truncation=asked.truncation,
         )

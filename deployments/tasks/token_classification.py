@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from deployments.errors import InvalidField
 from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import EncodedItem, TokenLayout, Windowing
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.entities import (
     EntityGroup,
     TokenEntity,
@@ -24,6 +24,7 @@ from deployments.tasks.entities import (
     word_units,
 )
 from deployments.tasks.inputs import (
+    ANY_CASE,
     FirstFault,
     Inputs,
     NonEmptyText,
@@ -39,14 +40,10 @@ Entities = list[TokenEntity] | list[EntityGroup]
 Window = tuple[EncodedItem, TokenLayout, NDArray[np.float32]]  # logits [T, W]
 
 
-def _any_case(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 class EntityParameters(TextParameters):
     """Parameters of token-classification."""
 
-    aggregation_strategy: Annotated[Strategy | None, BeforeValidator(_any_case)] = None
+    aggregation_strategy: Annotated[Strategy | None, ANY_CASE] = None
     ignore_labels: Annotated[list[str], FirstFault()] | None = None
     # Tokens that neighbouring windows of a long text share; without it long texts are refused.
     stride: int | None = Field(None, ge=0)
@@ -86,15 +83,13 @@ class TokenClassification:
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(EntityParameters, parameters)
-        given = self.inputs.read(inputs)
-        single = isinstance(given, str)
-        texts = (given,) if isinstance(given, str) else tuple(given)
+        texts, fields, single = listed(self.inputs.read(inputs))
         strategy = asked.aggregation_strategy or "simple"
         _check_stride(asked.stride, strategy, manifest.max_tokens)
         ignored = ("O",) if asked.ignore_labels is None else tuple(asked.ignore_labels)
         return TaskInput(
             texts=texts,
-            fields=item_fields("inputs", len(texts), single=single),
+            fields=fields,
             options=EntityOptions(strategy, ignored, texts, single),
             truncation=asked.truncation,
             windowing=Windowing(stride=asked.stride),
@@ -102,15 +97,13 @@ class TokenClassification:
 
     def decode(self, computed: Computed, options: EntityOptions) -> Entities | list[Entities]:
         """A list of entities for a single text, a list of such lists for a list of texts."""
-        if computed.vocabulary is None:
-            raise RuntimeError("a lane without the vocabulary of its model; this is a bug")
+        labels, vocabulary = computed.manifest.labels, computed.words
         windows: list[list[Window]] = [[] for _ in options.texts]
         parts = zip(computed.items, computed.layouts, computed.rows, strict=True)
         for item, layout, logits in parts:
             windows[layout.text].append((item, layout, logits))
-        labels = computed.manifest.labels
         answers = [
-            _entities(text, own, labels, options, computed.vocabulary)
+            _entities(text, own, labels, options, vocabulary)
             for text, own in zip(options.texts, windows, strict=True)
         ]
         return answers[0] if options.single else answers

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.manifest import ArtifactManifest, Head, TaskName
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.embedding import SimilarityParameters, with_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 
@@ -39,12 +39,10 @@ class TokenEmbeddings:
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(SimilarityParameters, parameters)
-        given = self.inputs.read(inputs)
-        single = isinstance(given, str)
-        texts = (given,) if isinstance(given, str) else tuple(given)
+        texts, fields, _ = listed(self.inputs.read(inputs))
         return TaskInput(
             texts=with_prompt(texts, asked.prompt_name, manifest),
-            fields=item_fields("inputs", len(texts), single=single),
+            fields=fields,
             options=None,
             truncation=asked.truncation,
         )

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from deployments.errors import TooManyItems
 from deployments.manifest import ArtifactManifest, Head, TaskName
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -111,9 +111,7 @@ class ZeroShotClassification:
     ) -> TaskInput:
         """`inputs`: a text or a list of texts. Raises TooManyItems beyond MOST_PAIRS pairs."""
         asked = parse_parameters(ZeroShotParameters, parameters)
-        given = self.inputs.read(inputs)
-        single = isinstance(given, str)
-        texts = (given,) if isinstance(given, str) else tuple(given)
+        texts, fields, single = listed(self.inputs.read(inputs))
         labels = tuple(asked.candidate_labels)
         count = len(texts) * len(labels)
         if count > MOST_PAIRS:
@@ -125,7 +123,8 @@ class ZeroShotClassification:
         hypotheses = [before + label + after for label in labels]
         return TaskInput(
             texts=tuple((text, hypothesis) for text in texts for hypothesis in hypotheses),
-            fields=_pair_fields(len(texts), len(labels), single=single),
+            # A pair is called by its text, which may be too long.
+            fields=tuple(field for field in fields for _ in labels),
             options=ZeroShotOptions(texts, labels, asked.independent, single),
             truncation=asked.truncation,
             many=LABELS_PATH if single else "inputs",
@@ -191,9 +190,3 @@ def split_template(template: str) -> tuple[str, str]:
 
 def _says_entailment(label: str) -> bool:
     return label.lower().startswith("entail")
-
-
-def _pair_fields(texts: int, labels: int, *, single: bool) -> tuple[str, ...]:
-    """The request path of every pair: that of its text, which may be too long."""
-    paths = item_fields("inputs", texts, single=single)
-    return tuple(path for path in paths for _ in range(labels))

@@ -8,7 +8,6 @@ from deployments.ingress.lanes import LaneBoard
 from deployments.ingress.service import InferenceService
 from deployments.manifest import Device
 from deployments.registry import OpenModel
-from deployments.tasks import served_tasks
 
 
 def model_list(service: InferenceService) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
         "state": "ready" if is_loaded(model, board) else "loading",
-        "tasks": served_tasks(manifest),
+        "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
         "width": manifest.width,
         "labels": list(manifest.labels),

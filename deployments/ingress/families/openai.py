@@ -14,22 +14,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from deployments.errors import InvalidField, ServeError, WrongTask
 from deployments.ingress.families.model_list import model_facts, model_list
-from deployments.ingress.http.api import Operation, parse_body, schema_of
+from deployments.ingress.http.api import LENIENT, Operation, parse_body, schema_of
 from deployments.ingress.http.codec import json_response, read_json_object
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import RequestOptions, read_options
 from deployments.ingress.http.replies import reply_headers, retry_headers
 from deployments.ingress.http.wording import fields_called
-from deployments.ingress.service import InferenceService, Question
+from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.ingress.tokens import with_ids_told_apart
 from deployments.manifest import TaskName
-from deployments.tasks import served_tasks
 from deployments.tasks.embedding import EmbeddingParameters
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -40,7 +40,7 @@ NAMES = {"inputs": "input", "parameters.": ""}
 class EmbeddingsRequest(EmbeddingParameters):
     """The body of `/v1/embeddings`. Keys it does not name are not for us, as with OpenAI."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = LENIENT
 
     # Told apart, and validated with the place of what is wrong, by the task.
     input: Annotated[Any, WithJsonSchema(schema_of(str | list[str] | list[int] | list[list[int]]))]
@@ -64,7 +64,7 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class Usage(BaseModel):
+class Usage(TypedDict):
     """Tokens read, special tokens included."""
 
     prompt_tokens: int
@@ -144,13 +144,12 @@ class OpenAIRoutes:
                     options=read_options(body.options, request.headers),
                 )
             )
-        tokens = reply.answer.timings.tokens
         return json_response(
             {
                 "object": "list",
                 "data": embedding_objects(reply.answer.value, body.encoding_format or "float"),
                 "model": reply.model.ref.id,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                "usage": usage_of(reply),
             },
             headers=reply_headers(reply),
         )
@@ -162,7 +161,7 @@ class OpenAIRoutes:
         if named is None:
             raise WrongTask("No model here generates text; `/v1/models` tells what each can do")
         model = self._service.registry.find(named)
-        known = ", ".join(f"`{task}`" for task in served_tasks(model.manifest))
+        known = ", ".join(f"`{task}`" for task in model.tasks)
         raise WrongTask(f"Model {named} generates no text; it can do: {known}", field="model")
 
     async def models(self, request: Request) -> Response:
@@ -180,6 +179,12 @@ class OpenAIRoutes:
         headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
         body = {"error": error_object(error)}
         return json_response(body, status=error.status, headers=headers)
+
+
+def usage_of(reply: Reply) -> Usage:
+    """What an answer took; nothing is written, so all tokens are the prompt's."""
+    tokens = reply.answer.timings.tokens
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def error_object(error: ServeError) -> dict[str, str | None]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +14,8 @@ from deployments.errors import ServeError
 from deployments.tasks.inputs import JsonSchema, refusal
 
 B = TypeVar("B", bound=BaseModel)
+# For bodies whose clients send more than is named: those keys are not for us.
+LENIENT = ConfigDict(frozen=True, extra="ignore", strict=True)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,6 +53,14 @@ class Family(Protocol):
     def error_response(self, error: ServeError) -> Response:
         """The error as this API's clients read it."""
         ...
+
+
+SPEAKER = "hundredfold.family"
+
+
+def errors_told_by(request: Request, family: Family) -> None:
+    """Tell what goes wrong from here on in the words of `family`, whoever owns the path."""
+    request.scope[SPEAKER] = family
 
 
 def schema_of(kind: Any) -> JsonSchema:

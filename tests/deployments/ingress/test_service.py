@@ -181,11 +181,13 @@ async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_stor
         await http.post(EMBED, content=b"1" * 3_000_000)
         await http.get("/nothing")
         await http.post("/v1/chat/completions", json={"messages": []})
+        await http.post("/rerank", json={"query": "a", "documents": []})
         await http.get("/health")
     assert [(r.model, r.status) for r in world.recorder.records] == [
         ("none", 400),
         ("none", 413),
         ("none", 404),
+        ("none", 400),
         ("none", 400),
     ]
     assert all(0 < r.total_s < 30 for r in world.recorder.records)

@@ -15,7 +15,7 @@ from deployments.ingress.families.open_inference.tensor_forms import (
 )
 from deployments.ingress.service import InferenceService
 from deployments.registry import OpenModel
-from deployments.tasks import TASKS, served_tasks
+from deployments.tasks import TASKS
 
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
@@ -62,7 +62,7 @@ class IndexEntry(TypedDict):
 
 def model_metadata(model: OpenModel) -> ModelMetadata:
     """What a client must know to send tensors to the model."""
-    tasks = [_task_metadata(task) for task in served_tasks(model.manifest)]
+    tasks = [_task_metadata(task) for task in model.tasks]
     return {
         "name": model.ref.id,
         "versions": [model.ref.version],
@@ -100,7 +100,7 @@ def model_config(model: OpenModel, most_items: int) -> dict[str, Any]:
     `max_batch_size` 0 says that the first dimension is no batch: the rows of one request belong
     together. Otherwise it is left out of `dims`, as Triton does.
     """
-    form = FORMS[served_tasks(model.manifest)[0]]
+    form = FORMS[model.tasks[0]]
     return {
         "name": model.ref.id,
         "platform": model.manifest.candidates[0].engine,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from deployments.ingress.families.openai import Usage
+from deployments.ingress.http.api import LENIENT
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or
 from deployments.tasks.ranking import RankedText, RankingParameters
 from deployments.tasks.text_classification import LabelScore
-
-# Keys that are not named are not for us: dialects have many.
-LENIENT = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class TextsBody(RankingParameters):
@@ -70,13 +69,6 @@ class RankedDocument(TypedDict):
     index: int
     relevance_score: float
     document: NotRequired[DocumentText | str]  # `/rerank` gives the bare text, as Infinity
-
-
-class Usage(TypedDict):
-    """Tokens read, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
 
 
 class Signed(TypedDict):

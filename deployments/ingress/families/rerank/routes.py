@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.families.openai import error_object
+from deployments.ingress.families.openai import error_object, usage_of
 from deployments.ingress.families.rerank.messages import (
     Classified,
     ClassifyBody,
@@ -30,12 +30,12 @@ from deployments.ingress.families.rerank.messages import (
     text_of,
 )
 from deployments.ingress.families.text_embeddings.routes import tei_headers
-from deployments.ingress.http.api import Operation, parse_body, schema_of
+from deployments.ingress.http.api import Operation, errors_told_by, parse_body, schema_of
 from deployments.ingress.http.codec import json_response, read_json_object
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import read_options
 from deployments.ingress.http.replies import reply_headers, retry_headers
-from deployments.ingress.http.wording import fields_called, told_briefly
+from deployments.ingress.http.wording import fields_called
 from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.manifest import TaskName
 from deployments.tasks.ranking import RankedText, RankingParameters
@@ -88,7 +88,7 @@ class RerankRoutes:
     def owns(self, path: str) -> bool:
         """What is not text-embeddings-inference's: its errors are told as that family tells them.
 
-        `/rerank` belongs to both, and this one answers there itself once it has seen `documents`.
+        `/rerank` belongs to both, and this one's words count there once it has seen `documents`.
         """
         own = ("/v1/rerank", "/v2/rerank", "/classify")
         return path in own or (path.startswith("/models/") and path.endswith(own))
@@ -101,10 +101,8 @@ class RerankRoutes:
         if "documents" not in body:
             missing = "texts" if self._shared(request) else "documents"
             raise InvalidField(f"Error in `{missing}`: field required", field=missing)
-        try:
-            return await self._rank_documents(request, parse_body(DocumentsBody, body))
-        except ServeError as error:
-            return self.error_response(told_briefly(error))
+        errors_told_by(request, self)
+        return await self._rank_documents(request, parse_body(DocumentsBody, body))
 
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
@@ -181,10 +179,9 @@ class RerankRoutes:
 
 def signed(reply: Reply) -> Signed:
     """What the answer says of itself."""
-    tokens = reply.answer.timings.tokens
     return Signed(
         id=str(uuid.uuid4()),
         created=int(time.time()),
         model=reply.model.ref.id,
-        usage={"prompt_tokens": tokens, "total_tokens": tokens},
+        usage=usage_of(reply),
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 # Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
 from typing_extensions import TypedDict
 
+from deployments.ingress.http.api import LENIENT
 from deployments.ingress.tokens import IdsOrMany, SpelledText, TextsOrIds
 from deployments.manifest import ArtifactManifest, Device, Head
 from deployments.tasks.base import TextParameters
@@ -19,7 +20,6 @@ from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
 # Branches of unions; see tasks/inputs.py for their brackets.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
 
-LENIENT = ConfigDict(frozen=True, extra="ignore", strict=True)
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 POOLINGS = {"last": "lasttoken"}
 
