@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal, TypeAlias
 
-from deployments.manifest import Device, EngineOptions, Gate
+from deployments.manifest import Device, EngineOptions, Gate, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16"]
 
@@ -89,7 +89,7 @@ class CandidateRecipe:
 
     name: str
     device: Device
-    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    precision: Precision
     source: ExportRecipe | TorchProgram
     rewrites: Rewrites | None = None
     quantisation: Quantisation | None = None

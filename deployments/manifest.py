@@ -6,11 +6,10 @@ whatever is not exactly what was sealed: no pickle, no links, no path that leave
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,15 +19,16 @@ from deployments.errors import (
     DigestMismatch,
     ManifestInvalid,
     ManifestTooNew,
-    PathOutsideArtifact,
     UnknownTask,
 )
+from deployments.sealed_files import check_company, check_file
 from deployments.store import VERSION
 
 SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 class TaskName(StrEnum):
@@ -42,6 +42,7 @@ class TaskName(StrEnum):
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
     FILL_MASK = "fill-mask"
+    TEXT_GENERATION = "text-generation"
     # The hub has no name for it: its feature-extraction gives a vector per text, or per token, by
     # the model. Here it is asked for.
     TOKEN_EMBEDDINGS = "token-embeddings"
@@ -55,6 +56,7 @@ class Head(StrEnum):
     TOKENS = "tokens"  # [T, W], logits of the labels of each token
     SPAN = "span"  # [T, 2], logits of a span's start and end
     MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
+    NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of what comes after the last token
 
 
 HEADS: Mapping[TaskName, Head] = {
@@ -67,7 +69,11 @@ HEADS: Mapping[TaskName, Head] = {
     TaskName.QUESTION_ANSWERING: Head.SPAN,
     TaskName.FILL_MASK: Head.MASKS,
     TaskName.TOKEN_EMBEDDINGS: Head.VECTOR,
+    TaskName.TEXT_GENERATION: Head.NEXT_TOKEN,
 }
+
+
+Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
 
 class Device(StrEnum):
@@ -91,6 +97,7 @@ class Gate(_Frozen):
     # Below it either choice is right, and which one comes out is noise in any arithmetic.
     decided_gap: float = 0.1
     metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
+    perplexity_rise: float = 0.1  # share by which a decoder's perplexity may be above fp32's
 
 
 class Parity(_Frozen):
@@ -130,13 +137,27 @@ class Candidate(_Frozen):
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     device: Device
-    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    precision: Precision
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     graph: str
     options: EngineOptions = EngineOptions()
     parity: Parity
     scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
     kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
+
+
+class Decoding(_Frozen):
+    """What generating text with a model needs to know: the shape of its memory, and its words.
+
+    The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
+    """
+
+    layers: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
+    # What the chat template may name, such as {"bos_token": "<s>"}.
+    special_tokens: dict[str, str] = {}
 
 
 class Source(_Frozen):
@@ -172,6 +193,7 @@ class ArtifactManifest(_Frozen):
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     mask_token: int | None = None  # id of the token a MASKS head answers for
+    decoding: Decoding | None = None  # of a model that generates text
     pruned: str | None = None  # what compaction removed from the checkpoint
     source: Source
     gate: Gate = Gate()
@@ -207,11 +229,11 @@ class ArtifactManifest(_Frozen):
         manifest = cls._parse(directory / MANIFEST_NAME)
         for name, sealed in manifest.files.items():
             try:
-                _check_file(directory, name, sealed)
+                check_file(directory, name, sealed.sha256, sealed.size)
             except OSError as exc:
                 raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
         for candidate in manifest.candidates:
-            _check_company(directory, candidate.graph, manifest.files)
+            check_company(directory, candidate.graph, manifest.files)
         needed = [TOKENIZER_NAME, *(c.graph for c in manifest.candidates)]
         if unsealed := sorted(set(needed) - set(manifest.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")
@@ -242,41 +264,3 @@ class ArtifactManifest(_Frozen):
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ManifestInvalid(f"{path}: `{where}`: {first['msg']}") from exc
-
-
-def _check_file(directory: Path, name: str, sealed: SealedFile) -> None:
-    path = contained(directory, name)
-    if path.is_symlink() or not path.is_file():
-        raise DigestMismatch(f"{directory}: `{name}` is missing or not a plain file")
-    size = path.stat().st_size
-    if size != sealed.size:
-        raise DigestMismatch(f"{directory}: `{name}` has {size} bytes, sealed with {sealed.size}")
-    if file_sha256(path) != sealed.sha256:
-        raise DigestMismatch(f"{directory}: `{name}` is not the file that was sealed (sha256)")
-
-
-def _check_company(directory: Path, graph: str, files: Mapping[str, SealedFile]) -> None:
-    """A graph may read weights from files beside it, so nothing unsealed may lie there."""
-    for path in contained(directory, graph).parent.rglob("*"):
-        name = path.relative_to(directory).as_posix()
-        if not path.is_dir() and name not in files:
-            raise DigestMismatch(f"{directory}: `{name}` lies beside a graph and was not sealed")
-
-
-def contained(directory: Path, name: str) -> Path:
-    """`directory / name`, refused with PathOutsideArtifact when it leads elsewhere."""
-    pure = PurePosixPath(name)
-    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
-    path = directory / pure
-    try:
-        if inside and path.resolve().is_relative_to(directory.resolve()):
-            return path
-    except (OSError, RuntimeError, ValueError) as exc:  # links in a circle, a null byte
-        raise PathOutsideArtifact(f"{directory}: `{name}` leads nowhere: {exc}") from exc
-    raise PathOutsideArtifact(f"{directory}: `{name}` leads out of the artifact")
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,8 +23,8 @@ from deployments.manifest import (
     SealedFile,
     Source,
     TaskName,
-    file_sha256,
 )
+from deployments.sealed_files import file_sha256
 from deployments.store import model_directory, point_latest
 from tests.builders import tiny_tokenizer
 

@@ -24,7 +24,8 @@ from build_artifacts.errors import (
 )
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.errors import PathOutsideArtifact
-from deployments.manifest import Source, contained, file_sha256
+from deployments.manifest import Source
+from deployments.sealed_files import contained, file_sha256
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
 COUNTED_SUFFIXES = (".json", ".txt", ".safetensors")

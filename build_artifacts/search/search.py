@@ -21,7 +21,8 @@ from build_artifacts.search.trial import Trial, hold_trial
 from build_artifacts.steprunner import StepRunner
 from deployments.config import LaneSettings
 from deployments.engines import GraphSpec, lacking
-from deployments.manifest import Device, file_sha256
+from deployments.manifest import Device
+from deployments.sealed_files import file_sha256
 from deployments.tuning.costs import CostTable
 from deployments.tuning.measure import shapes_up_to
 from deployments.tuning.tuner import Contender, Contest, compare, table

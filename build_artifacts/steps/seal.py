@@ -19,8 +19,8 @@ from deployments.manifest import (
     Gate,
     SealedFile,
     Source,
-    file_sha256,
 )
+from deployments.sealed_files import file_sha256
 from deployments.store import model_directory, point_latest
 from deployments.tuning.costs import CostTable, write_costs
 from deployments.tuning.processors import installed_versions

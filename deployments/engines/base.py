@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
-from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Head
+from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Head, Precision
 from deployments.messages import Batch, Outputs
 
 
@@ -16,7 +16,7 @@ class GraphSpec:
 
     path: Path
     device: Device
-    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    precision: Precision
     engine: Literal["onnxruntime", "openvino", "torch"]
     options: EngineOptions
     head: Head

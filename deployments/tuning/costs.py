@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.manifest import EngineOptions
+from deployments.manifest import EngineOptions, Precision
 from deployments.tuning.host import Host, engine_versions
 from deployments.tuning.placement import Placement, costs_path
 
@@ -78,7 +78,7 @@ class VariantCosts(_Frozen):
     """One row of the table."""
 
     variant: Variant
-    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    precision: Precision
     costs: tuple[Cost, ...]
 
     def by_shape(self) -> dict[Shape, float]:

@@ -18,7 +18,8 @@ import pytest
 from build_artifacts.storage.catalogue import read_store
 from build_artifacts.storage.scratch import BUILDING_NAME
 from deployments.errors import ArtifactError
-from deployments.manifest import ArtifactManifest, file_sha256
+from deployments.manifest import ArtifactManifest
+from deployments.sealed_files import file_sha256
 from deployments.store import LATEST_NAME
 from tests.build_artifacts.mortal import Ended, Nursery
 from tests.builders import tiny_checkpoint

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from deployments import errors
-from deployments.manifest import MANIFEST_NAME, ArtifactManifest, Device, contained
+from deployments.manifest import MANIFEST_NAME, ArtifactManifest, Device
+from deployments.sealed_files import contained
 from deployments.store import LATEST_NAME, model_directory, point_latest, resolve_version
 from tests.sealed import GRAPH_NAME, seal_tiny, tiny_manifest
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deployments.manifest import TaskName, file_sha256
+from deployments.manifest import TaskName
+from deployments.sealed_files import file_sha256
 from tests.parity.texts import varied_texts
 from tests.parity.twins import Twins
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.manifest import TaskName, file_sha256
+from deployments.manifest import TaskName
+from deployments.sealed_files import file_sha256
 from tests.parity.record_question_answering import (
     FOR_LONG,
     FOR_SHORT,

@@ -1,0 +1,1 @@
+"""Text generation: prompts in, tokens out, many requests over one decoder."""
