@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
     DecodeRequest,
@@ -34,4 +36,16 @@ class TokenizerClient(Protocol):
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
         """The text of each sequence, in order."""
+        ...
+
+
+class GeneratorClient(Protocol):
+    """A generator of one kind of device. Raises ServeError."""
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        """The whole answer; a cancelled caller's slot is free within one step."""
+        ...
+
+    def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        """One Started, then chunks until one is finished; closing it frees the slot."""
         ...
