@@ -7,6 +7,8 @@ with which resources each runs is said in serve_config.yaml only.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -15,14 +17,22 @@ from starlette.applications import Starlette
 
 from deployments.config import (
     AppArgs,
+    GeneratorUserConfig,
     IngressUserConfig,
     LaneUserConfig,
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.ingress.app import build_http_app
 from deployments.ingress.families.operations.exposition import gather_from_ray
-from deployments.ingress.lanes import LANE_DEPLOYMENTS, LaneBoard, look_at_serve
+from deployments.ingress.generation import GenerationService
+from deployments.ingress.lanes import (
+    GENERATOR_DEPLOYMENTS,
+    LANE_DEPLOYMENTS,
+    LaneBoard,
+    look_at_serve,
+)
 from deployments.ingress.microbatch import serve_batched
 from deployments.ingress.router import Router
 from deployments.ingress.service import InferenceService
@@ -36,11 +46,16 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
 )
-from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics
+from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics, StepMetrics
 from deployments.registry import Registry
+from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.serve import ServeLaneClient, ServeTokenizerClient
+from deployments.transports.serve import (
+    ServeGeneratorClient,
+    ServeLaneClient,
+    ServeTokenizerClient,
+)
 
 
 def show_own_log_lines() -> None:
@@ -103,32 +118,79 @@ class Lane:
         await self._replica.close()
 
 
+class Generator:
+    """Shell of GeneratorReplica; deployed once per device."""
+
+    def __init__(self, args: AppArgs, device: Device) -> None:
+        show_own_log_lines()
+        self._replica = GeneratorReplica(args, device, StepMetrics())
+        self._replica.start()
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Apply `user_config` without a restart."""
+        self._replica.configure(GeneratorUserConfig.parse(user_config).scheduling)
+
+    async def complete(self, call: GenerationCall) -> Completion | ServeError:
+        """A prompt to an answer."""
+        return await self._replica.complete(call)
+
+    async def stream(
+        self, call: GenerationCall
+    ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
+        """A prompt to an answer as it comes."""
+        async with aclosing(self._replica.stream(call)) as stream:
+            async for news in stream:
+                yield news
+
+    async def check_health(self) -> None:
+        """Raise when the replica should be replaced."""
+        await self._replica.check()
+
+    async def __del__(self) -> None:
+        await self._replica.close()
+
+
 class Ingress:
     """Shell of the HTTP application."""
 
     def __init__(
-        self, args: AppArgs, tokenizer: DeploymentHandle, lanes: dict[Device, DeploymentHandle]
+        self,
+        args: AppArgs,
+        tokenizer: DeploymentHandle,
+        lanes: dict[Device, DeploymentHandle],
+        generators: dict[Device, DeploymentHandle],
     ) -> None:
         show_own_log_lines()
         settings = IngressUserConfig()
+        registry, recorder = Registry.of(args), RequestMetrics()
         app_name = serve.get_replica_context().app_name
         clients = {device: ServeLaneClient(tokenizer, lane) for device, lane in lanes.items()}
+        board = LaneBoard(args.lanes, lambda: look_at_serve(app_name), args.generators)
         self._service = InferenceService(
-            registry=Registry.of(args),
+            registry=registry,
             router=Router(clients, serve_batched, settings.batching),
-            board=LaneBoard(args.lanes, lambda: look_at_serve(app_name)),
-            recorder=RequestMetrics(),
+            board=board,
+            recorder=recorder,
             settings=settings,
             tokens=TokenDesk(ServeTokenizerClient(tokenizer)),
+        )
+        self._generation = GenerationService(
+            registry=registry,
+            clients={device: ServeGeneratorClient(one) for device, one in generators.items()},
+            states=lambda: board.generator_states,
+            recorder=recorder,
+            settings=settings,
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""
-        self._service.configure(IngressUserConfig.parse(user_config))
+        settings = IngressUserConfig.parse(user_config)
+        self._service.configure(settings)
+        self._generation.configure(settings)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once the replica stands."""
-        return build_http_app(self._service, gather_from_ray)
+        return build_http_app(self._service, self._generation, gather_from_ray)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -139,4 +201,10 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         device: serve.deployment(Lane, name=LANE_DEPLOYMENTS[device]).bind(settings, device)
         for device in settings.lanes
     }
-    return serve.deployment(serve.ingress()(Ingress)).bind(settings, tokenizer, lanes)
+    generators = {
+        device: serve.deployment(Generator, name=GENERATOR_DEPLOYMENTS[device]).bind(
+            settings, device
+        )
+        for device in settings.generators
+    }
+    return serve.deployment(serve.ingress()(Ingress)).bind(settings, tokenizer, lanes, generators)

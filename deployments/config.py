@@ -41,13 +41,18 @@ class ModelSettings(_Settings):
     version: str = LATEST_NAME
 
 
-class LaneSettings(_Settings):
-    """How a lane runs its graphs; changing it restarts the lane's replicas."""
+class HardwareSettings(_Settings):
+    """What the replicas of one kind of device run on; changing it restarts them."""
 
     threads_per_run: int = Field(1, ge=1)
-    runs: int = Field(1, ge=1)  # forward passes at once
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     available: Literal["auto", "always"] = "always"
+
+
+class LaneSettings(HardwareSettings):
+    """How a lane runs its graphs."""
+
+    runs: int = Field(1, ge=1)  # forward passes at once
     tune: Literal["background", "off"] = "background"  # models that nobody tuned for this host
     tune_seconds: float = Field(60.0, gt=0)  # for the measuring of one model
 
@@ -58,12 +63,22 @@ class LaneSettings(_Settings):
         return "off" if value is False else value
 
 
+class GeneratorSettings(HardwareSettings):
+    """How a generator runs its models, and the memory it sets aside for each."""
+
+    rows: int = Field(8, ge=1)  # requests that are answered at once
+    context_tokens: int = Field(2_048, ge=16)  # of prompt and answer; the model may read fewer
+    memory_bytes: int = Field(2 << 30, ge=1)  # of keys and values; fewer rows where it is not enough
+    spinning: bool = False  # idle engine threads burn their core to wake faster
+
+
 class AppArgs(_Settings):
-    """What is served and by which lanes."""
+    """What is served, by which lanes and generators."""
 
     store: Path | None = None
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     lanes: dict[Device, LaneSettings]
+    generators: dict[Device, GeneratorSettings] = {}
 
     def store_path(self) -> Path:
         """The artifact store of this process."""
@@ -80,6 +95,8 @@ class LimitSettings(_Settings):
     request_chars: int = Field(4_000_000, ge=1)  # of all texts, as often as they are read
     inflight_items: int = Field(4_096, ge=1)
     inflight_body_bytes: int = Field(64_000_000, ge=1)
+    inflight_generations: int = Field(256, ge=1)  # answers being generated
+    choices: int = Field(8, ge=1)  # answers generated for one prompt
 
     @model_validator(mode="after")
     def _leave_room_for_one(self) -> Self:
@@ -111,7 +128,9 @@ class IngressUserConfig(_Settings):
     batching: MicroBatchSettings = MicroBatchSettings()
     cache: CacheSettings = CacheSettings()
     timeout_s: float = Field(30.0, gt=0)
+    generation_timeout_s: float = Field(120.0, gt=0)  # in place of it, where text is generated
     loading_wait_s: float = Field(25.0, ge=0)
+    slow_reader_s: float = Field(30.0, gt=0)  # a stream's reader who takes nothing so long is gone
 
 
 class TokenizerUserConfig(_Settings):
@@ -136,12 +155,30 @@ class LaneUserConfig(_Settings):
     batching: BatchSettings = BatchSettings()
 
 
+class SchedulingSettings(_Settings):
+    """How a generator shares its time between prompts and answers."""
+
+    stall_ms: float = Field(100.0, gt=0)  # that prompts may keep running streams from a token
+    part_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
+    fewest_part_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
+    queue_requests: int = Field(256, ge=1)  # waiting for a row; one more gets Overloaded
+    buffer_tokens: int = Field(2_048, ge=1)  # that a slow reader may be behind; then it is dropped
+
+
+class GeneratorUserConfig(_Settings):
+    """`user_config` of a generator."""
+
+    scheduling: SchedulingSettings = SchedulingSettings()
+
+
 # Which type reads the `user_config` of which deployment.
 USER_CONFIGS: Mapping[str, type[_Settings]] = {
     "Ingress": IngressUserConfig,
     "Tokenizer": TokenizerUserConfig,
     "CpuLane": LaneUserConfig,
     "GpuLane": LaneUserConfig,
+    "CpuGenerator": GeneratorUserConfig,
+    "GpuGenerator": GeneratorUserConfig,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from deployments.records import EncodeRecord, PassRecord, RequestRecord
+from deployments.records import EncodeRecord, PassRecord, RequestRecord, StepRecord
 
 PREFIX = "hundredfold"
 # Seconds, from a fifth of a millisecond to 26 s, each bucket twice the one before.
@@ -75,6 +75,36 @@ class PassMetrics:
         self._forward.observe(done.forward_s, labels)
         self._batch.observe(done.items, labels)
         self._waiting.set(done.waiting_items)
+
+
+class StepMetrics:
+    """Metrics of a generator replica."""
+
+    def __init__(self) -> None:
+        self._prompt = _counter(
+            "prompt_tokens", "Tokens of prompts that were computed, not found", PASS_LABELS
+        )
+        self._answers = _counter("generated_tokens", "Tokens of answers", PASS_LABELS)
+        self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)
+        self._active = Gauge(
+            f"{PREFIX}_active_generations", "Requests being answered", tag_keys=PASS_LABELS
+        )
+        self._waiting = Gauge(
+            f"{PREFIX}_waiting_generations", "Requests without a row", tag_keys=PASS_LABELS
+        )
+
+    def record(self, done: StepRecord) -> None:
+        """Publish one step."""
+        labels = {"model": done.model, "compute": done.compute}
+        for counter, tokens in (
+            (self._prompt, done.prompt_tokens),
+            (self._answers, done.answer_tokens),
+        ):
+            if tokens:
+                counter.inc(tokens, labels)
+        self._step.observe(done.step_s, labels)
+        self._active.set(done.active, labels)
+        self._waiting.set(done.waiting, labels)
 
 
 class EncodeMetrics:

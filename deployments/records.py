@@ -47,6 +47,19 @@ class EncodeRecord:
     kept: int  # of them found there
 
 
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step of a generator did."""
+
+    model: str
+    compute: str
+    prompt_tokens: int  # computed
+    answer_tokens: int  # written
+    active: int  # requests being answered
+    waiting: int  # requests without a row
+    step_s: float
+
+
 class RequestRecorder(Protocol):
     """Where an ingress publishes."""
 
@@ -80,4 +93,12 @@ class EncodeRecorder(Protocol):
 
     def record(self, done: EncodeRecord) -> None:
         """Publish one encoded list."""
+        ...
+
+
+class StepRecorder(Protocol):
+    """Where a generator publishes."""
+
+    def record(self, done: StepRecord) -> None:
+        """Publish one step."""
         ...

@@ -30,6 +30,11 @@ class OpenModel:
     sealed_s: float  # seconds since the epoch
     tasks: tuple[TaskName, ...]  # what it can be asked, its own first
 
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text: such a model is a generator's, all others are the lanes'."""
+        return self.manifest.decoding is not None
+
 
 class Registry:
     """The configured models. A damaged one is kept with its reason; the others serve.
@@ -56,12 +61,17 @@ class Registry:
         return (entry for entry in self._entries.values() if isinstance(entry, OpenModel))
 
     def open_each(
-        self, load: Callable[[OpenModel], T]
+        self, load: Callable[[OpenModel], T], *, generating: bool | None = None
     ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
-        """`load` of every open model; one that cannot be loaded does not keep the others away."""
+        """`load` of every open model; one that cannot be loaded does not keep the others away.
+
+        With `generating`, only of those that generate text, or that do not.
+        """
         loaded: dict[ModelRef, T] = {}
         failed: dict[ModelRef, ServeError] = {}
         for model in self.open_models():
+            if generating not in (None, model.generates):
+                continue
             try:
                 loaded[model.ref] = load(model)
             except ServeError as error:

@@ -126,12 +126,14 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
         if _mapping(config, "http_options").get("request_timeout_s") is None:
             yield path, "must be set: it is what ends a request whose replica hangs"
         return
-    if settings is not None and limit <= settings.timeout_s:
-        yield (
-            path,
-            f"{limit:g} s must be longer than the Ingress's user_config.timeout_s "
-            f"({settings.timeout_s:g} s), which has the better answer",
-        )
+    for key in ("timeout_s", "generation_timeout_s") if settings is not None else ():
+        own = getattr(settings, key)
+        if limit <= own:
+            yield (
+                path,
+                f"{limit:g} s must be longer than the Ingress's user_config.{key} "
+                f"({own:g} s), which has the better answer",
+            )
     if limit >= HAPROXY_TIMEOUT_S:
         yield (
             path,

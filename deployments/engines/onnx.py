@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
-from deployments.config import LaneSettings
+from deployments.config import HardwareSettings, LaneSettings
 from deployments.engines.base import EngineInfo, GraphSpec
 from deployments.engines.border import failures_of
 from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
+from deployments.manifest import EngineOptions, Precision
 from deployments.messages import Batch, Outputs
 
 CUDA = "CUDAExecutionProvider"
@@ -68,38 +70,54 @@ def open_session(
 
     With `captured`, CUDA passes that name a graph id are captured once and then replayed.
     """
-    providers = providers_for(spec, lane)
+    session = open_bare_session(spec.path, spec.options, lane, spec.precision, captured=captured)
+    with failures_of(spec.path.name):
+        check_inputs({i.name for i in session.get_inputs()})
+    return session
+
+
+def open_bare_session(
+    path: Path,
+    how: EngineOptions,
+    lane: HardwareSettings,
+    precision: Precision,
+    *,
+    captured: bool = False,
+) -> ort.InferenceSession:
+    """As `open_session`, for a graph of any inputs."""
+    providers = how.providers or lane.providers
     options = {
         CUDA: {"enable_cuda_graph": "1"} if captured else {},
-        TENSORRT: {"trt_fp16_enable": "1"} if spec.precision == "fp16" else {},
+        TENSORRT: {"trt_fp16_enable": "1"} if precision == "fp16" else {},
     }
-    with failures_of(spec.path.name):
+    with failures_of(path.name):
         session = ort.InferenceSession(
-            spec.path,
-            sess_options=_session_options(spec, lane),
+            path,
+            sess_options=_session_options(how, lane, precision),
             providers=[(name, options.get(name, {})) for name in providers],
-            disabled_optimizers=list(spec.options.disabled_optimizers) or None,
+            disabled_optimizers=list(how.disabled_optimizers) or None,
             enable_fallback=0,
         )
         # A provider whose driver is missing is left out with no more than a warning.
         if idle := sorted(set(providers) - set(session.get_providers())):
             raise EngineFailed(f"`{idle[0]}` could not be started")
-        check_inputs({i.name for i in session.get_inputs()})
     return session
 
 
-def _session_options(spec: GraphSpec, lane: LaneSettings) -> ort.SessionOptions:
+def _session_options(
+    how: EngineOptions, lane: HardwareSettings, precision: Precision
+) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = lane.threads_per_run
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # Off by default: idle engine threads burn the cores that tokenizers and ingress need.
-    spinning = "1" if spec.options.spinning else "0"
+    spinning = "1" if how.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-    if spec.precision == "bf16" and platform.machine() == "aarch64":
+    if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     # Off by default: the arena keeps the largest shape ever seen, per thread, 80 MB more for
     # MiniLM, and no faster (docs/performance.md). Without it memory stays flat.
-    options.enable_cpu_mem_arena = spec.options.arena
+    options.enable_cpu_mem_arena = how.arena
     options.log_severity_level = 3
     return options

@@ -8,9 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from deployments.config import LaneSettings
+from deployments.config import HardwareSettings
 from deployments.ingress.hardware import LaneState
 from deployments.manifest import Device
+from deployments.registry import OpenModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -21,6 +22,10 @@ REFRESH_S = 10.0
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
 LANE_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuLane", Device.GPU: "GpuLane"}
+GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
+    Device.CPU: "CpuGenerator",
+    Device.GPU: "GpuGenerator",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +38,26 @@ class ClusterView:
 
 
 class LaneBoard:
-    """The latest view; `states` has every configured lane. `look` blocks and runs in a thread."""
+    """The latest view of every configured lane and generator. `look` blocks: it gets a thread."""
 
     def __init__(
-        self, lanes: Mapping[Device, LaneSettings], look: Callable[[], ClusterView]
+        self,
+        lanes: Mapping[Device, HardwareSettings],
+        look: Callable[[], ClusterView],
+        generators: Mapping[Device, HardwareSettings] | None = None,
     ) -> None:
         self._lanes = lanes
+        self._generators = generators or {}
         self._look = look
         self._view = ClusterView()
         self._looking: asyncio.Future[None] | None = None
-        self.states: Mapping[Device, LaneState] = self._states()
+        self._note_states()
 
     def missing(self) -> list[str]:
         """What keeps requests without special wishes from being answered; empty when ready."""
         needed = {"tokenizer": TOKENIZER, "cpu lane": LANE_DEPLOYMENTS[Device.CPU]}
+        if Device.CPU in self._generators:
+            needed["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
         return [
             f"no {what} is running"
             for what, name in needed.items()
@@ -66,7 +77,11 @@ class LaneBoard:
             log.warning("the cluster's state could not be read", exc_info=True)
         finally:
             self._looking = None
-        self.states = self._states()
+        self._note_states()
+
+    def states_for(self, model: OpenModel) -> Mapping[Device, LaneState]:
+        """What may answer for a model: the generators, or the lanes."""
+        return self.generator_states if model.generates else self.states
 
     @contextlib.asynccontextmanager
     async def refreshing(self) -> AsyncIterator[LaneBoard]:
@@ -83,14 +98,19 @@ class LaneBoard:
             await asyncio.sleep(REFRESH_STARTING_S if self.missing() else REFRESH_S)
             await self.refresh()
 
-    def _states(self) -> dict[Device, LaneState]:
-        return {device: self._state(device) for device in self._lanes}
+    def _note_states(self) -> None:
+        self.states = self._states(self._lanes, LANE_DEPLOYMENTS)
+        self.generator_states = self._states(self._generators, GENERATOR_DEPLOYMENTS)
 
-    def _state(self, device: Device) -> LaneState:
-        name = LANE_DEPLOYMENTS[device]
+    def _states(
+        self, settings: Mapping[Device, HardwareSettings], names: Mapping[Device, str]
+    ) -> Mapping[Device, LaneState]:
+        return {device: self._state(device, own, names[device]) for device, own in settings.items()}
+
+    def _state(self, device: Device, settings: HardwareSettings, name: str) -> LaneState:
         # A GPU that Ray sees and our engine cannot use is no lane, and waiting would not help.
         usable_gpu = self._view.gpus > 0 and name not in self._view.failing
-        available = device is Device.CPU or usable_gpu or self._lanes[device].available == "always"
+        available = device is Device.CPU or usable_gpu or settings.available == "always"
         return LaneState(available, self._view.running.get(name, 0))
 
 

@@ -213,7 +213,7 @@ class InferenceService:
         """
         if question.model_id:
             return self.registry.find(question.model_id)
-        models = list(self.registry.open_models())
+        models = [m for m in self.registry.open_models() if not m.generates]
         if question.task is not None:
             models = [m for m in models if question.task in m.tasks]
         able = [m for m in models if claiming_task(question, m) is not None]
@@ -250,6 +250,12 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
     Raises WrongTask naming what the model can do.
     """
     served = model.tasks
+    if model.generates:
+        raise WrongTask(
+            f"Model {model.ref.id} generates text; ask it at /v1/chat/completions, "
+            "/v1/completions, /generate or by its own path",
+            field="task",
+        )
     if question.task is None:
         return claiming_task(question, model) or served[0]
     if question.task not in served:

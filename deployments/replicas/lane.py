@@ -63,7 +63,9 @@ class BatchReplica:
             ref: Placement(model.directory, model.manifest, device, lane)
             for ref, model in self._models.items()
         }
-        opened, self._failed = registry.open_each(lambda model: open_best(places[model.ref]))
+        opened, self._failed = registry.open_each(
+            lambda model: open_best(places[model.ref]), generating=False
+        )
         self._engines = {ref: engine for ref, (engine, _) in opened.items()}
         self._vocabularies = {
             ref: Vocabulary(self._models[ref].directory)

@@ -34,7 +34,12 @@ TASKS: Mapping[TaskName, Task] = {
 
 
 def served_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
-    """What a model can be asked: its own tasks first, then the others it fits."""
+    """What a model can be asked: its own tasks first, then the others it fits.
+
+    A model that generates text has only its own; those are no rows of TASKS.
+    """
+    if manifest.decoding is not None:
+        return manifest.tasks
     fitting = [name for name, task in TASKS.items() if task.fits(manifest)]
     own = [name for name in manifest.tasks if name in fitting]
     return (*own, *(name for name in fitting if name not in own))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 from deployments.errors import ServeError
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
     DecodeRequest,
@@ -10,6 +14,7 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
 )
+from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 
@@ -45,3 +50,25 @@ class LocalTokenizerClient:
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
+
+
+class LocalGeneratorClient:
+    """A GeneratorClient over a plain object."""
+
+    def __init__(self, generator: GeneratorReplica) -> None:
+        self._generator = generator
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        """Ask it."""
+        outcome = await self._generator.complete(call)
+        if isinstance(outcome, ServeError):
+            raise outcome
+        return outcome
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        """Ask it."""
+        async with aclosing(self._generator.stream(call)) as stream:
+            async for news in stream:
+                if isinstance(news, ServeError):
+                    raise news
+                yield news

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from ray.exceptions import RayActorError
@@ -11,6 +11,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import EngineFailed, Overloaded, ServeError
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
     DecodeRequest,
@@ -71,6 +72,42 @@ class ServeTokenizerClient:
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
+
+
+class ServeGeneratorClient:
+    """A GeneratorClient over a handle."""
+
+    def __init__(self, generator: DeploymentHandle) -> None:
+        self._complete = generator.complete.options(**PLAIN)
+        self._stream = generator.stream.options(stream=True, **PLAIN)
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        """Ask a replica."""
+        outcome: Completion | ServeError = await tried_twice(lambda: self._complete.remote(call))
+        if isinstance(outcome, ServeError):
+            raise outcome
+        return outcome
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        """Ask a replica; another one when it is lost before anything came."""
+        has_begun = False
+        for is_last_try in (False, True):
+            response = self._stream.remote(call)
+            try:
+                async for news in response:
+                    has_begun = True
+                    if isinstance(news, ServeError):
+                        raise news
+                    yield news
+                return
+            except BackPressureError as exc:
+                raise Overloaded("too many requests wait on the way; try again later") from exc
+            except (RayActorError, DeploymentUnavailableError) as exc:
+                if has_begun or is_last_try:
+                    raise EngineFailed("the replica was lost while generating") from exc
+                log.warning("a replica was lost, trying once more: %s", exc)
+            finally:
+                response.cancel()
 
 
 async def tried_twice(ask: Callable[[], Awaitable[T]]) -> T:

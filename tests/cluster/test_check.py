@@ -170,6 +170,7 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
             "initial_replicas (9)",
         ),
         ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
+        ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
         ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
         ({f"{GPU_LANE}.name": "CpuLane"}, f"{GPU_LANE}.name", "listed twice"),
@@ -199,7 +200,7 @@ def test_settings_that_cannot_work_together_are_found(
     [
         {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 63},
         {f"{INGRESS}.max_ongoing_requests": 32},
-        {"http_options.request_timeout_s": 31},
+        {"http_options.request_timeout_s": 121},
         {"http_options.request_timeout_s": 179},
         {f"{APP}.route_prefix": "/v2/models"},
         {f"{APP}.route_prefix": None},

@@ -65,8 +65,8 @@ def test_a_change_to_an_item_that_does_not_exist_is_refused() -> None:
     ("old", "new", "says"),
     [
         ("memory_gib: 4", "memory_gb: 4", "memory_gb"),
-        ("min_replicas: 2 ", "min_replicas: 9 ", "min_replicas exceeds"),
-        ("grace_s: 90", "grace_s: 30", "must exceed drain_s"),
+        ("min_replicas: 2 ", "min_replicas: 11 ", "min_replicas exceeds"),
+        ("grace_s: 180", "grace_s: 30", "must exceed drain_s"),
         ("image: gpu", "image: tpu", "image"),
         ("name: hundredfold ", "name: Hundred_Fold ", "name"),
     ],
@@ -81,7 +81,7 @@ def test_a_wrong_overlay_is_refused(tmp_path: Path, old: str, new: str, says: st
     [
         ("host: 0.0.0.0", "hots: 0.0.0.0", "did you mean `host`"),
         ("- name: CpuLane", "- name: CpuLine", "there is no `CpuLine`"),
-        ("max_replicas: 8          #", "max_replicas: 3          #", "`cpu` is too small"),
+        ("max_replicas: 10         #", "max_replicas: 3         #", "`cpu` is too small"),
         ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuLane` fits on 0 worker groups"),
         ("gpus: 1 ", "gpus: 0 ", "`GpuLane` fits on 0 worker groups"),
         ("store: /artifacts", "store: null     ", "args.store"),

@@ -40,7 +40,7 @@ def short_path_list(service: InferenceService) -> dict[str, Any]:
 def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     """One model: OpenAI's keys, then ours."""
     manifest = model.manifest
-    states = board.states
+    states = board.states_for(model)
     lanes = {
         device.value: {
             "compute_type": f"{device}-{candidate.precision}",
@@ -87,7 +87,7 @@ def running_lanes(model: OpenModel, board: LaneBoard) -> list[Device]:
     """The lanes that have the model and can answer now."""
     return [
         device
-        for device, state in board.states.items()
+        for device, state in board.states_for(model).items()
         if state.running and model.manifest.candidate_for(device) is not None
     ]
 

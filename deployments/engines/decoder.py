@@ -1,0 +1,107 @@
+"""The contract of engines that generate: rows of memory, prompts into them, tokens out of them.
+
+A decoder remembers what it has read: for each layer the keys and values of every token. That
+memory is laid out in *rows*, one for each request at a time, and stays between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.errors import ManifestInvalid
+from deployments.manifest import (
+    ArtifactManifest,
+    Candidate,
+    Decoding,
+    Device,
+    EngineOptions,
+    Precision,
+)
+
+TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
+Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """All that an engine must know of a decoder's graph to open it, sealed or not."""
+
+    path: Path
+    device: Device
+    precision: Precision
+    options: EngineOptions
+    decoding: Decoding
+    vocabulary: int  # V
+    most_tokens: int  # of prompt and answer together, that the model was made for
+
+    @classmethod
+    def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
+        """The spec of a sealed candidate; `directory` is that of the artifact."""
+        if manifest.decoding is None:
+            raise ManifestInvalid(f"{directory}: `decoding` is missing, and the model generates")
+        return cls(
+            path=directory / candidate.graph,
+            device=candidate.device,
+            precision=candidate.precision,
+            options=candidate.options,
+            decoding=manifest.decoding,
+            vocabulary=manifest.width,
+            most_tokens=manifest.max_tokens,
+        )
+
+    @property
+    def compute_type(self) -> str:
+        """The value of the x-compute-type header, such as "cpu-int4"."""
+        return f"{self.device}-{self.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderInfo:
+    """Facts about a decoder, as data."""
+
+    compute_type: str
+    rows: int  # requests whose memory it holds at once
+    context: int  # tokens a row has room for
+    vocabulary: int  # V
+
+
+class Decoder(Protocol):
+    """One loaded decoder. Not thread-safe: one thread calls it. Every call may raise EngineFailed.
+
+    What a row holds beyond the tokens that a caller counts as valid is noise, and is overwritten.
+    """
+
+    info: DecoderInfo
+
+    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+        """Read T tokens into a row that holds `start` valid ones: the logits after the last, [V].
+
+        With `every`, those after each of them, [T, V].
+        """
+        ...
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        """Read one more token into each of the rows 0 to n-1: the logits after each, [n, V].
+
+        `lengths[i]` tokens of row i are valid before. A row that is not meant may take part with
+        any token: it is written where its next token will be.
+        """
+        ...
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Make the first `tokens` of row `target` those of row `source`."""
+        ...
+
+    def exchange(self, first: int, second: int, tokens: int) -> None:
+        """Swap the first `tokens` of two rows."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back; the engine cannot be used afterwards."""
+        ...

@@ -1,0 +1,34 @@
+"""Opening a decoder: which engine, and how many rows the memory is enough for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.errors import EngineFailed
+from deployments.manifest import Decoding
+
+_VALUE_BYTES = {"fp16": 2, "bf16": 2}  # of a key or a value; 4 in all other precisions
+
+
+def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
+    """The decoder, its memory set aside. Raises EngineFailed."""
+    from deployments.engines.onnx_decoder import OnnxDecoder
+
+    context = min(settings.context_tokens, spec.most_tokens)
+    row_bytes = context * token_bytes(spec.decoding, _VALUE_BYTES.get(spec.precision, 4))
+    rows = min(settings.rows, settings.memory_bytes // row_bytes)
+    if not rows:
+        raise EngineFailed(
+            f"{spec.path.name}: a context of {context} tokens takes {row_bytes} bytes of memory, "
+            f"`memory_bytes` is {settings.memory_bytes}"
+        )
+    options = spec.options.model_copy(update={"spinning": settings.spinning})
+    spec = replace(spec, options=options)
+    return OnnxDecoder(spec, settings, rows=rows, context=context)
+
+
+def token_bytes(decoding: Decoding, value_bytes: int) -> int:
+    """What the memory of one token takes, in all layers."""
+    return 2 * decoding.layers * decoding.kv_heads * decoding.head_dim * value_bytes

@@ -1,0 +1,70 @@
+"""From a call to a job: its prompt as tokens, its grammar compiled, everything within limits."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from deployments.encoding.tokenizer_file import open_tokenizer
+from deployments.engines.decoder import DecoderInfo
+from deployments.errors import InputTooLong, ManifestInvalid, UnknownToken
+from deployments.generation.grammar import GrammarCompiler
+from deployments.generation.job import GenerationJob, Words
+from deployments.generation.messages import GenerationCall, Prompt
+from deployments.generation.prompts import PromptReader
+from deployments.manifest import TOKENIZER_NAME
+from deployments.registry import OpenModel
+
+
+class Preparation:
+    """One model's desk. Not thread-safe: give it one thread."""
+
+    def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
+        manifest = model.manifest
+        if manifest.decoding is None:
+            raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
+        self._path = model.directory / TOKENIZER_NAME
+        self._prompts = PromptReader(model.directory, manifest.decoding)
+        tokenizer = open_tokenizer(model.directory)
+        added = tokenizer.get_added_tokens_decoder()
+        self._words = Words(
+            tokenizer=tokenizer,
+            vocabulary=info.vocabulary,
+            end_tokens=manifest.decoding.end_tokens,
+            special_tokens=frozenset(i for i, token in added.items() if token.special),
+            context=info.context,
+        )
+
+    def job(self, call: GenerationCall) -> GenerationJob:
+        """What the loop works on. Raises InvalidField, InputTooLong, UnknownToken or EmptyInput."""
+        options = call.options
+        ids = self._ids(call.prompt, options.keep_last)
+        self._check_bias(options.sampling.logit_bias)
+        constraint = self._grammars.compile(options.grammar) if options.grammar else None
+        return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        text = self._path.read_text(encoding="utf-8")
+        return GrammarCompiler(text, self._words.vocabulary, self._words.end_tokens)
+
+    def _ids(self, prompt: Prompt, keep_last: int | None) -> list[int]:
+        ids = self._prompts.ids(prompt)
+        if keep_last is not None:
+            ids = ids[-keep_last:]
+        room = self._words.context - 1  # for one token of an answer
+        if len(ids) > room:
+            raise InputTooLong(
+                f"`prompt` has {len(ids)} tokens, the model reads at most {room} here; shorten it "
+                "or ask for truncation",
+                field="prompt",
+            )
+        return ids
+
+    def _check_bias(self, bias: tuple[tuple[int, float], ...]) -> None:
+        for token, _ in bias:
+            if not 0 <= token < self._words.vocabulary:
+                raise UnknownToken(
+                    f"`logit_bias` names the token {token}; the vocabulary has "
+                    f"{self._words.vocabulary}",
+                    field="logit_bias",
+                )

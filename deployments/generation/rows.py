@@ -1,0 +1,167 @@
+"""Which row of a decoder's memory belongs to whom, and what it still remembers: bookkeeping only.
+
+Rows in use stand at the front without gaps, because a decoder computes rows 0 to n-1 at once. A
+row that nobody uses keeps the prompt it last read, so that a prompt with the same beginning (a
+system prompt, the turns of a conversation so far) starts behind it. Memory is moved rather than
+given up: a copy costs a hundredth of computing it.
+
+Only what was read as a prompt is remembered. Tokens of an answer are read one at a time, by
+kernels that round differently; a later prompt over them would be answered a little differently
+from one computed afresh, and what was asked before must not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Shorter beginnings are not worth a copy.
+FEWEST_SHARED = 16
+# Computed again in any case: reading a single token rounds differently from reading several.
+FEWEST_COMPUTED = 2
+
+
+class Copy(NamedTuple):
+    """Make the first tokens of `target` those of `source`."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+class Exchange(NamedTuple):
+    """Swap the first tokens of two rows."""
+
+    first: int
+    second: int
+    tokens: int
+
+
+Move = Copy | Exchange
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What lies in a row."""
+
+    prompt: list[int] = field(default_factory=list)  # the tokens at its beginning, read together
+    answered: int = 0  # tokens of an answer behind them
+    used_at: int = 0  # counts prompts; for the least recently used
+
+    @property
+    def filled(self) -> int:
+        return len(self.prompt) + self.answered
+
+
+class RowTable:
+    """The rows of one decoder. What it decides, the caller carries out before anything else."""
+
+    def __init__(self, rows: int) -> None:
+        self._owners: list[int] = []  # requests, by their rows; the rows behind are free
+        self._memory = [_Memory() for _ in range(rows)]
+        self._prompts = 0
+
+    @property
+    def free(self) -> int:
+        """How many rows nobody uses."""
+        return len(self._memory) - len(self._owners)
+
+    @property
+    def in_use(self) -> int:
+        """How many rows are in use; they are the first ones."""
+        return len(self._owners)
+
+    def row_of(self, owner: int) -> int:
+        """The row of a request."""
+        return self._owners.index(owner)
+
+    def filled(self, row: int) -> int:
+        """Tokens in a row's memory."""
+        return self._memory[row].filled
+
+    def take(self, owner: int) -> int:
+        """Give a request the first row that is free; there must be one."""
+        self._owners.append(owner)
+        return len(self._owners) - 1
+
+    def begin(
+        self, row: int, prompt: Sequence[int], *, afresh: bool = False
+    ) -> tuple[int, list[Move]]:
+        """How many tokens of the prompt need no computing, and the moves that bring them.
+
+        To be called when the row's prompt is computed next, so that beginnings which were computed
+        meanwhile are found. With `afresh` all of it is computed.
+        """
+        source, shared = (None, 0) if afresh else self._most_alike(prompt)
+        moves: list[Move] = []
+        if source is not None and source >= self.in_use:
+            moves.append(self._exchange(source, row))
+        elif source != row:
+            moves += self._put_aside(row)
+            if source is not None:
+                moves.append(Copy(source, row, shared))
+        self._prompts += 1
+        self._memory[row] = _Memory(list(prompt[:shared]), used_at=self._prompts)
+        return shared, moves
+
+    def read(self, row: int, ids: Sequence[int]) -> None:
+        """Note that the row's next prompt tokens are in its memory."""
+        self._memory[row].prompt += ids
+
+    def wrote(self, row: int) -> None:
+        """Note that one token of an answer is in its memory."""
+        self._memory[row].answered += 1
+
+    def hand_over(self, owner: int, successor: int) -> int:
+        """Give the row of a request to another one."""
+        row = self.row_of(owner)
+        self._memory[row].answered = 0
+        self._owners[row] = successor
+        return row
+
+    def give_up(self, owner: int) -> list[Move]:
+        """Free the row of a request; the last row in use takes its place."""
+        row, last = self.row_of(owner), self.in_use - 1
+        self._memory[row].answered = 0
+        self._owners[row] = self._owners[last]
+        self._owners.pop()
+        return [] if row == last else [self._exchange(row, last)]
+
+    def forget(self) -> None:
+        """Remember no prompts: the memory cannot be trusted any more."""
+        self._memory = [_Memory() for _ in self._memory]
+
+    def _most_alike(self, prompt: Sequence[int]) -> tuple[int | None, int]:
+        """The row that remembers most of a prompt's beginning, free ones first, and how much."""
+        most = len(prompt) - FEWEST_COMPUTED
+        alike = [min(_shared(memory.prompt, prompt), most) for memory in self._memory]
+        best = max(range(len(alike)), key=lambda row: (alike[row], row))
+        return (best, alike[best]) if alike[best] >= FEWEST_SHARED else (None, 0)
+
+    def _put_aside(self, row: int) -> list[Move]:
+        """Keep what a row remembers in the free row that was used least recently."""
+        memory = self._memory[row]
+        if len(memory.prompt) < FEWEST_SHARED or not self.free:
+            return []
+        target = min(range(self.in_use, len(self._memory)), key=lambda i: self._memory[i].used_at)
+        self._memory[target] = memory
+        return [Copy(row, target, len(memory.prompt))]
+
+    def _exchange(self, first: int, second: int) -> Exchange:
+        memory = self._memory
+        tokens = max(memory[first].filled, memory[second].filled)
+        memory[first], memory[second] = memory[second], memory[first]
+        return Exchange(first, second, tokens)
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the start on."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

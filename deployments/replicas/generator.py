@@ -1,0 +1,157 @@
+"""A generator: for every model that generates, a decoder and the loop that keeps it busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from deployments.config import AppArgs, SchedulingSettings
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoders import open_decoder
+from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
+from deployments.generation.job import GenerationJob
+from deployments.generation.loop import Event, GenerationLoop
+from deployments.generation.mailbox import Mailbox, joined
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
+from deployments.generation.preparation import Preparation
+from deployments.manifest import Device
+from deployments.records import StepRecorder
+from deployments.registry import OpenModel, Registry, why_not_loaded
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# A step that takes longer hangs: parts of prompts take a tenth of a second.
+STUCK_AFTER_S = 60.0
+
+
+class GeneratorReplica:
+    """Answers calls; deployed once per device. To be made where an event loop runs."""
+
+    def __init__(self, args: AppArgs, device: Device, recorder: StepRecorder) -> None:
+        self._hardware = args.generators[device]
+        self._device = device
+        self._recorder = recorder
+        self._rules = SchedulingSettings()
+        self._events = asyncio.get_running_loop()
+        self._readers: dict[int, _Reader] = {}  # by the number of their jobs
+        # One thread: tokenizers and grammars of one model are not made for several.
+        self._desk = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._served, self._failed = Registry.of(args).open_each(self._open, generating=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        for served in self._served.values():
+            served.loop.start()
+
+    def configure(self, rules: SchedulingSettings) -> None:
+        """Use other rules from the next step on."""
+        self._rules = rules
+        for served in self._served.values():
+            served.loop.rules = rules
+
+    async def complete(self, call: GenerationCall) -> Completion | ServeError:
+        """The whole answer; a cancelled call frees its row."""
+        started: Started | None = None
+        chunks: list[Chunk] = []
+        async for news in self.stream(call):
+            if isinstance(news, ServeError):
+                return news
+            if isinstance(news, Started):
+                started = news
+            else:
+                chunks.append(news)
+        whole = joined(chunks)
+        if started is None or whole.finished is None:
+            raise AssertionError("this is a bug: an answer without a beginning or an end")
+        return Completion(started, whole.text, whole.tokens, whole.finished)
+
+    async def stream(
+        self, call: GenerationCall
+    ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
+        """One Started, then chunks until one is finished; or, at any time, an error as the last.
+
+        Closing it frees the row.
+        """
+        try:
+            async with self._answering(call) as mailbox:
+                while True:
+                    news = await mailbox.take()
+                    yield news
+                    if isinstance(news, Chunk) and news.finished is not None:
+                        return
+        except ServeError as error:
+            yield error
+
+    @asynccontextmanager
+    async def _answering(self, call: GenerationCall) -> AsyncIterator[Mailbox]:
+        served = self._served.get(call.model)
+        if served is None:
+            raise why_not_loaded(call.model, self._failed)
+        job = await self._events.run_in_executor(self._desk, served.preparation.job, call)
+        reader = _Reader(job, served.loop, Mailbox(self._rules.buffer_tokens))
+        self._readers[job.number] = reader
+        try:
+            served.loop.submit(job)
+            yield reader.mailbox
+        finally:
+            del self._readers[job.number]
+            served.loop.cancel(job)
+
+    async def check(self) -> None:
+        """Raise when a decoder no longer answers."""
+        for ref, served in self._served.items():
+            stuck_s = served.loop.stuck_s()
+            if stuck_s > STUCK_AFTER_S:
+                raise EngineFailed(f"{ref.id}: a step has taken {stuck_s:.0f} s")
+
+    async def close(self) -> None:
+        """Finish what was accepted, then give the memory back."""
+        for served in self._served.values():
+            await asyncio.to_thread(served.loop.close)
+            served.decoder.close()
+        self._desk.shutdown()
+
+    def _open(self, model: OpenModel) -> _Served:
+        candidate = model.manifest.candidate_for(self._device)
+        if candidate is None:
+            raise HardwareUnavailable(
+                f"Model {model.ref.id} was built without a graph for `{self._device}`"
+            )
+        spec = DecoderSpec.of(model.directory, model.manifest, candidate)
+        decoder = open_decoder(spec, self._hardware)
+        loop = GenerationLoop(decoder, self._rules, self._publish, self._recorder, model.ref.id)
+        return _Served(decoder, loop, Preparation(model, decoder.info))
+
+    def _publish(self, events: Sequence[Event]) -> None:
+        """Called from the threads of the loops."""
+        self._events.call_soon_threadsafe(self._hand_out, events)
+
+    def _hand_out(self, events: Sequence[Event]) -> None:
+        for event in events:
+            reader = self._readers.get(event.job)
+            if reader is None:  # it left meanwhile
+                continue
+            reader.mailbox.put(event.what)
+            if reader.mailbox.is_full:
+                reader.loop.cancel(reader.job)
+                reader.mailbox.put(DeadlineExceeded("the stream was read too slowly"))
+
+
+class _Reader(NamedTuple):
+    """Who waits for the news of a job."""
+
+    job: GenerationJob
+    loop: GenerationLoop
+    mailbox: Mailbox
+
+
+class _Served(NamedTuple):
+    """A model at work."""
+
+    decoder: Decoder
+    loop: GenerationLoop
+    preparation: Preparation

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoders import open_decoder, token_bytes
+from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.errors import EngineFailed
+from deployments.manifest import ArtifactManifest, Device
+from tests.sealed_decoder import seal_tiny_decoder
+
+PROMPT = list(range(10, 45))
+OTHER = list(range(90, 40, -1))
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seal_tiny_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture
+def spec(sealed: Path) -> DecoderSpec:
+    manifest = ArtifactManifest.read(sealed)
+    candidate = manifest.candidate_for(Device.CPU)
+    assert candidate is not None
+    return DecoderSpec.of(sealed, manifest, candidate)
+
+
+Open = Callable[..., OnnxDecoder]
+
+
+@pytest.fixture
+def open_rows(spec: DecoderSpec) -> Iterator[Open]:
+    opened: list[OnnxDecoder] = []
+
+    def open_(rows: int = 3, context: int = 128) -> OnnxDecoder:
+        opened.append(OnnxDecoder(spec, GeneratorSettings(), rows=rows, context=context))
+        return opened[-1]
+
+    yield open_
+    for decoder in opened:
+        decoder.close()
+
+
+def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens of one row, all rows taking part."""
+    found = [int(decoder.prefill(row, prompt, 0).argmax())]
+    for step in range(count - 1):
+        ids = np.zeros(decoder.info.rows, np.int64)
+        lengths = np.zeros(decoder.info.rows, np.int64)
+        ids[row], lengths[row] = found[-1], len(prompt) + step
+        found.append(int(decoder.decode(ids, lengths)[row].argmax()))
+    return found
+
+
+@pytest.mark.parametrize("part", [2, 3, 7, 16, 33])
+def test_a_prompt_may_be_read_in_parts(open_rows: Open, part: int) -> None:
+    whole = open_rows().prefill(0, PROMPT, 0).copy()
+    decoder = open_rows()
+    starts = [start for start in range(0, len(PROMPT), part) if len(PROMPT) - start > 1]
+    for start, end in zip(starts, [*starts[1:], len(PROMPT)], strict=True):
+        logits = decoder.prefill(1, PROMPT[start:end], start)
+    np.testing.assert_allclose(logits, whole, atol=1e-5)
+
+
+def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: Open) -> None:
+    decoder = open_rows()
+    every = decoder.prefill(0, PROMPT, 0, every=True).copy()
+    assert every.shape == (len(PROMPT), decoder.info.vocabulary)
+    for end in (5, 20, len(PROMPT)):
+        np.testing.assert_allclose(decoder.prefill(1, PROMPT[:end], 0), every[end - 1], atol=1e-4)
+
+
+def test_a_row_answers_in_company_as_it_does_alone(open_rows: Open) -> None:
+    alone, company = open_rows(rows=1), open_rows(rows=3)
+    first = alone.prefill(0, PROMPT, 0).copy()
+    company.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
+    for step in range(5):
+        token = 7 + step
+        by_itself = alone.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
+        together = company.decode(
+            np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
+        )
+        np.testing.assert_array_equal(together[1], by_itself)
+
+
+def test_decoding_agrees_with_reading_the_same_tokens(open_rows: Open) -> None:
+    decoder = open_rows()
+    decoder.prefill(0, PROMPT[:-3], 0)
+    for place in range(len(PROMPT) - 3, len(PROMPT)):
+        logits = decoder.decode(np.array([PROMPT[place]]), np.array([place]))[0].copy()
+    np.testing.assert_allclose(logits, decoder.prefill(1, PROMPT, 0), atol=1e-3)
+
+
+def test_a_copied_beginning_answers_like_a_computed_one(open_rows: Open) -> None:
+    decoder = open_rows()
+    computed = decoder.prefill(0, PROMPT, 0).copy()
+    decoder.copy(0, 2, 30)
+    np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
+
+
+def test_exchanged_rows_go_on_where_they_were(open_rows: Open) -> None:
+    expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
+    decoder = open_rows()
+    found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
+    decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+    for step in range(3):
+        ids = np.array([found[1][-1], found[0][-1]])
+        logits = decoder.decode(ids, np.array([len(OTHER) + step, len(PROMPT) + step]))
+        found[1].append(int(logits[0].argmax()))
+        found[0].append(int(logits[1].argmax()))
+    assert found == expected
+
+
+def test_a_closed_decoder_says_so(open_rows: Open) -> None:
+    decoder = open_rows()
+    decoder.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.prefill(0, PROMPT, 0)
+
+
+def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
+    one_row = 64 * token_bytes(spec.decoding, 4)
+    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    assert open_decoder(spec, settings).info.rows == 3
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+
+
+def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:
+    decoder = open_decoder(spec, GeneratorSettings(context_tokens=100_000))
+    assert decoder.info.context == spec.most_tokens

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from deployments.config import SchedulingSettings
+from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from deployments.generation.job import GenerationJob, Words
+from deployments.generation.loop import Event, GenerationLoop
+from deployments.generation.messages import (
+    Chunk,
+    FinishReason,
+    GenerationOptions,
+    Sampling,
+    Started,
+)
+from deployments.records import StepRecord
+from tests.deployments.generation.fake_decoder import VOCABULARY, FakeDecoder
+from tests.fakes import PATIENCE_S, ListRecorder, soon
+
+GREEDY = Sampling(temperature=0)
+END = VOCABULARY - 1
+SYSTEM = [n % (VOCABULARY - 1) for n in range(7, 37)]
+
+
+def words(context: int) -> Words:
+    """A vocabulary of words, the last of which ends an answer."""
+    names = {f"w{n}": n for n in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(names, unk_token="w0"))
+    return Words(tokenizer, VOCABULARY, (END,), frozenset((END,)), context)
+
+
+class Reader:
+    """Keeps what a loop publishes, by job."""
+
+    def __init__(self) -> None:
+        self.news: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)
+        self._changed = threading.Condition()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        with self._changed:
+            for job, what in events:
+                self.news[job].append(what)
+            self._changed.notify_all()
+
+    def wait_until_done(self, *jobs: GenerationJob) -> None:
+        with self._changed:
+            done = self._changed.wait_for(lambda: all(map(self.is_done, jobs)), PATIENCE_S)
+        assert done, "a job was never finished"
+
+    def wait_for_tokens(self, job: GenerationJob, count: int) -> None:
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self.tokens(job)) >= count, PATIENCE_S)
+        assert enough, "the tokens never came"
+
+    def is_done(self, job: GenerationJob) -> bool:
+        last = next(reversed(self.news[job.number]), None)
+        return isinstance(last, ServeError) or (isinstance(last, Chunk) and bool(last.finished))
+
+    def tokens(self, job: GenerationJob) -> list[int]:
+        chunks = [what for what in self.news[job.number] if isinstance(what, Chunk)]
+        return [token.id for chunk in chunks for token in chunk.tokens]
+
+    def started(self, job: GenerationJob) -> Started:
+        (started,) = (what for what in self.news[job.number] if isinstance(what, Started))
+        return started
+
+
+class Bench:
+    """A loop over a fake decoder, and a reader of all it tells."""
+
+    def __init__(self, decoder: FakeDecoder, rules: SchedulingSettings) -> None:
+        self.decoder = decoder
+        self.reader = Reader()
+        self.steps: ListRecorder[StepRecord] = ListRecorder()
+        self.loop = GenerationLoop(decoder, rules, self.reader.publish, self.steps, "tiny/writer")
+        self._words = words(decoder.context)
+
+    def job(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int = 8,
+        *,
+        options: GenerationOptions | None = None,
+        deadline_s: float | None = None,
+    ) -> GenerationJob:
+        options = options or GenerationOptions(sampling=GREEDY, max_new_tokens=new_tokens)
+        return GenerationJob(prompt, options, self._words, None, deadline_s or soon())
+
+    def answered(self, *jobs: GenerationJob) -> list[list[int]]:
+        for job in jobs:
+            self.loop.submit(job)
+        self.reader.wait_until_done(*jobs)
+        return [self.reader.tokens(job) for job in jobs]
+
+
+@pytest.fixture
+def benches() -> Iterator[list[Bench]]:
+    made: list[Bench] = []
+    yield made
+    for bench in made:
+        if bench.decoder.held is not None:
+            bench.decoder.held.set()
+        bench.loop.close()
+
+
+@pytest.fixture
+def make_bench(benches: list[Bench]):
+    def make(decoder: FakeDecoder | None = None, **rules: float) -> Bench:
+        settings = {"part_tokens": 16, "fewest_part_tokens": 4, "stall_ms": 20.0} | rules
+        bench = Bench(decoder or FakeDecoder(), SchedulingSettings(**settings))
+        benches.append(bench)
+        bench.loop.start()
+        return bench
+
+    return make
+
+
+def test_an_answer_starts_with_what_was_read_and_ends_with_a_reason(make_bench) -> None:
+    bench = make_bench()
+    job = bench.job([1, 2, 3], new_tokens=4)
+    (tokens,) = bench.answered(job)
+    started = bench.reader.started(job)
+    assert (started.prompt_tokens, started.cached_tokens) == (3, 0)
+    assert started.compute_type == "cpu-fake"
+    last = bench.reader.news[job.number][-1]
+    assert isinstance(last, Chunk)
+    assert last.finished is not None
+    if last.finished.reason is FinishReason.LENGTH:
+        assert len(tokens) == last.finished.generated_tokens == 4
+    else:
+        assert tokens[-1] == END
+
+
+def test_an_answer_never_leaves_the_context(make_bench) -> None:
+    bench = make_bench(FakeDecoder(context=20))
+    never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
+    (tokens,) = bench.answered(bench.job(range(15), options=never_end))
+    assert len(tokens) == 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None:
+    """Random prompts with shared beginnings, lengths and cancellations, on four rows."""
+    chance = random.Random(seed)
+    prompts = [
+        [
+            *(SYSTEM if chance.random() < 0.5 else []),
+            *chance.choices(range(60), k=chance.randint(1, 30)),
+        ]
+        for _ in range(24)
+    ]
+    sampled = [
+        Sampling(temperature=chance.choice([0, 1.0]), top_p=0.9, seed=number)
+        for number in range(len(prompts))
+    ]
+    orders = [
+        GenerationOptions(sampling=sampling, max_new_tokens=chance.randint(1, 25))
+        for sampling in sampled
+    ]
+    alone = []
+    for prompt, options in zip(prompts, orders, strict=True):
+        bench = make_bench()
+        alone += bench.answered(bench.job(prompt, options=options))
+    crowd = make_bench()
+    jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
+    dropped = set(chance.sample(range(len(jobs)), 6))
+    for number, job in enumerate(jobs):
+        crowd.loop.submit(job)
+        if number in dropped:
+            threading.Timer(chance.random() * 0.02, crowd.loop.cancel, (job,)).start()
+    kept = [number for number in range(len(jobs)) if number not in dropped]
+    crowd.reader.wait_until_done(*(jobs[number] for number in kept))
+    for number in kept:
+        assert crowd.reader.tokens(jobs[number]) == alone[number], f"prompt {number}"
+    assert crowd.decoder.moved > 0, "nothing was shared or moved: the test shows nothing"
+
+
+def test_the_beginning_that_prompts_share_is_computed_once(make_bench) -> None:
+    bench = make_bench()
+    jobs = [bench.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
+    bench.answered(*jobs)
+    assert [bench.reader.started(job).cached_tokens for job in jobs] == [0, 30, 30]
+    assert sum(tokens for _, tokens in bench.decoder.parts) == 33 + 3 + 3
+
+
+def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
+    bench = make_bench()
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
+    first, second = bench.job(SYSTEM, 2), bench.job(SYSTEM, options=options)
+    bench.answered(first, second)
+    started = bench.reader.started(second)
+    assert started.cached_tokens == 0
+    assert [token.id for token in started.prompt] == SYSTEM
+    assert started.prompt[0].logprob is None
+    assert all(token.logprob is not None and token.logprob < 0 for token in started.prompt[1:])
+
+
+def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=1))
+    jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
+    bench.answered(*jobs)
+    assert [job.number for job in jobs] == list(bench.reader.news)
+
+
+def test_one_too_many_is_refused_at_once(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()), queue_requests=2)
+    first = bench.job([1, 2])
+    bench.loop.submit(first)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while bench.loop.load != (1, 0):
+        assert time.monotonic() < deadline_s
+    others = [bench.job([3, 4]), bench.job([5, 6])]
+    for job in others:
+        bench.loop.submit(job)
+    with pytest.raises(Overloaded):
+        bench.loop.submit(bench.job([7, 8]))
+    bench.decoder.held.set()
+    bench.reader.wait_until_done(first, *others)
+
+
+def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=1, context=4096))
+    never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
+    endless = bench.job([1, 2], options=never_end)
+    bench.loop.submit(endless)
+    bench.reader.wait_for_tokens(endless, 3)
+    bench.loop.cancel(endless)
+    decodes = len(bench.decoder.decodes)
+    next_one = bench.job([3, 4], new_tokens=2)
+    bench.answered(next_one)
+    assert len(bench.reader.tokens(endless)) < 4000
+    assert len(bench.decoder.decodes) - decodes <= 4
+    assert not bench.reader.is_done(endless)
+
+
+def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()))
+    first, second, third = (bench.job([n, n + 1]) for n in range(3))
+    for job in (first, second, third):
+        bench.loop.submit(job)
+    bench.loop.cancel(second)
+    bench.decoder.held.set()
+    bench.reader.wait_until_done(first, third)
+    assert second.number not in bench.reader.news
+
+
+def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=1, context=4096))
+    endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
+    running = bench.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
+    waiting = bench.job([3, 4], deadline_s=time.time() + 0.1)
+    bench.answered(running, waiting)
+    for job in (running, waiting):
+        assert isinstance(bench.reader.news[job.number][-1], DeadlineExceeded)
+
+
+def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None:
+    bench = make_bench(FakeDecoder(failing_at=2))
+    jobs = [bench.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
+    for job in jobs:
+        bench.loop.submit(job)
+    bench.reader.wait_until_done(*jobs)
+    assert any(isinstance(bench.reader.news[job.number][-1], EngineFailed) for job in jobs)
+    (again,) = bench.answered(bench.job([1, 2, 3]))
+    (alone,) = (fresh := make_bench()).answered(fresh.job([1, 2, 3]))
+    assert again == alone
+
+
+def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=2, context=512))
+    endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
+    running = bench.job([1, 2], options=endless)
+    bench.loop.submit(running)
+    bench.reader.wait_for_tokens(running, 1)
+    bench.decoder.parts.clear()
+    long = bench.job([n % 50 for n in range(200)], new_tokens=1)
+    bench.loop.submit(long)
+    bench.reader.wait_until_done(long)
+    assert len(bench.decoder.parts) >= 200 / 16
+    assert max(tokens for _, tokens in bench.decoder.parts) <= 17
+    bench.loop.cancel(running)
+
+
+def test_closing_answers_what_was_accepted(make_bench) -> None:
+    bench = make_bench()
+    jobs = [bench.job([n, n + 1]) for n in range(6)]
+    for job in jobs:
+        bench.loop.submit(job)
+    bench.loop.close()
+    assert all(bench.reader.is_done(job) for job in jobs)
+    with pytest.raises(Overloaded):
+        bench.loop.submit(bench.job([1, 2]))
+
+
+def test_steps_are_recorded(make_bench) -> None:
+    bench = make_bench()
+    job = bench.job([1, 2, 3], new_tokens=5)
+    (tokens,) = bench.answered(job)
+    bench.loop.close()
+    assert sum(step.prompt_tokens for step in bench.steps.records) == 3
+    # The first token comes with the prompt.
+    assert sum(step.answer_tokens for step in bench.steps.records) == len(tokens) - 1
