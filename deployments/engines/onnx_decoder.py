@@ -38,15 +38,13 @@ class OnnxDecoder:
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         session = open_bare_session(spec.path, spec.options, hardware, spec.precision)
         with failures_of(spec.path.name):
-            self._memory = _Memory(session, spec, rows, context)
-        self._is_open = True
+            self._memory: _Memory | None = _Memory(session, spec, rows, context)
         self._steps: dict[int, _Step] = {}
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         tokens = len(ids)
-        self._check_open()
-        step = _Step(self._memory, row, row + 1, tokens, logits=tokens if every else 1)
+        step = _Step(self._open, row, row + 1, tokens, logits=tokens if every else 1)
         step.ids[0] = ids
         step.mask[0, : start + tokens] = 1
         logits: Logits = self._run(step)[0]
@@ -55,39 +53,40 @@ class OnnxDecoder:
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """One more token for each of the first rows. Raises EngineFailed."""
         rows = len(ids)
-        self._check_open()
+        memory = self._open
         step = self._steps.get(rows)
         if step is None:
-            step = self._steps[rows] = _Step(self._memory, 0, rows, tokens=1, logits=1)
+            step = self._steps[rows] = _Step(memory, 0, rows, tokens=1, logits=1)
         step.ids[:, 0] = ids
-        np.less_equal(self._memory.positions, lengths[:, None], out=step.mask, casting="unsafe")
+        np.less_equal(memory.positions, lengths[:, None], out=step.mask, casting="unsafe")
         return self._run(step)[:, 0]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the memory of a row."""
-        for array in self._memory.arrays:
+        for array in self._open.arrays:
             array[target, :, :tokens] = array[source, :, :tokens]
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
         """Swap the memory of two rows, an array at a time."""
-        for array in self._memory.arrays:
+        for array in self._open.arrays:
             kept = array[first, :, :tokens].copy()
             array[first, :, :tokens] = array[second, :, :tokens]
             array[second, :, :tokens] = kept
 
     def close(self) -> None:
         """Drop the session and the memory."""
-        self._is_open = False
+        self._memory = None
         self._steps = {}
-        del self._memory
 
-    def _check_open(self) -> None:
-        if not self._is_open:
+    @property
+    def _open(self) -> _Memory:
+        if self._memory is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
+        return self._memory
 
     def _run(self, step: _Step) -> Logits:
         with failures_of(self.info.compute_type):
-            self._memory.session.run_with_iobinding(step.binding)
+            self._open.session.run_with_iobinding(step.binding)
         return step.logits
 
 
