@@ -10,6 +10,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.facts import tasks_of
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.compilation import Effort
+from build_artifacts.decoders.conversations import read_generation, told
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import Sampling
@@ -29,7 +30,7 @@ from build_artifacts.storage.collection import describe, find_garbage, remove
 from build_artifacts.storage.costs_view import costs_view
 from build_artifacts.storage.scratch import scratch
 from deployments.config import LaneSettings
-from deployments.manifest import HEADS, ArtifactManifest
+from deployments.manifest import HEADS, ArtifactManifest, Head
 from deployments.store import LATEST_NAME, model_directory, resolve_version
 from deployments.tuning.placement import Placement
 from deployments.tuning.processors import usable_cores
@@ -90,6 +91,8 @@ def tune(arguments: argparse.Namespace) -> int:
     """`tune`."""
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
+    if manifest.head is Head.NEXT_TOKEN:
+        raise _not_for_decoders("tune", "graphs that generate are measured when they are built")
     counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
     for threads in counts:
         lane = LaneSettings(threads_per_run=threads)
@@ -114,6 +117,9 @@ def report(arguments: argparse.Namespace) -> int:
     """`report`."""
     artifact, progress = _find(arguments), Progress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
+    if manifest.head is Head.NEXT_TOKEN:
+        print(told(manifest, read_generation(artifact)))
+        return 0
     request = ReportRequest(
         artifact=artifact,
         store=arguments.store,
@@ -142,11 +148,20 @@ def compact(arguments: argparse.Namespace) -> int:
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
         head = HEADS[tasks_of(checkpoint, None, None)[0]]
+        if head is Head.NEXT_TOKEN:
+            raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     print(compaction.describe())
     for cut in compaction.cuts:
         print(f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.rows)} feed-forward rows")
     return 0
+
+
+def _not_for_decoders(command: str, why: str) -> BuildError:
+    return BuildError(
+        f"`{command}` is not for models that generate text: {why}",
+        hint="see what was measured with `python -m build_artifacts report`",
+    )
 
 
 def gc(arguments: argparse.Namespace) -> int:

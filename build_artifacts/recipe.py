@@ -13,7 +13,7 @@ from deployments.manifest import Device, EngineOptions, Gate, Precision
 Dtype: TypeAlias = Literal["float32", "float16"]
 
 # Counts changes of the code of the steps that change what they write.
-RECIPE_REVISION = 4
+RECIPE_REVISION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,22 @@ CPU_FP32 = CandidateRecipe(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderRecipe:
+    """One graph of a model that generates: what onnxruntime-genai's model builder is asked for."""
+
+    name: str
+    device: Device
+    precision: Precision
+    options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
+    # Tried in order instead of them when the gate is missed; each is more accurate and slower.
+    other_options: tuple[tuple[str, ...], ...] = ()
+    run: EngineOptions = _AS_IT_COMES
+
+
+DECODER_FP32 = DecoderRecipe(name="cpu-fp32", device=Device.CPU, precision="fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What is tried per device, and what it takes to be sealed.
 
@@ -124,6 +140,8 @@ class Recipe:
 
     candidates: tuple[CandidateRecipe, ...]
     fallback: CandidateRecipe = CPU_FP32
+    decoders: tuple[DecoderRecipe, ...] = ()  # instead of `candidates`, of a model that generates
+    decoder_fallback: DecoderRecipe = DECODER_FP32
     gate: Gate = field(default_factory=Gate)
     keep: int = 3  # graphs per device that may be sealed, the fastest that pass
     revision: int = RECIPE_REVISION

@@ -9,6 +9,7 @@ from build_artifacts.recipe import (
     CPU_FP32,
     LEAN,
     CandidateRecipe,
+    DecoderRecipe,
     DynamicInt8,
     ExportRecipe,
     Recipe,
@@ -91,8 +92,21 @@ GPU_FP16_COMPILED = replace(
     options=EngineOptions(compile=True, buckets=_BUCKETS),
 )
 
+DECODER_INT4 = DecoderRecipe(
+    name="cpu-int4",
+    device=Device.CPU,
+    precision="int4",
+    other_options=(("algo_config=k_quant_mixed",),),
+)
+DECODER_INT8 = DecoderRecipe(name="cpu-int8", device=Device.CPU, precision="int8")
+DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
+
 # The few that won on the hosts measured so far: a build of a minute.
-QUICK = Recipe(candidates=(CPU_INT8, CPU_INT8_PLAIN, GPU_FP16), keep=1)
+QUICK = Recipe(
+    candidates=(CPU_INT8, CPU_INT8_PLAIN, GPU_FP16),
+    decoders=(replace(DECODER_INT4, other_options=()), DECODER_INT8, DECODER_FP16),
+    keep=1,
+)
 # Everything: minutes, and the fastest graph for the host at hand.
 FULL = Recipe(
     candidates=(
@@ -110,7 +124,8 @@ FULL = Recipe(
         GPU_FP16_TENSORRT,
         GPU_FP16_TORCH,
         GPU_FP16_COMPILED,
-    )
+    ),
+    decoders=(DECODER_INT4, DECODER_INT8, DECODER_FP16),
 )
 
 

@@ -97,6 +97,9 @@ class Gate(_Frozen):
     # Below it either choice is right, and which one comes out is noise in any arithmetic.
     decided_gap: float = 0.1
     metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
+    # Share of the tokens a decoder's fp32 original is decided about that a graph expects too. Lower
+    # than for a single choice: each of hundreds is one of a whole vocabulary.
+    next_token_agreement: float = 0.9
     perplexity_rise: float = 0.1  # share by which a decoder's perplexity may be above fp32's
 
 

@@ -17,6 +17,8 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForTokenClassification": TaskName.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": TaskName.QUESTION_ANSWERING,
     "ForMaskedLM": TaskName.FILL_MASK,
+    "ForCausalLM": TaskName.TEXT_GENERATION,
+    "LMHeadModel": TaskName.TEXT_GENERATION,
     "Model": TaskName.FEATURE_EXTRACTION,
 }
 
@@ -34,7 +36,8 @@ def check_architecture(config: Config, *, pooled: bool) -> None:
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
         raise UnsupportedModel(
             f"`{config.model_type}` is not an encoder",
-            hint="this release builds encoders, and decoders with a sentence-transformers pooling",
+            hint="a decoder needs a sentence-transformers pooling for this; without one it can be "
+            "built for `--task text-generation`",
         )
     reason = _REFUSED.get(config.model_type, _nothing)(config)
     if reason is not None:

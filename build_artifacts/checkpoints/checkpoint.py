@@ -28,7 +28,7 @@ from deployments.manifest import Source
 from deployments.sealed_files import contained, file_sha256
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
-COUNTED_SUFFIXES = (".json", ".txt", ".safetensors")
+COUNTED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
@@ -38,11 +38,15 @@ Json = Any  # a parsed JSON value; the checkpoint's own files are the edge
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk, pinned. `directory` holds modules.json where there is one."""
+    """A model on disk, pinned. `directory` holds modules.json where there is one.
+
+    With `gguf` the weights are in that file still, and `directory` holds everything else.
+    """
 
     directory: Path
     source: Source
     default_id: str
+    gguf: Path | None = None
 
     @property
     def weights(self) -> Path:

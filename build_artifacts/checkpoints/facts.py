@@ -22,6 +22,7 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     read_object,
 )
+from build_artifacts.checkpoints.decoders import check_decoder, read_decoding
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     is_cross_encoder,
@@ -29,7 +30,7 @@ from build_artifacts.checkpoints.sentences import (
     token_limit,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.manifest import HEADS, TOKENIZER_NAME, Decoding, Head, TaskName
 from deployments.tasks.zero_shot import judges_entailment
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
@@ -52,6 +53,7 @@ class ModelFacts:
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     mask_token: int | None = None  # id, where the head is MASKS
+    decoding: Decoding | None = None  # where the head is NEXT_TOKEN
 
     @property
     def head(self) -> Head:
@@ -136,6 +138,8 @@ def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFact
     """What a merged checkpoint says of itself. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     head = HEADS[tasks[0]]
+    if head is Head.NEXT_TOKEN:
+        return _decoder_facts(checkpoint, config, tasks)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is Head.VECTOR
     check_architecture(config, pooled=pooled)
     if head is Head.VECTOR:
@@ -192,6 +196,19 @@ def _mask_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, .
         max_tokens=_max_tokens(checkpoint, config),
         width=config.vocab_size,
         mask_token=_mask_token(checkpoint.weights),
+    )
+
+
+def _decoder_facts(
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
+) -> ModelFacts:
+    reach = check_decoder(config)
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config, reach),
+        width=config.vocab_size,
+        decoding=read_decoding(checkpoint.weights, config),
     )
 
 

@@ -26,6 +26,7 @@ LOADERS: Mapping[Head, str] = {
     Head.TOKENS: "AutoModelForTokenClassification",
     Head.SPAN: "AutoModelForQuestionAnswering",
     Head.MASKS: "AutoModelForMaskedLM",
+    Head.NEXT_TOKEN: "AutoModelForCausalLM",
 }
 
 

@@ -23,6 +23,7 @@ from build_artifacts.recipe import Dtype
 from build_artifacts.search.original import Original
 from build_artifacts.search.reference import encode_probes
 from build_artifacts.steprunner import StepRunner
+from build_artifacts.steps.dequantise import dequantise
 from build_artifacts.steps.merge import merge
 from deployments.manifest import REFERENCE_NAME
 from deployments.tuning.parity import Reference, answers
@@ -64,6 +65,19 @@ class Prepared:
         """The model in torch without what is to spare. Raises UnsupportedModel."""
         model = load_model(self.weights, head=self.facts.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
+
+
+def dequantised_once(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint of a GGUF file with its weights in fp32. Raises UnsupportedModel."""
+    file = checkpoint.gguf
+    assert file is not None, "there is nothing to dequantise; this is a bug"
+
+    def work(into: Path) -> str:
+        dequantise(checkpoint, into)
+        return ""
+
+    directory = steps.once("dequantise", "unpack", f"weights of {file.name} to fp32", work)
+    return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
 def merged_once(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:

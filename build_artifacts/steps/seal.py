@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.search.gating import PassedGraph
 from build_artifacts.search.preparation import Prepared
 from build_artifacts.storage.scratch import BUILDING_NAME, dispose
@@ -27,7 +28,7 @@ from deployments.tuning.processors import installed_versions
 
 _TOOLS = (
     "torch", "transformers", "peft", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu",
-    "openvino", "nncf", "tokenizers",
+    "onnxruntime-genai", "gguf", "openvino", "nncf", "tokenizers",
 )  # fmt: skip
 
 
@@ -42,8 +43,21 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """An artifact of any kind: what its manifest says, and its files."""
+
+    identity: Identity
+    facts: ModelFacts
+    candidates: tuple[Candidate, ...]  # those of a device in order, its portable default first
+    gate: Gate
+    scores: Mapping[str, float]
+    files: Mapping[str, Path]  # by their names in the artifact; copied, unless they lie there
+    pruned: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sealing:
-    """All that goes into an artifact."""
+    """All that goes into the artifact of an encoder."""
 
     identity: Identity
     prepared: Prepared
@@ -54,14 +68,33 @@ class Sealing:
 
 def assemble(sealing: Sealing, into: Path) -> None:
     """Lay out the artifact's files under `into`, with their digests in the manifest."""
-    prepared, identity = sealing.prepared, sealing.identity
-    facts, compaction = prepared.facts, prepared.compaction
-    shutil.copyfile(prepared.weights / TOKENIZER_NAME, into / TOKENIZER_NAME)
-    shutil.copyfile(prepared.reference_dir / REFERENCE_NAME, into / REFERENCE_NAME)
-    (into / "graphs").mkdir()
+    prepared, compaction = sealing.prepared, sealing.prepared.compaction
     names = _graph_names(sealing.graphs)
-    for source, name in names.items():
-        shutil.copyfile(source, into / name)
+    contents = Contents(
+        identity=sealing.identity,
+        facts=prepared.facts,
+        candidates=tuple(_candidate(passed, names[passed.graph]) for passed in sealing.graphs),
+        gate=sealing.gate,
+        scores=prepared.scores,
+        files={
+            TOKENIZER_NAME: prepared.weights / TOKENIZER_NAME,
+            REFERENCE_NAME: prepared.reference_dir / REFERENCE_NAME,
+            **{name: source for source, name in names.items()},
+        },
+        pruned=None if compaction.is_empty else compaction.describe(),
+    )
+    lay_out(contents, into)
+    for table in sealing.tables:
+        write_costs(into, table)
+
+
+def lay_out(contents: Contents, into: Path) -> None:
+    """Copy the files to their places under `into`, and write the manifest with their digests."""
+    identity, facts = contents.identity, contents.facts
+    for name, source in contents.files.items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        if source != into / name:
+            shutil.copyfile(source, into / name)
     manifest = ArtifactManifest(
         id=identity.id,
         version=identity.version,
@@ -76,20 +109,16 @@ def assemble(sealing: Sealing, into: Path) -> None:
         prompts=dict(facts.prompts),
         default_prompt=facts.default_prompt,
         mask_token=facts.mask_token,
-        pruned=None if compaction.is_empty else compaction.describe(),
+        decoding=facts.decoding,
+        pruned=contents.pruned,
         source=identity.source,
-        gate=sealing.gate,
-        scores=dict(prepared.scores),
-        candidates=tuple(_candidate(passed, names[passed.graph]) for passed in sealing.graphs),
-        files={
-            name: _sealed(into / name)
-            for name in (TOKENIZER_NAME, REFERENCE_NAME, *dict.fromkeys(names.values()))
-        },
+        gate=contents.gate,
+        scores=dict(contents.scores),
+        candidates=contents.candidates,
+        files={name: _sealed(into / name) for name in contents.files},
         built_with=build_tools() | {"recipe": identity.recipe_digest},
     )
     (into / MANIFEST_NAME).write_bytes(manifest.to_json())
-    for table in sealing.tables:
-        write_costs(into, table)
 
 
 def publish(staged: Path, store: Path) -> Path:

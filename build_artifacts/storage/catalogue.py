@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.columns import columns
+from build_artifacts.decoders.conversations import graph_bytes
 from deployments.errors import ArtifactError
 from deployments.manifest import ArtifactManifest, Candidate
 from deployments.store import LATEST_NAME, VERSION, resolve_version
@@ -64,12 +65,15 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
     made_of = source.ref + (f" + {source.adapter}" if source.adapter else "")
     first = (entry.id, version, ", ".join(manifest.tasks))
     for candidate in manifest.candidates:
-        size = f"{manifest.files[candidate.graph].size / 1e6:.1f}"
+        size = f"{graph_bytes(manifest, candidate) / 1e6:.1f}"
         yield *first, candidate.name, size, _parity(candidate), made_of
         first, made_of = ("", "", ""), ""
 
 
 def _parity(candidate: Candidate) -> str:
     parity = candidate.parity
+    if "perplexity" in candidate.scores:
+        perplexity = f"perplexity {candidate.scores['perplexity']:.2f}"
+        return f"{perplexity}, next tokens {parity.top1_agreement or 0:.1%}"
     labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
     return f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"

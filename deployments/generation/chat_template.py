@@ -1,18 +1,20 @@
 """A model's chat template: Jinja of foreign origin, run within bounds.
 
 The sandbox keeps templates from everything but what they are given. Loops and calls are counted,
-so that none goes on for ever; the text is bounded as it grows. What remains is memory: a single
-expression, such as a string times a number, may still make a value of any size.
+so that none goes on for ever; the text is bounded as it grows. What remains is memory: strings that
+an expression pads or doubles over and over may still take all there is. Templates are sealed with
+their model, by whoever chose it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -22,9 +24,10 @@ from deployments.errors import InputTooLong, InvalidField
 from deployments.generation.messages import Chat
 
 MOST_CHARACTERS = 4_000_000  # of a rendered conversation
-# Turns of loops and calls in one rendering, half a second or so. Templates take a few for each
-# message, and some look at every message for each of them.
+# Turns of loops in one rendering, half a second of them or so; a call is worth several. Templates
+# take a few for each message, and some look at every message for each of them.
 MOST_STEPS = 500_000
+STEPS_OF_CALL = 10
 MOST_REASON_CHARACTERS = 300
 
 
@@ -42,7 +45,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)
-        except (TemplateError, RecursionError) as exc:
+        except Exception as exc:  # nested deeply enough, also Python's own about its source
             raise _refusal(exc) from exc
 
     def render(self, chat: Chat) -> str:
@@ -81,18 +84,29 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with what templates of the hub expect, counting their steps."""
 
     steps_left = MOST_STEPS
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.filters["tojson"] = _to_json
         self.filters["counted"] = self._counted
+        del self.globals["lipsum"]  # any amount of text in one call
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call of a template comes through here."""
-        self._step()
+        self._count(STEPS_OF_CALL)
         return super().call(context, callee, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuses to make numbers or strings that no prompt can need."""
+        if operator == "**":
+            raise SecurityError("chat templates may not compute powers")
+        for factor, times in ((left, right), (right, left)):
+            if isinstance(factor, Sized) and len(factor) * times > MOST_CHARACTERS:
+                raise SecurityError(f"a string of more than {MOST_CHARACTERS} characters")
+        return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -102,11 +116,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            self._step()
+            self._count(1)
             yield item
 
-    def _step(self) -> None:
-        self.steps_left -= 1
+    def _count(self, steps: int) -> None:
+        self.steps_left -= steps
         if self.steps_left < 0:
             raise TemplateError(f"the chat template takes more than {MOST_STEPS} steps")
 
@@ -126,7 +140,7 @@ def _raise(reason: str) -> None:
     raise TemplateError(reason)
 
 
-def _to_json(  # noqa: PLR0913  what templates may give
+def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

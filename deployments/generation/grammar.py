@@ -10,7 +10,7 @@ import re
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 
 from deployments.errors import EngineFailed, InvalidField
@@ -20,7 +20,10 @@ MOST_CHARACTERS = 65_536  # of a schema or a regular expression
 MOST_REASON_CHARACTERS = 300
 ANY_OBJECT = '{"type": "object"}'
 # At most one space where JSON allows any: what models write anyway, and no way to go on for ever.
-JSON_OPTIONS = {"whitespace_pattern": "[ ]?"}
+WHITESPACE = "[ ]?"
+# In regular expressions `\d` and `\s` are the characters that programs read as such, not all that
+# Unicode has.
+ASCII_CLASSES = "ds"
 # A quarter or less of what the library allows. One mask then takes at most about 5 ms, because all
 # rows of a batch wait for it, and a grammar of nested counts about 20 MB and half a second.
 LIMITS = LLParserLimits(
@@ -118,10 +121,12 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         if not grammar.value:
             raise _refusal("the regular expression is empty")
-        return LLMatcher.grammar_from_regex(grammar.value)
+        return f"start: /{regex_to_lark(grammar.value, ASCII_CLASSES)}/"
     schema = ANY_OBJECT if grammar.kind == "json_object" else grammar.value
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_pattern": WHITESPACE}
+        )
     except ValueError as exc:
         raise _refusal(f"not a JSON schema: {exc}") from exc
 
@@ -130,5 +135,7 @@ def _refusal(reason: str) -> InvalidField:
     """The library's reason in one line: of a long report, the sentence that says what is wrong."""
     named = re.search("^error: (.+)", reason, flags=re.MULTILINE)
     told = named[1] if named else reason.removesuffix("<non-verbose/>")
+    if told.startswith("NoExtension"):
+        told = "there is no text that follows it"
     told = " ".join(told.split())[:MOST_REASON_CHARACTERS]
     return InvalidField(f"`grammar` cannot be followed: {told}", field="grammar")

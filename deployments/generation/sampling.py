@@ -165,7 +165,7 @@ def _cuts(sampling: Sampling) -> tuple[Cut, ...]:
 
 
 def _top_p(share: float, logs: Numbers, weights: Numbers) -> Places:
-    return _fewest(logs, weights, share)
+    return fewest(logs, weights, share)
 
 
 def _min_p(floor: float, _logs: Numbers, weights: Numbers) -> Places:
@@ -176,10 +176,10 @@ def _typical_p(share: float, logs: Numbers, weights: Numbers) -> Places:
     possible = np.maximum(logs, -COLDEST_LOG)  # times a weight of zero it is zero, not NaN
     total = float(weights.sum(dtype=np.float64))
     mean = float((weights * possible).sum(dtype=np.float64)) / total  # less log(total): -entropy
-    return _fewest(-np.abs(possible - mean), weights, share)
+    return fewest(-np.abs(possible - mean), weights, share)
 
 
-def _fewest(ranks: Numbers, weights: Numbers, share: float) -> Places:
+def fewest(ranks: Numbers, weights: Numbers, share: float) -> Places:
     """The places of highest rank that together reach `share` of all weights: at least one."""
     goal = share * float(weights.sum(dtype=np.float64))
     places = likeliest(ranks, FIRST_LOOK)

@@ -19,11 +19,13 @@ from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
 from deployments.ingress.families.documentation.routes import DocumentationRoutes
 from deployments.ingress.families.huggingface import HuggingFaceRoutes
 from deployments.ingress.families.open_inference.routes import OpenInferenceRoutes
-from deployments.ingress.families.openai import OpenAIRoutes
+from deployments.ingress.families.openai.routes import OpenAIRoutes
 from deployments.ingress.families.operations.exposition import Gather
 from deployments.ingress.families.operations.routes import OperationsRoutes
 from deployments.ingress.families.rerank.routes import RerankRoutes
 from deployments.ingress.families.text_embeddings.routes import TextEmbeddingsRoutes
+from deployments.ingress.families.text_generation.routes import TextGenerationRoutes
+from deployments.ingress.generation import GenerationService
 from deployments.ingress.http.api import SPEAKER, Family
 from deployments.ingress.http.intake import SCOPE_KEY, BodyAccount, BodyAccounts
 from deployments.ingress.http.routing import RememberingRouter
@@ -33,15 +35,17 @@ from deployments.ingress.service import InferenceService
 log = logging.getLogger("ray.serve.hundredfold")
 
 
-def build_http_app(service: InferenceService, gather: Gather) -> Starlette:
-    """The application over `service`; `gather` gives the metrics text."""
+def build_http_app(
+    service: InferenceService, generation: GenerationService, gather: Gather
+) -> Starlette:
+    """The application over both services; `gather` gives the metrics text."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with service.board.refreshing():
             yield
 
-    families = families_over(service, gather)
+    families = families_over(service, generation, gather)
     errors = ErrorPages(families, service)
     routes = [
         Route(path, operation.handler, methods=[operation.method])
@@ -64,15 +68,18 @@ def build_http_app(service: InferenceService, gather: Gather) -> Starlette:
     return app
 
 
-def families_over(service: InferenceService, gather: Gather) -> tuple[Family, ...]:
+def families_over(
+    service: InferenceService, generation: GenerationService, gather: Gather
+) -> tuple[Family, ...]:
     """Every API, the one with the greediest paths and the last word on errors at the end."""
     families = (
         OperationsRoutes(service, gather),
         OpenInferenceRoutes(service),
         RerankRoutes(service),
         TextEmbeddingsRoutes(service),
-        OpenAIRoutes(service),
-        HuggingFaceRoutes(service),
+        OpenAIRoutes(service, generation),
+        TextGenerationRoutes(service, generation),
+        HuggingFaceRoutes(service, generation),
     )
     return (DocumentationRoutes(service, families), *families)
 

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from deployments.generation.messages import Chunk, Completion, GenerationOptions, Prompt, Started
+from deployments.config import IngressUserConfig
+from deployments.errors import (
+    DeadlineExceeded,
+    InvalidField,
+    ModelLoading,
+    Overloaded,
+    TooManyItems,
+    WrongTask,
+)
+from deployments.generation.messages import (
+    Completion,
+    GenerationCall,
+    GenerationOptions,
+    Prompt,
+)
+from deployments.ingress.answer_streams import GenerationStream, Part
+from deployments.ingress.choices import all_or_none, chosen, seeded, timings_of
+from deployments.ingress.hardware import LaneState, choose_device
 from deployments.ingress.http.options import RequestOptions
-from deployments.registry import OpenModel
+from deployments.ingress.http.wording import fields_called
+from deployments.ingress.recording import Note, OpenRecord
+from deployments.ingress.service import ESTIMATED_START_S
+from deployments.manifest import Device, TaskName
+from deployments.messages import Timings
+from deployments.records import RequestRecorder
+from deployments.registry import OpenModel, Registry
+from deployments.transports.base import GeneratorClient
+
+__all__ = [
+    "GenerationQuestion",
+    "GenerationReply",
+    "GenerationService",
+    "GenerationStream",
+    "Part",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationQuestion:
-    """One prompt, whichever API it came through."""
+    """One prompt, or several that are answered alike, whichever API they came through."""
 
     prompt: Prompt
+    further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
     model_id: str | None = None  # None: the first model that generates text
     choices: int = 1  # answers wanted; their seeds count up from the one given
@@ -25,42 +60,202 @@ class GenerationQuestion:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReply:
-    """The answers, best first where there was a choice, and what is worth telling about them."""
+    """The answers, best first where there was a choice, and what is worth telling about them.
+
+    Those to the first prompt come first, `choices` for each.
+    """
 
     model: OpenModel
     completions: tuple[Completion, ...]
     total_s: float
     passed_over: tuple[Completion, ...] = ()  # computed for `best_of`
+    timings: Timings = field(default_factory=Timings)
 
 
-class Part(NamedTuple):
-    """A chunk of one of the answers of a stream."""
-
-    choice: int
-    chunk: Chunk
-
-
-class GenerationStream:
-    """Answers on their way; closing it frees their slots. Iterating raises ServeError."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is asked of whom."""
 
     model: OpenModel
-    started: tuple[Started, ...]  # one for each choice
+    device: Device
+    client: GeneratorClient
+    calls: tuple[GenerationCall, ...]  # `computed` for each prompt
+    computed: int
+    prompts: int
+    deadline_s: float  # time.time
+    cold: bool  # no replica runs, and the request does not want to wait for one
 
-    def __aiter__(self) -> AsyncIterator[Part]:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Stop generating."""
-        raise NotImplementedError
+    def names_of(self, number: int) -> Mapping[str, str]:
+        """What the fields of a call are in the question, for errors."""
+        return {"prompt": f"prompt[{number // self.computed}]"} if self.prompts > 1 else {}
 
 
 class GenerationService:
     """The ingress without HTTP, for text generation."""
 
+    def __init__(
+        self,
+        registry: Registry,
+        clients: Mapping[Device, GeneratorClient],
+        states: Callable[[], Mapping[Device, LaneState]],
+        recorder: RequestRecorder,
+        settings: IngressUserConfig,
+    ) -> None:
+        self.registry = registry
+        self.settings = settings
+        self.inflight_generations = 0
+        self._clients = clients
+        self._states = states
+        self._recorder = recorder
+
+    def configure(self, settings: IngressUserConfig) -> None:
+        """Serve new requests by other settings."""
+        self.settings = settings
+
     async def complete(self, question: GenerationQuestion) -> GenerationReply:
         """The whole answers to one request. Raises ServeError."""
-        raise NotImplementedError
+        record = OpenRecord(self._recorder)
+        with record.failing() as note:
+            plan = self._plan(question, note)
+            self._admit(len(plan.calls))
+            try:
+                completions = await all_or_none(
+                    [self._completed(plan, number) for number in range(len(plan.calls))]
+                )
+            finally:
+                self.inflight_generations -= len(plan.calls)
+            note.compute = completions[0].started.compute_type
+            started = [one.started for one in completions]
+            note.timings = timings_of(started, [one.finished for one in completions], plan.computed)
+        record.close(200)
+        told, passed_over = chosen(completions, plan.computed, question.choices)
+        return GenerationReply(plan.model, told, note.total_s, passed_over, note.timings)
 
     async def stream(self, question: GenerationQuestion) -> GenerationStream:
         """The answers as they come, once every one has started. Raises ServeError."""
-        raise NotImplementedError
+        record = OpenRecord(self._recorder)
+        with record.failing() as note:
+            if question.best_of not in (None, question.choices):
+                raise InvalidField("`best_of` cannot be streamed", field="best_of")
+            plan = self._plan(question, note)
+            sources = [plan.client.stream(call) for call in plan.calls]
+            self._admit(len(plan.calls))
+
+            def ended(status: int) -> None:
+                self.inflight_generations -= len(plan.calls)
+                if stream.started:
+                    note.compute = stream.started[0].compute_type
+                note.timings = timings_of(stream.started, stream.finished, plan.computed)
+                record.close(status)
+
+            stream = GenerationStream(plan.model, ended)
+            await stream.begin(sources, lambda number: self._in_time(plan, number))
+        return stream
+
+    def find_model(self, model_id: str | None) -> OpenModel:
+        """The model of that id, else the first that generates text.
+
+        Raises UnknownModel, ArtifactError, or WrongTask naming what the model can do.
+        """
+        if model_id is None:
+            models = self.registry.open_models()
+            able = next((m for m in models if m.generates), None)
+            if able is None:
+                raise WrongTask("No model here generates text; `/v1/models` tells what each can do")
+            return able
+        model = self.registry.find(model_id)
+        if not model.generates:
+            known = ", ".join(f"`{task}`" for task in model.tasks)
+            raise WrongTask(
+                f"Model {model_id} generates no text; it can do: {known}", field="model"
+            )
+        return model
+
+    def _plan(self, question: GenerationQuestion, note: Note) -> _Plan:
+        note.task = TaskName.TEXT_GENERATION.value
+        model = self.find_model(question.model_id)
+        note.model = model.ref.id
+        prompts = (question.prompt, *question.further_prompts)
+        note.items = len(prompts)
+        states = {d: state for d, state in self._states().items() if d in self._clients}
+        device = choose_device(question.request.device, model.manifest, states)
+        computed = self._computed(question)
+        deadline_s = time.time() + self.settings.generation_timeout_s
+        options = question.options
+        if computed > question.choices and options.logprobs is None:
+            options = options._replace(logprobs=0)
+        return _Plan(
+            model=model,
+            device=device,
+            client=self._clients[device],
+            calls=tuple(
+                GenerationCall(model.ref, prompt, seeded(options, number), deadline_s)
+                for prompt in prompts
+                for number in range(computed)
+            ),
+            computed=computed,
+            prompts=len(prompts),
+            deadline_s=deadline_s,
+            cold=states[device].running == 0 and not question.request.wait_for_model,
+        )
+
+    def _computed(self, question: GenerationQuestion) -> int:
+        """Answers computed for each prompt. Raises InvalidField."""
+        most = self.settings.limits.choices
+        best_of = question.choices if question.best_of is None else question.best_of
+        for name, count in (("choices", question.choices), ("best_of", best_of)):
+            if not 1 <= count <= most:
+                raise InvalidField(f"`{name}` must be between 1 and {most}", field=name)
+        if best_of < question.choices:
+            raise InvalidField(
+                f"`best_of` must be at least the {question.choices} answers wanted", field="best_of"
+            )
+        return best_of
+
+    def _admit(self, answers: int) -> None:
+        most = self.settings.limits.inflight_generations
+        if answers > most:
+            raise TooManyItems(
+                f"{answers} answers are asked for; at most {most} are computed at once",
+                field="prompt",
+            )
+        if self.inflight_generations + answers > most:
+            raise Overloaded("Model is overloaded")
+        self.inflight_generations += answers
+
+    async def _completed(self, plan: _Plan, number: int) -> Completion:
+        async with self._in_time(plan, number):
+            return await plan.client.complete(plan.calls[number])
+
+    @asynccontextmanager
+    async def _in_time(self, plan: _Plan, number: int) -> AsyncIterator[None]:
+        """Bound one call's time, and name its fields. Raises DeadlineExceeded or ModelLoading."""
+        loop = asyncio.get_running_loop()
+        waking: asyncio.TimerHandle | None = None
+
+        def give_up_cold() -> None:
+            if self._is_cold(plan.device):
+                limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(plan.deadline_s - time.time()) as limit:
+                if plan.cold:
+                    waking = loop.call_later(self.settings.loading_wait_s, give_up_cold)
+                with fields_called(plan.names_of(number)):
+                    yield
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            if plan.cold and self._is_cold(plan.device):
+                raise ModelLoading(
+                    f"Model {plan.model.ref.id} is currently loading",
+                    estimated_time_s=ESTIMATED_START_S,
+                ) from exc
+            raise DeadlineExceeded("the answer was not finished in time") from exc
+        finally:
+            if waking is not None:
+                waking.cancel()
+
+    def _is_cold(self, device: Device) -> bool:
+        state = self._states().get(device)
+        return state is None or state.running == 0

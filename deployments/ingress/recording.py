@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Requests slower than this are worth a line at INFO.
 SLOW_REQUEST_S = 1.0
+# The status of a request whose client left before the end; nobody is told it.
+CLIENT_GONE = 499
 
 
 @dataclass(slots=True)
@@ -47,6 +50,36 @@ def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[N
         raise
     note.total_s = time.perf_counter() - started_s
     _record(recorder, note, 200, cache.bytes)
+
+
+class OpenRecord:
+    """The record of a request that may go on after its handler has returned; made once."""
+
+    def __init__(self, recorder: RequestRecorder) -> None:
+        self.note = Note()
+        self._recorder = recorder
+        self._started_s = time.perf_counter()
+        self._closed = False
+
+    @contextmanager
+    def failing(self) -> Iterator[Note]:
+        """Close the record if the block fails with a ServeError, or is cancelled."""
+        try:
+            yield self.note
+        except ServeError as error:
+            error.recorded = True
+            self.close(error.status)
+            raise
+        except asyncio.CancelledError:
+            self.close(CLIENT_GONE)
+            raise
+
+    def close(self, status: int) -> None:
+        """Record the request, unless that is done."""
+        if not self._closed:
+            self._closed = True
+            self.note.total_s = time.perf_counter() - self._started_s
+            _record(self._recorder, self.note, status, cache_bytes=0)
 
 
 def record_refusal(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:

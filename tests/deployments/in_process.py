@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 
 from deployments.config import AppArgs, IngressUserConfig, LaneSettings, ModelSettings
 from deployments.ingress.app import build_http_app
+from deployments.ingress.generation import GenerationService
+from deployments.ingress.hardware import LaneState
 from deployments.ingress.lanes import ClusterView, LaneBoard
 from deployments.ingress.microbatch import Batched
 from deployments.ingress.router import Router
@@ -22,7 +24,7 @@ from deployments.records import RequestRecord
 from deployments.registry import Registry
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import LaneClient, TokenizerClient
+from deployments.transports.base import GeneratorClient, LaneClient, TokenizerClient
 from deployments.transports.local import LocalLaneClient, LocalTokenizerClient
 from tests.fakes import EncodeLog, ListRecorder, each_alone
 from tests.sealed import CLASSIFIER, EMBEDDER
@@ -48,6 +50,7 @@ class InProcess:
     batched: Batched = each_alone
     lane: LaneClient | None = None  # answers in place of the real replicas
     tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
+    generator: GeneratorClient | None = None  # writes text; without one none is written
     raise_bugs: bool = True  # into the test, instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
@@ -72,11 +75,21 @@ class InProcess:
         )
         await board.refresh()
         try:
-            yield build_http_app(self.service, no_metrics)
+            yield build_http_app(self.service, self._generation(), no_metrics)
         finally:
             for lane in lanes.values():
                 await lane.close()
             tokenizer.close()
+
+    def _generation(self) -> GenerationService:
+        clients = {} if self.generator is None else {Device.CPU: self.generator}
+        return GenerationService(
+            registry=self.service.registry,
+            clients=clients,
+            states=lambda: dict.fromkeys(clients, LaneState(available=True, running=1)),
+            recorder=self.recorder,
+            settings=self.settings,
+        )
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -5,6 +5,8 @@ POST /models/{id}                       the model's own task, or the one the bod
 POST /models/{id}/pipeline/{task}       a named task
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
+
+Models that generate text are asked, and answer, in the dialect of `text_generation`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,14 @@ from deployments.ingress.families.model_list import (
     model_status,
     short_path_list,
 )
+from deployments.ingress.families.text_generation.questions import given_parameters
+from deployments.ingress.families.text_generation.routes import (
+    ENVELOPE_ANSWER,
+    ENVELOPE_EXAMPLE,
+    TextGenerationRoutes,
+    generation_schema,
+)
+from deployments.ingress.generation import GenerationService
 from deployments.ingress.http.api import Operation, schema_of
 from deployments.ingress.http.codec import json_response, read_json
 from deployments.ingress.http.naming import model_in_body, model_in_path
@@ -39,6 +49,7 @@ from deployments.ingress.service import (
     InferenceService,
     Question,
     Reply,
+    claiming_task,
 )
 from deployments.manifest import TaskName
 from deployments.tasks import TASKS
@@ -56,7 +67,7 @@ HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LISTS_SINCE = (1, 2)
 
 # Every task's, and what zero-shot answers are presented as.
-ANSWERS = (*(task.answer for task in TASKS.values()), list[LabelScore])
+ANSWERS = (*(task.answer for task in TASKS.values()), list[LabelScore], ENVELOPE_ANSWER)
 EXAMPLES: Mapping[str, Any] = {
     "embedding": {"inputs": ["A cat.", "A kitten."]},
     "similarity": {"inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}},
@@ -74,8 +85,9 @@ class HuggingFaceRoutes:
 
     name: ClassVar = "Hugging Face"
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
         self._service = service
+        self._writing = TextGenerationRoutes(service, generation)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may itself contain slashes."""
@@ -90,19 +102,19 @@ class HuggingFaceRoutes:
             self._read("Whether a model can answer now", "/models/{id:path}/health", self.health),
             self._read("Whether a model is loaded, and on what", "/status/{id:path}", self.status),
             self._read("One model", "/models/{id:path}/info", self.info),
-            self._task("Ask a model", "/models/{id:path}"),
+            self._task("Ask a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
             self._read("One model", "/models/{id:path}", self.info),
         )
 
-    def _task(self, summary: str, *paths: str) -> Operation:
+    def _task(self, summary: str, *paths: str, **examples: Mapping[str, Any]) -> Operation:
         return Operation(
             method="POST",
             paths=paths,
             handler=self.infer,
             summary=summary,
-            body={"anyOf": [envelope_schema(task) for task in TASKS]},
+            body={"anyOf": [*(envelope_schema(task) for task in TASKS), generation_schema()]},
             answer={"anyOf": [schema_of(kind) for kind in ANSWERS]},
-            examples=EXAMPLES,
+            examples={**EXAMPLES, **examples},
             infers=True,
         )
 
@@ -122,11 +134,15 @@ class HuggingFaceRoutes:
     async def infer(self, request: Request) -> Response:
         """Run a task."""
         body = envelope_of(await read_json(request, self._service.settings.limits))
+        model_id = model_in_path(request) or model_in_body(body.get("model"))
+        task = task_of(request.path_params.get("task"))
+        if self._wants_text(body, model_id, task):
+            return await self._writing.answer_envelope(request, body, model_id)
         reply = await self._service.answer(
             Question(
                 inputs=inputs_of(body),
-                model_id=model_in_path(request) or model_in_body(body.get("model")),
-                task=task_of(request.path_params.get("task")),
+                model_id=model_id,
+                task=task,
                 parameters=parameters_of(body),
                 options=(options := read_options(body.get("options"), request.headers)),
             )
@@ -135,6 +151,28 @@ class HuggingFaceRoutes:
             presented(reply, options, request.headers.get("user-agent", "")),
             headers=reply_headers(reply),
         )
+
+    def _wants_text(
+        self, body: Mapping[str, Any], model_id: str | None, task: TaskName | None
+    ) -> bool:
+        """Whether a model that generates text is meant. Raises UnknownModel or ArtifactError.
+
+        Where no model is named, a stream of a text means the first that generates. Otherwise the
+        first model of all is the default, unless a body is plainly meant for another's task.
+        """
+        if task not in (None, TaskName.TEXT_GENERATION):
+            return False
+        if model_id is not None:
+            return self._service.registry.find(model_id).generates
+        models = list(self._service.registry.open_models())
+        others = [model for model in models if not model.generates]
+        if len(others) == len(models):
+            return False
+        if body.get("stream") is True and isinstance(body.get("inputs"), str):
+            return True
+        inputs = body if body.get("inputs") is None else body["inputs"]
+        question = Question(inputs=inputs, parameters=given_parameters(body))
+        return models[0].generates and not any(claiming_task(question, m) for m in others)
 
     async def models(self, request: Request) -> Response:
         """Every configured model, also the refused ones."""
@@ -196,7 +234,7 @@ def task_of(name: str | None) -> TaskName | None:
     try:
         return TaskName(name)
     except ValueError as exc:
-        known = ", ".join(f"`{task}`" for task in TASKS)
+        known = ", ".join(f"`{task}`" for task in (*TASKS, TaskName.TEXT_GENERATION))
         raise InvalidField(f"`{name}` is not a task; known: {known}", field="task") from exc
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deployments.errors import ServeError
+from deployments.generation.messages import Completion
+from deployments.ingress.generation import GenerationReply, GenerationStream
 from deployments.ingress.service import Reply
 
 
@@ -26,6 +30,43 @@ def reply_headers(reply: Reply) -> dict[str, str]:
         limit = reply.model.manifest.max_tokens
         headers["x-hf-warning"] = f"input-truncated; {cut} cut to {limit} tokens"
     return headers
+
+
+def generation_headers(reply: GenerationReply) -> dict[str, str]:
+    """As `reply_headers`, for text that was generated."""
+    completions = (*reply.completions, *reply.passed_over)
+    return {
+        "x-compute-type": completions[0].started.compute_type,
+        "x-compute-time": f"{reply.total_s:.4f}",
+        "x-compute-tokens": str(reply.timings.tokens),
+        "x-sha": reply.model.manifest.source.revision,
+        "server-timing": generation_timing(completions, reply.total_s),
+    }
+
+
+def stream_headers(stream: GenerationStream) -> dict[str, str]:
+    """What is known of generated text when the first of it comes."""
+    return {
+        "x-compute-type": stream.started[0].compute_type,
+        "x-sha": stream.model.manifest.source.revision,
+    }
+
+
+def generated_tokens(completions: Sequence[Completion]) -> int:
+    """Tokens of all answers, end tokens included."""
+    return sum(one.finished.generated_tokens for one in completions)
+
+
+def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
+    """`Server-Timing`: the longest that any of the answers took, in milliseconds."""
+    timings = [one.finished.timings for one in completions]
+    longest_s = {
+        "queue": max(one.queue_s for one in timings),
+        "prefill": max(one.prefill_s for one in timings),
+        "decode": max(one.decode_s for one in timings),
+        "total": total_s,
+    }
+    return ", ".join(f"{name};dur={seconds * 1e3:.2f}" for name, seconds in longest_s.items())
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:

@@ -14,7 +14,7 @@ from tests.sealed import EMBEDDER
     ("method", "path", "status", "code"),
     [
         ("GET", "/no/such/path", 404, "route_not_found"),
-        ("POST", "/generate", 404, "route_not_found"),
+        ("POST", "/no/such/path", 404, "route_not_found"),
         ("DELETE", f"/models/{EMBEDDER}", 405, "method_not_allowed"),
         ("PUT", "/", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.ingress.families.openai import Usage
+from deployments.ingress.families.openai.embeddings import Usage
 from deployments.ingress.http.api import LENIENT
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or
 from deployments.tasks.ranking import RankedText, RankingParameters

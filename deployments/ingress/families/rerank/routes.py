@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.families.openai import error_object, usage_of
+from deployments.ingress.families.openai.embeddings import usage_of
+from deployments.ingress.families.openai.errors import error_object
 from deployments.ingress.families.rerank.messages import (
     Classified,
     ClassifyBody,

@@ -9,21 +9,31 @@ from typing import Any
 
 import httpx
 import jsonschema
+import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deployments.ingress.families.documentation.components import Components, shape_of
 from deployments.ingress.families.documentation.openapi import ANSWER_HEADERS
 from tests.deployments.in_process import InProcess
+from tests.generators import SpeakingGenerator
 from tests.hostile.zoo import ZOO, seal_zoo
 from tests.sealed import EMBEDDER, tiny_manifest
+from tests.sealed_decoder import DECODER, seal_tiny_decoder
 
 JSON = "application/json"
 
 
 @pytest.fixture(scope="module")
 def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seal_zoo(tmp_path_factory.mktemp("zoo"))
+    store = seal_zoo(tmp_path_factory.mktemp("zoo"))
+    seal_tiny_decoder(store)
+    return store
+
+
+def zoo(store: Path) -> InProcess:
+    """A model for every task, one that writes text included."""
+    return InProcess(store, models=(*ZOO, DECODER), generator=SpeakingGenerator())
 
 
 async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
@@ -45,7 +55,7 @@ def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> No
 
 
 async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
-    async with InProcess(zoo_store, models=ZOO).client() as http:
+    async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     assert document["openapi"] == "3.1.0"
     assert list(OpenAPIV31SpecValidator(document).iter_errors()) == []
@@ -55,7 +65,7 @@ async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
 
 
 async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store: Path) -> None:
-    async with InProcess(zoo_store, models=ZOO).application() as app:
+    async with zoo(zoo_store).application() as app:
         served = {
             (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
             for route in app.router.table.routes
@@ -77,7 +87,7 @@ async def test_every_example_fits_its_schema_and_is_answered_as_documented(
     zoo_store: Path,
 ) -> None:
     tried = 0
-    async with InProcess(zoo_store, models=ZOO).client() as http:
+    async with zoo(zoo_store).client() as http:
         document = await document_of(http)
         for method, path, operation in operations(document):
             media = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
@@ -92,11 +102,21 @@ async def test_every_example_fits_its_schema_and_is_answered_as_documented(
                     continue
                 good = [reply for reply in replies if reply.status_code == 200]
                 assert good, (path, example, [reply.text for reply in replies][:3])
-                answer = operation["responses"]["200"]["content"][JSON]["schema"]
+                content = operation["responses"]["200"]["content"]
                 for reply in good:
-                    is_valid(reply.json(), answer, document)
+                    kind = reply.headers["content-type"].partition(";")[0]
+                    for value in told_in(reply):
+                        is_valid(value, content[kind]["schema"], document)
                 tried += 1
     assert tried > 10
+
+
+def told_in(reply: httpx.Response) -> list[Any]:
+    """The value of an answer, or those of a stream's events."""
+    if reply.headers["content-type"] == JSON:
+        return [reply.json()]
+    events = [line.removeprefix("data:").strip() for line in reply.text.split("\n\n") if line]
+    return [orjson.loads(event) for event in events if event != "[DONE]"]
 
 
 def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
@@ -118,7 +138,7 @@ def version_in(path: str) -> str:
 
 
 async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None:
-    async with InProcess(zoo_store, models=ZOO).client() as http:
+    async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     statuses: set[int] = set()
     for _, _, operation in operations(document):
@@ -131,7 +151,7 @@ async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None
 
 
 async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -> None:
-    async with InProcess(zoo_store, models=ZOO).client() as http:
+    async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     told = {
         path: document["paths"][path]["post"]["responses"]["404"]["content"][JSON]
@@ -143,7 +163,7 @@ async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -
 
 
 async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) -> None:
-    async with InProcess(zoo_store, models=ZOO).client() as http:
+    async with zoo(zoo_store).client() as http:
         document = await document_of(http)
         reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
     told = document["paths"]["/models/{id}"]["post"]["responses"]["200"]["headers"]

@@ -1,0 +1,134 @@
+"""Text generation: tokens per second and waits, in this process, over HTTP, and beside others.
+
+Everybody gets the same prompts and writes as many tokens, greedily. Rounds are interleaved (one
+stream of everybody, then four, ... then the scenarios), so that a machine that slows down does so
+for every one alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.generation_campaign import Campaign, alone_again
+from benchmarks.generation_churn import churn
+from benchmarks.generation_contenders import OURS, Streaming
+from benchmarks.generation_entries import RIVALS, Entries
+from benchmarks.generation_figures import Board, GenerationFigures, goals_of
+from benchmarks.generation_figures import describe as described
+from benchmarks.generation_figures import require_correct
+from benchmarks.generation_loop import LoopService
+from benchmarks.generation_prompts import PromptBook
+from benchmarks.generation_scenarios import SCENARIOS, STREAMS
+from benchmarks.local_model import LocalModel
+from benchmarks.options import (
+    add_rounds_option,
+    add_run_options,
+    add_store_option,
+    add_url_option,
+    positive_count,
+)
+from benchmarks.report import say, start_run, write_result
+from deployments.tuning.processors import installed_versions, usable_cores
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+LEVELS, CHURN = "levels", "churn"
+PARTS = (LEVELS, *SCENARIOS, CHURN)
+PACKAGES = ("onnxruntime-genai", "llama-cpp-python")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m benchmarks generation`."""
+    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
+    add_store_option(parser)
+    add_url_option(parser)
+    add_run_options(parser)
+    add_rounds_option(parser)
+    counts = {
+        "--new-tokens": (64, "of each answer"),
+        "--prompt-tokens": (64, "of each prompt"),
+        "--churn": (1_000, "requests of the part `churn`"),
+    }
+    for option, (default, what) in counts.items():
+        parser.add_argument(
+            option,
+            type=positive_count,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--streams",
+        type=positive_count,
+        nargs="+",
+        default=[1, 4, STREAMS, 16],
+        metavar="N",
+        help="default: 1 4 8 16",
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help=f"default: {' '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--without", nargs="+", choices=tuple(RIVALS), default=(), help="who is not measured"
+    )
+    parser.add_argument(
+        "--source",
+        metavar="SOURCE",
+        help="the checkpoint for the others, as for `build_artifacts build`; default: what the "
+        "artifact was built from",
+    )
+    parser.add_argument(
+        "--genai",
+        type=Path,
+        metavar="DIR",
+        help="output of onnxruntime-genai's model builder; default: it is run",
+    )
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    facts = start_run("generation", command, arguments.seed)
+    with ExitStack() as stack:
+        figures = measure(arguments, stack)
+    print(described(figures))
+    print(write_result(arguments.out, facts, figures))
+    require_correct(figures)
+    return 0
+
+
+def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigures:
+    """All rounds, then what is asked again alone, then churn."""
+    model = LocalModel.named(arguments.store, arguments.model)
+    runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+    streams = tuple(sorted(set(arguments.streams)))
+    threads, rows = usable_cores(), max(STREAMS, *streams)
+    service = LoopService(model, rows=rows, threads=threads, events=runner.get_loop())
+    stack.callback(service.close)
+    check_room(arguments, service.context)
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    origin = Origin(model, arguments.source, scratch)
+    entrance = Entrance(arguments, model, origin, runner, threads, service.context)
+    others, missing = open_rivals(entrance, arguments.without)
+    campaign = Campaign(
+        ours=Streaming(OURS, service, runner),
+        others=others,
+        missing=missing,
+        book=PromptBook.of(model, arguments.seed),
+        dice=random.Random(arguments.seed),
+        streams=streams if LEVELS in arguments.parts else (),
+        prompt_tokens=arguments.prompt_tokens,
+        new_tokens=arguments.new_tokens,
+        scenarios=[SCENARIOS[p](service.context) for p in arguments.parts if p in SCENARIOS],
+    )
+    campaign.warm_up()
+    for round_number in range(1, arguments.rounds + 1):
+        campaign.run_round(f"round {round_number}/{arguments.rounds}")
+    alone = alone_again(campaign)
+    ...

@@ -1,0 +1,91 @@
+"""Who takes part: the others are opened one by one, and who cannot be is told, not waited for."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.generation_contenders import (
+    GENAI,
+    LLAMA,
+    SERVED,
+    TRANSFORMERS,
+    Contender,
+    Streaming,
+)
+from benchmarks.generation_http import HttpService
+from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, TransformersLoop
+from benchmarks.generation_sources import Origin, checked_genai
+from benchmarks.local_model import LocalModel
+from benchmarks.report import say
+from deployments.errors import ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What is needed to open a contender."""
+
+    arguments: argparse.Namespace
+    model: LocalModel
+    origin: Origin
+    runner: asyncio.Runner
+    threads: int
+    context: int  # tokens of prompt and answer
+
+    def served(self) -> Contender:
+        """The server at `--url`."""
+        service = HttpService.found(self.arguments.url, self.model.manifest.id)
+        return Streaming(SERVED, service, self.runner)
+
+    def genai(self) -> Contender:
+        """onnxruntime-genai on `--genai`, or on what its builder makes now."""
+        return GenaiLoop(self.genai_directory(), self.threads)
+
+    def genai_directory(self) -> Path:
+        """Where the model builder's output is; built when it is asked for first."""
+        if self.arguments.genai is not None:
+            return checked_genai(self.arguments.genai)
+        return self.origin.genai_directory
+
+    def transformers(self) -> Contender:
+        """transformers on the checkpoint."""
+        decoding = self.model.manifest.decoding
+        assert decoding is not None, "this is a bug: a model that writes no text"
+        return TransformersLoop(self.origin.weights, decoding.end_tokens, self.threads)
+
+    def llama(self) -> Contender:
+        """llama.cpp on `--gguf`."""
+        if self.arguments.gguf is None:
+            raise BenchmarkError("no GGUF file was named", hint="name one with --gguf FILE")
+        return LlamaLoop.opened(self.arguments.gguf, self.context, self.threads)
+
+
+# By their names on the command line: what they are called in the result, and how they are opened.
+RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
+    "http": (SERVED, Entrance.served),
+    "genai": (GENAI, Entrance.genai),
+    "transformers": (TRANSFORMERS, Entrance.transformers),
+    "llama": (LLAMA, Entrance.llama),
+}
+
+
+def open_rivals(
+    entrance: Entrance, without: Collection[str]
+) -> tuple[list[Contender], dict[str, str]]:
+    """All that can be opened, and why the others cannot."""
+    opened: list[Contender] = []
+    missing: dict[str, str] = {}
+    for name, (label, opens) in RIVALS.items():
+        if name in without:
+            missing[label] = "not wanted"
+            continue
+        try:
+            opened.append(opens(entrance))
+        except ServeError as exc:
+            missing[label] = exc.message
+            say(f"{label} is not measured: {exc.message}")
+    return opened, missing

@@ -1,0 +1,132 @@
+"""Can a checkpoint be built to generate text, and what do its files say of texts and chats?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from build_artifacts.checkpoints.architectures import Config, architecture_of
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    Json,
+    damaged,
+    is_plain_file,
+    read_object,
+    unreadable,
+)
+from build_artifacts.errors import UnsupportedModel
+from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Decoding
+
+# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone.
+# It knows others, with images or recurrent layers, whose memory the server does not keep.
+SUPPORTED = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+    "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
+    "Phi3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM", "OlmoForCausalLM",
+    "NemotronForCausalLM", "Ernie4_5ForCausalLM",
+)  # fmt: skip
+# Tokens by which chat templates end a turn. Configs often name the end of a text only.
+_TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<|eom_id|>",
+)
+_TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
+
+
+def check_decoder(config: Config) -> int | None:
+    """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
+
+    Returns a limit on the tokens of a text that the graph has and the config does not tell.
+    """
+    architecture = architecture_of(config)
+    if architecture not in SUPPORTED:
+        raise UnsupportedModel(
+            f"`{architecture}` cannot be built for text generation: there is no graph for it whose "
+            "memory is the keys and values of attention alone",
+            hint=f"these can: {', '.join(SUPPORTED)}",
+        )
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModel(
+            "the checkpoint is quantised already, and nothing could tell how far graphs are from "
+            "the original",
+            hint="build from the checkpoint that it was made from",
+        )
+    # Two tables of rotations, of which the graph takes one by the room there is, not by the text.
+    rope = getattr(config, "rope_parameters", None) or {}
+    is_split = rope.get("rope_type") == "longrope"
+    return int(config.original_max_position_embeddings) if is_split else None
+
+
+def read_decoding(weights: Path, config: Config) -> Decoding:
+    """The shape of the memory, and the words. Raises UnsupportedModel, SourceUnreadable."""
+    heads = config.num_attention_heads
+    special = special_tokens(weights)
+    return Decoding(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        end_tokens=_end_tokens(weights, special),
+        special_tokens=special,
+    )
+
+
+def special_tokens(weights: Path) -> dict[str, str]:
+    """Tokens by the names that chat templates use, such as {"bos_token": "<s>"}."""
+    found = {}
+    for file in _TOKENIZER_FILES:
+        for name, said in read_object(weights / file).items():
+            token = said.get("content") if isinstance(said, dict) else said
+            if name.endswith("_token") and isinstance(token, str):
+                found[name] = token
+    return found
+
+
+def chat_template(weights: Path) -> str | None:
+    """The template that writes a chat as a prompt, None where the checkpoint has none.
+
+    Raises UnsupportedModel or SourceUnreadable.
+    """
+    path = weights / CHAT_TEMPLATE_NAME
+    if is_plain_file(path):
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as exc:
+            raise damaged(path, str(exc)) from exc
+        except OSError as exc:
+            raise unreadable(path, str(exc.strerror)) from exc
+    said = read_object(weights / "tokenizer_config.json").get("chat_template")
+    if isinstance(said, list):  # several by name
+        said = {entry.get("name"): entry.get("template") for entry in said}.get("default")
+    return said if isinstance(said, str) else None
+
+
+def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
+    """Every id by which the checkpoint's files let a text, or a turn of a chat, end."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    template = chat_template(weights) or ""
+    names = [special.get("eos_token"), *(turn for turn in _TURN_ENDS if turn in template)]
+    tokens = [tokenizer.token_to_id(name) for name in names if name is not None]
+    stated = [
+        ids
+        for name in ("generation_config.json", CONFIG_NAME)
+        for ids in _ids(read_object(weights / name).get("eos_token_id"))
+    ]
+    found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
+    if not found:
+        raise UnsupportedModel(
+            "nothing in the checkpoint says by which token a text ends",
+            hint="set `eos_token_id` in generation_config.json, such as 2 or [2, 7]",
+        )
+    return tuple(found)
+
+
+def _ids(said: Json) -> Iterator[int]:
+    values: list[Any] = said if isinstance(said, list) else [said]
+    yield from (value for value in values if isinstance(value, int) and value >= 0)

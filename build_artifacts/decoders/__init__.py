@@ -1,0 +1,1 @@
+"""Models that generate text: how their graphs are made, judged, measured and described."""

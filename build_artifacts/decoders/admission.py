@@ -1,0 +1,158 @@
+"""Who may be sealed: decoders' graphs made, held against the original, and made otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.judging import ROWS, answers_of, judge_decoder
+from build_artifacts.decoders.pace import room_for_pace
+from build_artifacts.decoders.reference import Original, Tokens, answer_tokens
+from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipe import DecoderRecipe, digest_of
+from build_artifacts.search.lanes import lane_for
+from build_artifacts.steprunner import StepRunner, megabytes
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.errors import EngineFailed
+from deployments.manifest import Gate, Parity
+from deployments.tuning.processors import usable_cores
+
+_JUDGEMENT_NAME = "judgement.json"
+
+
+class DecoderJudgement(BaseModel):
+    """What the gate found; kept, so that an interrupted build need not look again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parity: Parity | None  # None when there were no usable numbers at all
+    perplexity: float | None
+    reasons: tuple[str, ...]  # empty: it passed
+    answers: tuple[Tokens, ...] = ()  # to the prompts
+
+    def told(self) -> str:
+        """One line for people."""
+        if self.parity is None or self.reasons:
+            return f"left out, {'; '.join(self.reasons)}"
+        return (
+            f"passed, perplexity {self.perplexity:.2f}, choices {self.parity.top1_agreement:.1%}, "
+            f"cosine {self.parity.cosine_mean:.4f} mean {self.parity.cosine_worst:.4f} worst"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassedDecoder:
+    """A graph that passed the gate, still in the workspace."""
+
+    recipe: DecoderRecipe
+    spec: DecoderSpec
+    judgement: DecoderJudgement
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Makes and judges the graphs of one build."""
+
+    steps: StepRunner
+    weights: Path
+    facts: ModelFacts
+    original: Original
+    gate: Gate
+
+    def admit(self, recipe: DecoderRecipe) -> PassedDecoder | None:
+        """The first graph of the recipe that passes; None when there is none."""
+        for attempt in _attempts(recipe):
+            try:
+                graph = self._graph(attempt)
+            except UnsupportedModel as exc:
+                with self.steps.passing("skip", _named(attempt)) as step:
+                    step.found(exc.message)
+                continue
+            spec = self._spec(attempt, graph)
+            judgement = self._judgement(attempt, spec)
+            if not judgement.reasons:
+                return PassedDecoder(attempt, spec, judgement)
+        return None
+
+    def _graph(self, recipe: DecoderRecipe) -> Path:
+        def work(into: Path) -> str:
+            export_decoder(self.weights, self.facts, recipe, into)
+            return megabytes(into / WEIGHTS_NAME)
+
+        key = f"export-{_key(recipe)}"
+        return self.steps.once(key, "export", _named(recipe), work) / GRAPH_NAME
+
+    def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
+        decoding = self.facts.decoding
+        assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
+        return DecoderSpec(
+            path=graph,
+            device=recipe.device,
+            precision=recipe.precision,
+            options=recipe.run,
+            decoding=decoding,
+            vocabulary=self.facts.width,
+            most_tokens=self.facts.max_tokens,
+        )
+
+    def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderJudgement:
+        def work(into: Path) -> str:
+            judgement = self._judge(spec)
+            (into / _JUDGEMENT_NAME).write_text(judgement.model_dump_json(), encoding="utf-8")
+            return judgement.told()
+
+        key = f"verify-{_key(recipe)}"
+        detail = f"{_named(recipe)} against fp32 torch"
+        found = self.steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
+        return DecoderJudgement.model_validate_json(found.read_bytes())
+
+    def _judge(self, spec: DecoderSpec) -> DecoderJudgement:
+        try:
+            engine = opened(spec, self.original)
+            try:
+                found = judge_decoder(engine, self.original, self.gate)
+                most = answer_tokens(spec.most_tokens)
+                ends = spec.decoding.end_tokens
+                answers = answers_of(engine, self.original.asked.prompts, ends, most)
+            finally:
+                engine.close()
+        except EngineFailed as exc:
+            return DecoderJudgement(parity=None, perplexity=None, reasons=(exc.message,))
+        return DecoderJudgement(
+            parity=found.parity,
+            perplexity=found.perplexity,
+            reasons=found.reasons,
+            answers=answers,
+        )
+
+
+def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
+    yield recipe
+    for options in recipe.other_options:
+        yield replace(recipe, options=options)
+
+
+def opened(spec: DecoderSpec, original: Original) -> OnnxDecoder:
+    """The graph with room for what the original was asked. Raises EngineFailed."""
+    prompts = original.asked.prompts
+    longest_prompt = max(map(len, prompts))
+    longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))
+    # Nothing else runs while a graph is looked at, so all cores may help.
+    hardware = lane_for(spec.device, usable_cores())
+    context = max(longest, room_for_pace(spec.most_tokens))
+    return OnnxDecoder(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+
+
+def _named(recipe: DecoderRecipe) -> str:
+    return f"{recipe.name}, {' '.join(recipe.options)}" if recipe.options else recipe.name
+
+
+def _key(recipe: DecoderRecipe) -> str:
+    return digest_of((recipe.device, recipe.precision, recipe.options, recipe.run))[:12]

@@ -1,0 +1,181 @@
+"""The order of the steps between a checkpoint that generates and its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.decoders.admission import Admission, PassedDecoder, opened
+from build_artifacts.decoders.conversations import (
+    GENERATION_NAME,
+    Generation,
+    conversations_of,
+)
+from build_artifacts.decoders.pace import Pace, measure_pace
+from build_artifacts.decoders.reference import Original, write_original
+from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
+from build_artifacts.errors import GateFailed
+from build_artifacts.recipe import Recipe
+from build_artifacts.search.lanes import is_present
+from build_artifacts.steprunner import StepRunner
+from build_artifacts.steps.seal import Contents, Identity, lay_out
+from deployments.errors import EngineFailed
+from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, Device
+from deployments.tuning.host import this_host
+from deployments.tuning.processors import usable_cores
+
+_PERPLEXITY = "perplexity"
+# Of measuring one graph: the medians of such loops are steady after a second each.
+_MOST_PACE_SECONDS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderCompilation:
+    """One build of a model that generates, at work in its workspace."""
+
+    steps: StepRunner
+    recipe: Recipe
+    tune_seconds: float  # for measuring all graphs; 0: do not
+
+    def artifact(self, weights: Path, facts: ModelFacts, identity: Identity) -> Path:
+        """A directory that holds the whole artifact. Raises BuildError."""
+        original = self._original(weights, facts)
+        admission = Admission(self.steps, weights, facts, original, self.recipe.gate)
+        passed = [*self._for_cpu(admission), *self._best(admission, Device.GPU)]
+        paces = self._paces(passed, original)
+        ranked = sorted(passed, key=lambda p: _rank(paces.get(p.recipe.name)))
+        return self._sealed(admission, ranked, paces, identity)
+
+    def _original(self, weights: Path, facts: ModelFacts) -> Original:
+        def work(into: Path) -> str:
+            write_original(weights, facts, into)
+            perplexity = Original.read(into).perplexity()
+            return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
+
+        detail = "fp32 torch on passages and prompts"
+        return Original.read(self.steps.once("reference", "reference", detail, work))
+
+    def _for_cpu(self, admission: Admission) -> list[PassedDecoder]:
+        passed = self._best(admission, Device.CPU)
+        if passed:
+            return passed
+        fallback = admission.admit(self.recipe.decoder_fallback)
+        if fallback is None:
+            raise GateFailed(
+                f"no graph of `{admission.facts.architecture}` for the CPU passed the accuracy "
+                "gate",
+                hint="the checkpoint may be damaged: compare it with its published scores",
+            )
+        return [fallback]
+
+    def _best(self, admission: Admission, device: Device) -> list[PassedDecoder]:
+        """The first graphs for `device` that pass; one where nothing here tells which is faster."""
+        keep = self.recipe.keep if is_present(device) else 1
+        passed: list[PassedDecoder] = []
+        for recipe in self.recipe.decoders:
+            if recipe.device is device and len(passed) < keep:
+                found = admission.admit(recipe)
+                passed += [found] if found is not None else []
+        return passed
+
+    def _paces(self, passed: Sequence[PassedDecoder], original: Original) -> dict[str, Pace]:
+        here = [graph for graph in passed if is_present(graph.recipe.device)]
+        paces: dict[str, Pace] = {}
+        for graph in here if self.tune_seconds else ():
+            seconds = min(self.tune_seconds / len(here), _MOST_PACE_SECONDS)
+            with self.steps.passing("tune", graph.recipe.name) as step:
+                try:
+                    paces[graph.recipe.name] = pace = _pace(graph, original, seconds)
+                    step.found(str(pace))
+                except EngineFailed as exc:
+                    step.found(exc.message)
+        return paces
+
+    def _sealed(
+        self,
+        admission: Admission,
+        passed: Sequence[PassedDecoder],
+        paces: Mapping[str, Pace],
+        identity: Identity,
+    ) -> Path:
+        original, facts = admission.original, admission.facts
+        tokenizer = admission.weights / TOKENIZER_NAME
+        answers = {graph.recipe.name: graph.judgement.answers for graph in passed}
+        generation = Generation(
+            host=this_host(Device.CPU).name,
+            threads=usable_cores(),
+            paces=dict(paces),
+            conversations=conversations_of(
+                tokenizer, original.asked.prompts, original.answers, answers
+            ),
+        )
+
+        def work(into: Path) -> str:
+            written = _write_texts(generation, chat_template(admission.weights), into)
+            contents = Contents(
+                identity=identity,
+                facts=facts,
+                candidates=tuple(_candidate(graph) for graph in passed),
+                gate=admission.gate,
+                scores={_PERPLEXITY: original.perplexity()},
+                files={TOKENIZER_NAME: tokenizer, **written, **_graph_files(passed)},
+            )
+            lay_out(contents, into)
+            return ""
+
+        detail = f"{identity.id} version {identity.version}"
+        return self.steps.once("artifact", "seal", detail, work)
+
+
+def _rank(pace: Pace | None) -> float:
+    """The fastest in company first; those that were not measured stay behind, in their order."""
+    return -pace.company if pace is not None else 0.0
+
+
+def _pace(graph: PassedDecoder, original: Original, seconds: float) -> Pace:
+    engine = opened(graph.spec, original)
+    try:
+        return measure_pace(engine, seconds)
+    finally:
+        engine.close()
+
+
+def _place(graph: PassedDecoder) -> str:
+    """A directory of its own: nothing but its weights may lie beside a graph."""
+    return f"graphs/{graph.recipe.name}"
+
+
+def _graph_files(passed: Sequence[PassedDecoder]) -> dict[str, Path]:
+    return {
+        f"{_place(graph)}/{name}": graph.spec.path.with_name(name)
+        for graph in passed
+        for name in (GRAPH_NAME, WEIGHTS_NAME)
+    }
+
+
+def _candidate(graph: PassedDecoder) -> Candidate:
+    recipe, judgement = graph.recipe, graph.judgement
+    assert judgement.parity is not None, "it passed, so there are numbers; this is a bug"
+    assert judgement.perplexity is not None, "it passed, so there are numbers; this is a bug"
+    return Candidate(
+        name=recipe.name,
+        device=recipe.device,
+        precision=recipe.precision,
+        graph=f"{_place(graph)}/{GRAPH_NAME}",
+        options=recipe.run,
+        parity=judgement.parity,
+        scores={_PERPLEXITY: judgement.perplexity},
+    )
+
+
+def _write_texts(generation: Generation, template: str | None, into: Path) -> dict[str, Path]:
+    """Files that are written rather than copied, by their names."""
+    texts = {GENERATION_NAME: generation.model_dump_json(indent=2) + "\n"}
+    if template is not None:
+        texts[CHAT_TEMPLATE_NAME] = template
+    for name, text in texts.items():
+        (into / name).write_text(text, encoding="utf-8")
+    return {name: into / name for name in texts}

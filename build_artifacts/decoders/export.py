@@ -1,0 +1,89 @@
+"""A checkpoint becomes a decoder's graph, by the model builder of onnxruntime-genai (MIT).
+
+The builder runs in a process of its own: it is a program rather than a library, and gives back its
+memory when it ends. Its weights lie beside the graph, in one file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipe import DecoderRecipe
+from deployments.manifest import Decoding, Device
+
+_PROVIDERS = {Device.CPU: "cpu", Device.GPU: "cuda"}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+# Every layer keeps all keys and values, so that all rows of memory are of one shape.
+_ALWAYS = ("hf_token=false", "windowed_kv_cache=false")
+
+
+def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> Path:
+    """The graph of the checkpoint in `weights`, alone with its weights in `into`.
+
+    Raises UnsupportedModel.
+    """
+    with TemporaryDirectory(dir=into) as beside:
+        made = Path(beside, "made")
+        _run_builder(weights, recipe, made, Path(beside, "cache"))
+        _check(facts, json.loads((made / "genai_config.json").read_bytes()))
+        for name in (GRAPH_NAME, WEIGHTS_NAME):
+            (made / name).rename(into / name)
+    answer_from(into / GRAPH_NAME, facts.architecture)
+    return into / GRAPH_NAME
+
+
+def _run_builder(weights: Path, recipe: DecoderRecipe, into: Path, cache: Path) -> None:
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+    command += [
+        "--input",
+        str(weights.absolute()),
+        "--output",
+        str(into),
+        "--cache_dir",
+        str(cache),
+    ]
+    command += ["--precision", recipe.precision]
+    command += ["--execution_provider", _PROVIDERS[recipe.device]]
+    command += ["--extra_options", *_ALWAYS, *recipe.options]
+    done = subprocess.run(
+        command, env=os.environ | _OFFLINE, capture_output=True, text=True, check=False
+    )
+    print(done.stdout, done.stderr, flush=True)  # into the log of the build
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise UnsupportedModel(
+            f"onnxruntime-genai's model builder fails ({recipe.name}): {lines[-1]}",
+            hint="the log has the whole story; another architecture may work",
+        )
+
+
+def _check(facts: ModelFacts, told: dict[str, Any]) -> None:
+    """The graph's own numbers must be those that the manifest is going to have."""
+    decoding = facts.decoding
+    assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
+    decoder = told["model"]["decoder"]
+    made = (
+        decoder["num_hidden_layers"],
+        decoder["num_key_value_heads"],
+        decoder["head_size"],
+        told["model"]["vocab_size"],
+    )
+    if made != (due := _numbers(decoding, facts.width)):
+        raise UnsupportedModel(
+            f"the graph of `{facts.architecture}` has {made} layers, heads of keys and values, "
+            f"values per head and words; config.json says {due}",
+            hint="this release serves models whose layers are all alike",
+        )
+
+
+def _numbers(decoding: Decoding, vocabulary: int) -> tuple[int, int, int, int]:
+    return decoding.layers, decoding.kv_heads, decoding.head_dim, vocabulary

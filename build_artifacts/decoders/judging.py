@@ -1,0 +1,161 @@
+"""How near to the original a graph reads its texts, in every way it is going to be run.
+
+A prompt is read at once, and what follows token by token in company: ONNX Runtime has kernels of
+their own for single tokens, whose logits of an int4 graph differ by as much as a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.reference import (
+    Floats,
+    Original,
+    Tokens,
+    perplexity,
+    seen,
+    up_to_end,
+)
+from deployments.engines.decoder import Decoder, TokenColumn
+from deployments.manifest import Gate, Parity
+
+ROWS = 8  # passages, and answers, at once
+
+
+class Reading(NamedTuple):
+    """What came of reading all texts in one way."""
+
+    cosines: NDArray[np.float64]  # of each text's logits with the original's
+    agreement: float  # share of the tokens the original is decided about that it expects too
+    perplexity: float  # of the passages
+    is_finite: bool
+
+
+class Tally:
+    """Sums up logits as they come, because all of them would fill the memory."""
+
+    def __init__(self, original: Original) -> None:
+        self._original = original
+        count = len(original.logits)
+        self._choices = np.full(count, -1)
+        self._products, self._squares, self._surprises = np.zeros((3, count))
+
+    def add(self, places: NDArray[np.int64], logits: Floats) -> None:
+        """Take the logits [n, V] after the tokens at `places` among all."""
+        found = seen(logits)
+        self._choices[places] = found.choices
+        self._squares[places] = found.squares
+        self._products[places] = np.einsum("nv,nv->n", logits, self._original.logits[places])
+        taken = logits[np.arange(len(places)), self._original.following[places]]
+        self._surprises[places] = found.log_totals - taken
+
+    def reading(self, decided_gap: float) -> Reading:
+        """What came of it."""
+        own, starts = self._original.own, self._original.starts
+        sums = (np.add.reduceat(x, starts) for x in (self._products, self._squares, own.squares))
+        products, mine, theirs = sums
+        decided = own.gaps >= decided_gap
+        same = (self._choices == own.choices)[decided]
+        return Reading(
+            cosines=products / np.maximum(np.sqrt(mine * theirs), 1e-12),
+            agreement=float(same.mean()) if len(same) else 1.0,
+            perplexity=perplexity(self._surprises[self._original.following >= 0]),
+            is_finite=bool(np.isfinite(self._squares).all()),
+        )
+
+
+class Findings(NamedTuple):
+    """A graph beside the original; None where its numbers cannot be used at all."""
+
+    parity: Parity | None
+    perplexity: float | None
+    reasons: tuple[str, ...]  # why it may not be sealed
+
+
+def judge_decoder(engine: Decoder, original: Original, gate: Gate) -> Findings:
+    """Read the texts at once and token by token, and hold the worse against the gate.
+
+    `engine` has ROWS rows or more, each with room for every text. Raises EngineFailed.
+    """
+    texts, starts = original.texts, np.array(original.starts)
+    whole, stepwise = Tally(original), Tally(original)
+    for text, ids in enumerate(texts):
+        logits = engine.prefill(0, ids, 0, every=True)
+        whole.add(starts[text] + np.arange(len(ids)), logits)
+    watched = max(range(len(texts)), key=lambda text: len(texts[text]))
+    in_company = []
+    for left, place, logits in steps(engine, texts):
+        stepwise.add(starts[left] + place, logits)
+        in_company += [logits[row].copy() for row, text in enumerate(left) if text == watched]
+    alone = [logits[0].copy() for _, _, logits in steps(engine, [texts[watched]])]
+    return _judged(
+        [tally.reading(gate.decided_gap) for tally in (whole, stepwise)],
+        _cosine(np.stack(alone), np.stack(in_company)),
+        original.perplexity(),
+        gate,
+    )
+
+
+def _judged(
+    readings: Sequence[Reading], company: float, due_perplexity: float, gate: Gate
+) -> Findings:
+    if not all(reading.is_finite for reading in readings):
+        return Findings(None, None, ("an output is not a finite number",))
+    cosines = np.concatenate([reading.cosines for reading in readings])
+    agreement = min(reading.agreement for reading in readings)
+    worst = max(reading.perplexity for reading in readings)
+    parity = Parity(
+        cosine_mean=float(cosines.mean()),
+        cosine_worst=float(cosines.min()),
+        company_cosine_worst=company,
+        top1_agreement=agreement,
+    )
+    limit = due_perplexity * (1 + gate.perplexity_rise)
+    reasons = []
+    if agreement < gate.next_token_agreement:
+        reasons.append(f"next-token agreement {agreement:.4f} < {gate.next_token_agreement}")
+    if worst > limit:
+        reasons.append(f"perplexity {worst:.2f} > {limit:.2f}")
+    if company < gate.cosine_worst:
+        reasons.append(f"worst cosine alone to company {company:.4f} < {gate.cosine_worst}")
+    return Findings(parity, worst, tuple(reasons))
+
+
+def _cosine(a: Floats, b: Floats) -> float:
+    x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
+    return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)
+
+
+def steps(engine: Decoder, texts: Sequence[Tokens]) -> Iterator[tuple[list[int], int, Floats]]:
+    """Read texts token by token, ROWS at a time: which n are left, place of the token, [n, V].
+
+    Logits are valid until the next ones.
+    """
+    order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))
+    for first in range(0, len(order), ROWS):
+        group = order[first : first + ROWS]  # the longest first, so that those left are the first
+        for place in range(len(texts[group[0]])):
+            left = [text for text in group if len(texts[text]) > place]
+            ids = np.array([texts[text][place] for text in left])
+            yield left, place, engine.decode(ids, np.full(len(left), place))
+
+
+def answers_of(
+    engine: Decoder, prompts: Sequence[Tokens], end_tokens: Sequence[int], most: int
+) -> tuple[Tokens, ...]:
+    """The likeliest token each time, at most `most`, all prompts in company. Raises EngineFailed.
+
+    There are no more prompts than the engine has rows.
+    """
+    found = [[int(engine.prefill(row, ids, 0).argmax())] for row, ids in enumerate(prompts)]
+    prompt_lengths: TokenColumn = np.array([len(ids) for ids in prompts])
+    for count in range(most - 1):
+        last = np.array([tokens[-1] for tokens in found])
+        chosen = engine.decode(last, prompt_lengths + count).argmax(axis=1)
+        for tokens, token in zip(found, chosen.tolist(), strict=True):
+            tokens.append(token)
+    return tuple(up_to_end(tokens, end_tokens) for tokens in found)

@@ -1,0 +1,163 @@
+"""int8 products in which every token has a scale of its own.
+
+ONNX Runtime quantises activations for a whole tensor, so what one request computes would depend on
+the others in its batch; and its blockwise int4 products, which look at each row by itself, need
+twice the time of int8 ones for several rows and three times for a prompt. Here a row is divided by
+its largest value, rounded to int8, multiplied by int8 weights with a scale for each column, and
+scaled back: integer sums are exact, so a row's result is the same in any company.
+
+    x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
+
+The word table, when a graph gathers from one, becomes int8 with a scale for each word.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
+
+if TYPE_CHECKING:
+    import onnx
+
+_LARGEST = 127
+_ZERO = 128  # int8 as ONNX Runtime's kernels want it on the left: uint8, shifted
+_STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
+# Smaller tables than this many values are left alone: there is nothing to gain.
+_FEWEST_VALUES = 1 << 12
+
+Weights = NDArray[np.float32]  # [K, N], or [words, hidden]
+
+
+def quantise_rows(graph: Path, into: Path) -> Path:
+    """An int8 copy of `graph`, alone with its weights in the directory `into`."""
+    import onnx
+
+    model = onnx.load(graph)
+    _Rewriter(model).rewrite()
+    into.mkdir(parents=True, exist_ok=True)
+    onnx.save(
+        model,
+        into / GRAPH_NAME,
+        save_as_external_data=True,
+        location=WEIGHTS_NAME,
+        size_threshold=1024,
+    )
+    return into / GRAPH_NAME
+
+
+class _Rewriter:
+    """One graph on its way to int8."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._graph = model.graph
+        self._tables = {table.name: table for table in model.graph.initializer}
+        self._nodes: list[onnx.NodeProto] = []
+        self._added: dict[str, onnx.TensorProto] = {}
+        self._quantised: dict[str, tuple[str, str]] = {}  # input -> its int8 rows, their scales
+        if all(opset.domain != "com.microsoft" for opset in model.opset_import):
+            model.opset_import.add(domain="com.microsoft", version=1)
+
+    def rewrite(self) -> None:
+        for node in self._graph.node:
+            if node.op_type == "Transpose" and self._weights(node.input[0]) is not None:
+                self._turn(node)
+            elif node.op_type == "MatMul" and self._weights(node.input[1]) is not None:
+                self._product(node)
+            elif node.op_type == "Gather" and self._weights(node.input[0]) is not None:
+                self._lookup(node)
+            else:
+                self._nodes.append(node)
+        self._constant(_STEP, np.array(1 / _LARGEST, np.float32))
+        self._constant(_SHIFT, np.array(_ZERO, np.uint8))
+        self._constant(_LAST_AXIS, np.array([-1], np.int64))
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        used = {name for node in self._nodes for name in node.input}
+        kept = [table for name, table in self._tables.items() if name in used]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend([*kept, *self._added.values()])
+
+    def _weights(self, name: str) -> Weights | None:
+        """A table that is worth quantising."""
+        import onnx
+
+        table = self._tables.get(name)
+        if table is None or len(table.dims) != 2 or table.data_type != onnx.TensorProto.FLOAT:
+            return None
+        if int(np.prod(table.dims)) < _FEWEST_VALUES:
+            return None
+        return onnx.numpy_helper.to_array(table)
+
+    def _turn(self, node: onnx.NodeProto) -> None:
+        """A word table that is kept as the turned weights of the head, now a table of its own."""
+        import onnx
+
+        turned = onnx.numpy_helper.to_array(self._tables[node.input[0]]).T
+        self._tables[node.output[0]] = onnx.numpy_helper.from_array(turned.copy(), node.output[0])
+
+    def _product(self, node: onnx.NodeProto) -> None:
+        weights = self._weights(node.input[1])
+        assert weights is not None, "only products with weights come here; this is a bug"
+        name = node.input[1]
+        scales = _scales(weights, axis=0)
+        self._constant(f"{name}_int8", _rounded(weights, scales))
+        self._constant(f"{name}_scales", scales.ravel())
+        rows, row_scales = self._rows(node.input[0])
+        product = f"{node.output[0]}_unscaled"
+        inputs = [rows, f"{name}_int8", _STEP, f"{name}_scales", _SHIFT]
+        self._node("MatMulIntegerToFloat", inputs, product, domain="com.microsoft")
+        self._node("Mul", [product, row_scales], node.output[0])
+
+    def _rows(self, value: str) -> tuple[str, str]:
+        """What products of `value` read; made once for all of them."""
+        if value not in self._quantised:
+            sizes, scales, shares, rows = (
+                f"{value}_{part}" for part in ("sizes", "row_scales", "shares", "int8")
+            )
+            self._node("Abs", [value], sizes)
+            self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
+            # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
+            self._node("Div", [value, scales], shares)
+            self._node("QuantizeLinear", [shares, _STEP, _SHIFT], rows)
+            self._quantised[value] = rows, scales
+        return self._quantised[value]
+
+    def _lookup(self, node: onnx.NodeProto) -> None:
+        table = self._weights(node.input[0])
+        assert table is not None, "only lookups in a table come here; this is a bug"
+        name, found = node.input[0], node.output[0]
+        scales = _scales(table, axis=1)
+        self._constant(f"{name}_words_int8", _rounded(table, scales))
+        self._constant(f"{name}_words_scales", scales)
+        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_int8")
+        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_scales")
+        self._node("Cast", [f"{found}_int8"], f"{found}_float", to=1)
+        self._node("Mul", [f"{found}_float", f"{found}_scales"], found)
+
+    def _node(
+        self, kind: str, inputs: list[str], output: str, *, domain: str = "", **attributes: int
+    ) -> None:
+        import onnx
+
+        made = onnx.helper.make_node(kind, inputs, [output], output, domain=domain, **attributes)
+        self._nodes.append(made)
+
+    def _constant(self, name: str, values: NDArray[np.generic]) -> None:
+        import onnx
+
+        if name not in self._added:
+            self._added[name] = onnx.numpy_helper.from_array(values, name)
+
+
+def _scales(weights: Weights, axis: int) -> Weights:
+    largest = np.abs(weights).max(axis=axis, keepdims=True)
+    return np.where(largest == 0, 1, largest / _LARGEST).astype(np.float32)
+
+
+def _rounded(weights: Weights, scales: Weights) -> NDArray[np.int8]:
+    return np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)

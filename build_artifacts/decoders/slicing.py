@@ -1,0 +1,105 @@
+"""A decoder's graph learns to answer only from one token on.
+
+Of a prompt of a thousand tokens only the last one's logits are wanted. Those of the others are
+most of the memory of a pass, and for a small model most of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from build_artifacts.errors import UnsupportedModel
+from deployments.engines.onnx_decoder import LOGITS_FROM
+
+if TYPE_CHECKING:
+    import onnx
+
+GRAPH_NAME = "model.onnx"
+WEIGHTS_NAME = "model.onnx.data"
+_LOGITS = "logits"
+_PRODUCTS = ("MatMul", "MatMulNBits", "Gemm")
+# What some architectures do to the logits, each one by itself.
+_ELEMENTWISE = ("Add", "Cast", "Div", "Mul", "Tanh")
+_TO_THE_END = 2**62
+_TOKENS_AXIS = 1
+
+
+def answer_from(graph: Path, architecture: str) -> None:
+    """Give `graph` the input `logits_from`, [1]: the first token whose logits are wanted.
+
+    What the head reads is sliced, so that the head is computed for those tokens only; with 0 the
+    graph computes what it did before. Weights beside the graph are not touched. Raises
+    UnsupportedModel for a graph that the server could not feed.
+    """
+    import onnx
+
+    model = onnx.load(graph, load_external_data=False)
+    _check_inputs(model, architecture)
+    head = _head(model, architecture)
+    tables = {"logits_end": _TO_THE_END, "logits_axis": _TOKENS_AXIS}
+    for name, value in tables.items():
+        model.graph.initializer.append(
+            onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value])
+        )
+    wanted = "logits_hidden_states"
+    inputs = [head.input[0], LOGITS_FROM, *tables]
+    cut = onnx.helper.make_node("Slice", inputs, [wanted], name="logits_slice")
+    place = [node.name for node in model.graph.node].index(head.name)
+    head.input[0] = wanted
+    model.graph.node.insert(place, cut)
+    model.graph.input.append(
+        onnx.helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1])
+    )
+    _name_lengths(model)
+    onnx.save(model, graph)
+
+
+def _check_inputs(model: onnx.ModelProto, architecture: str) -> None:
+    fed = ("input_ids", "attention_mask")
+    names = [value.name for value in model.graph.input]
+    others = [name for name in names if name not in fed and not name.startswith("past_key_values.")]
+    if others:
+        raise UnsupportedModel(
+            f"the graph of `{architecture}` asks for `{others[0]}`, which the server does not keep",
+            hint="build a model with attention in all layers, such as Llama or Qwen3",
+        )
+    kinds = {node.op_type for node in model.graph.node if node.op_type.endswith("Attention")}
+    if kinds != {"GroupQueryAttention"}:
+        raise UnsupportedModel(
+            f"the graph of `{architecture}` has {' and '.join(sorted(kinds)) or 'nothing'} where "
+            "rows of different lengths need GroupQueryAttention",
+            hint="build a model with attention in all layers, such as Llama or Qwen3",
+        )
+
+
+def _head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
+    """The product that gives the logits, however they are scaled afterwards."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in _back_from(makers, _LOGITS):
+        if node.op_type in _PRODUCTS:
+            return node
+        if node.op_type not in _ELEMENTWISE:
+            break
+    raise UnsupportedModel(
+        f"the graph of `{architecture}` has no product that gives its logits",
+        hint="this release knows MatMul, and scaling after it",
+    )
+
+
+def _back_from(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
+    """The nodes that lead to the value `name`, the nearest first, by the input that is computed."""
+    while name in makers and makers[name].op_type != "Constant":
+        node = makers[name]
+        yield node
+        computed = [i for i in node.input if i in makers and makers[i].op_type != "Constant"]
+        name = computed[0] if computed else ""
+
+
+def _name_lengths(model: onnx.ModelProto) -> None:
+    """The logits are no longer as many as the tokens."""
+    (logits,) = (value for value in model.graph.output if value.name == _LOGITS)
+    logits.type.tensor_type.shape.dim[_TOKENS_AXIS].dim_param = "logits_length"
+    # Recorded shapes between the head and the output are wrong now; they are inferred afresh.
+    del model.graph.value_info[:]

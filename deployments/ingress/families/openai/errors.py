@@ -1,0 +1,34 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from deployments.errors import ServeError
+from deployments.ingress.http.events import event_of
+from deployments.ingress.http.wording import fields_called
+
+
+def error_object(error: ServeError) -> dict[str, str | None]:
+    """What an error says, under OpenAI's names."""
+    kind = "invalid_request_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    elif error.status >= 500:
+        kind = "server_error"
+    return {"message": error.message, "type": kind, "param": error.field, "code": error.code}
+
+
+def error_events(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
+    """What turns an error in the middle of a stream into an event, its fields called by `names`."""
+
+    def told(error: ServeError) -> bytes:
+        try:
+            with fields_called(names):
+                raise error
+        except ServeError as reworded:
+            return event_of(orjson.dumps({"error": error_object(reworded)}))
+
+    return told

@@ -1,0 +1,239 @@
+"""From OpenAI's bodies to questions: prompts, conversations and how to sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from deployments.config import LimitSettings
+from deployments.errors import InputTooLong, InvalidField, MalformedBody, TooManyItems
+from deployments.generation.messages import Chat, GenerationOptions, Sampling
+from deployments.ingress.families.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    ToolCall,
+)
+from deployments.ingress.families.openai.formats import grammar_of
+from deployments.ingress.families.openai.tools import call_grammar, forced_tools, offered_tools
+from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.http.codec import parse_json
+from deployments.ingress.http.options import RequestOptions
+from deployments.ingress.tokens import TEXTS_OR_IDS
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
+
+MOST_STOPS = 16
+STOP_CHARS = 1_000
+MOST_BIASES = 1_024
+MOST_BIAS = 100.0
+# As OpenAI has it; conversations may go on until the context is full.
+COMPLETION_TOKENS = 16
+# The smallest share that still is one: only the likeliest token.
+LEAST_SHARE = 1e-9
+STOPS: Inputs[str | list[str]] = Inputs(
+    one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
+)
+TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+
+
+def completion_question(
+    body: CompletionBody, model_id: str | None, request: RequestOptions, limits: LimitSettings
+) -> GenerationQuestion:
+    """What `/v1/completions` asks. Raises what `prompts_of` and `options_of` raise."""
+    prompts = prompts_of(body.prompt, limits)
+    told = body.logprobs is not None
+    most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if most == 0 and (not body.echo or body.stream):
+        raise InvalidField(
+            "`max_tokens` must be at least 1, unless `echo` is true and nothing is streamed",
+            field="max_tokens",
+        )
+    # What token ids mean is known to who computes them.
+    spelled = any(isinstance(prompt, tuple) for prompt in prompts)
+    return GenerationQuestion(
+        prompt=prompts[0],
+        further_prompts=tuple(prompts[1:]),
+        options=options_of(body)._replace(
+            max_new_tokens=max(1, most),
+            logprobs=body.logprobs,
+            prompt_logprobs=bool(body.echo) and (told or spelled),
+        ),
+        model_id=model_id,
+        choices=body.n or 1,
+        best_of=body.best_of,
+        request=request,
+    )
+
+
+def chat_question(
+    body: ChatBody, model_id: str | None, request: RequestOptions, limits: LimitSettings
+) -> GenerationQuestion:
+    """What `/v1/chat/completions` asks. Raises InvalidField, TooManyItems or InputTooLong."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
+    check_count("messages", len(body.messages), limits)
+    messages = tuple(message_of(message, i) for i, message in enumerate(body.messages))
+    contents = [str(message["content"]) for message in messages]
+    check_lengths(contents, [f"messages[{i}].content" for i in range(len(contents))], limits)
+    tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
+    options = options_of(body)
+    if forced := forced_tools(body):
+        options = options._replace(grammar=call_grammar(forced))
+    most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    return GenerationQuestion(
+        prompt=Chat(messages, tuple(tools)),
+        options=options._replace(
+            max_new_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        ),
+        model_id=model_id,
+        choices=body.n or 1,
+        request=request,
+    )
+
+
+def options_of(body: GenerationBody) -> GenerationOptions:
+    """What both bodies say of how to sample and where to stop. Raises InvalidField."""
+    return GenerationOptions(
+        sampling=Sampling(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
+            top_p=None if body.top_p is None else max(body.top_p, LEAST_SHARE),
+            min_p=body.min_p,
+            typical_p=body.typical_p,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=biases_of(body.logit_bias),
+            seed=None if body.seed is None else body.seed % 2**64,
+        ),
+        min_new_tokens=body.min_tokens or 0,
+        stop=stops_of(body.stop),
+        grammar=grammar_of(body.response_format),
+    )
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """`stop`. Raises InvalidField or EmptyInput."""
+    if value is None or value == []:
+        return ()
+    read = STOPS.read(value, "stop")
+    stops = (read,) if isinstance(read, str) else tuple(read)
+    if len(stops) > MOST_STOPS or max(map(len, stops)) > STOP_CHARS:
+        raise InvalidField(
+            f"`stop` may have up to {MOST_STOPS} strings of up to {STOP_CHARS} characters",
+            field="stop",
+        )
+    return stops
+
+
+def biases_of(value: Any) -> tuple[tuple[int, float], ...]:
+    """`logit_bias`: an object from token ids to what is added. Raises InvalidField."""
+    if value is None or value == []:
+        return ()
+    if not isinstance(value, dict) or len(value) > MOST_BIASES:
+        raise InvalidField(
+            f"`logit_bias` must be an object of up to {MOST_BIASES} token ids", field="logit_bias"
+        )
+    return tuple(_bias(key, bias) for key, bias in value.items())
+
+
+def _bias(key: str, bias: Any) -> tuple[int, float]:
+    # Digits are counted first: Python refuses to read a number of thousands of them.
+    is_id = key.isascii() and key.isdecimal() and len(key) < 10
+    is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+    if not is_id or not is_number or not math.fabs(bias) <= MOST_BIAS:
+        raise InvalidField(
+            f"`logit_bias` must name token ids, with a number of up to {MOST_BIAS:g} for each",
+            field=f"logit_bias.{key}",
+        )
+    return int(key), float(bias)
+
+
+def prompts_of(value: Any, limits: LimitSettings) -> list[str | tuple[int, ...]]:
+    """`prompt`: one, or several. Raises InvalidField, EmptyInput, TooManyItems or InputTooLong."""
+    if value is None:
+        raise InvalidField("Error in `prompt`: field required", field="prompt")
+    read = TEXTS_OR_IDS.read(value, "prompt")
+    single = isinstance(read, str) or isinstance(read[0], int)
+    given: Sequence[Any] = [read] if single else read
+    check_count("prompt", len(given), limits)
+    paths = ["prompt"] if single else [f"prompt[{i}]" for i in range(len(given))]
+    check_lengths(given, paths, limits)
+    return [one if isinstance(one, str) else tuple(one) for one in given]
+
+
+def check_count(path: str, items: int, limits: LimitSettings) -> None:
+    """Raises TooManyItems."""
+    if items > limits.items:
+        raise TooManyItems(
+            f"`{path}` has {items} items; at most {limits.items} are taken", field=path
+        )
+
+
+def check_lengths(given: Sequence[Any], paths: Sequence[str], limits: LimitSettings) -> None:
+    """Bound what is tokenized, in characters or token ids. Raises InputTooLong."""
+    for one, path in zip(given, paths, strict=True):
+        if len(one) > limits.item_chars:
+            what = "characters" if isinstance(one, str) else "token ids"
+            raise InputTooLong(
+                f"`{path}` has {len(one)} {what}, at most {limits.item_chars} are read", field=path
+            )
+    total, whole = sum(map(len, given)), paths[0].partition("[")[0]
+    if total > limits.request_chars:
+        raise InputTooLong(
+            f"`{whole}` has {total} characters in all, at most {limits.request_chars} are read",
+            field=whole,
+        )
+
+
+def message_of(message: Message, place: int) -> dict[str, Any]:
+    """A message as chat templates read it, its content one string. Raises InvalidField."""
+    told: dict[str, Any] = {
+        "role": TEMPLATE_ROLES.get(message.role, message.role),
+        "content": _content(message, place),
+    }
+    if message.name is not None:
+        told["name"] = message.name
+    if message.tool_call_id is not None:
+        told["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        told["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return told
+
+
+def _content(message: Message, place: int) -> str:
+    content = message.content
+    if content is None:
+        if message.role == "assistant" and message.tool_calls:
+            return ""
+        path = f"messages[{place}].content"
+        raise InvalidField(f"Error in `{path}`: field required", field=path)
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A call, its arguments the object that templates write down, where they are one."""
+    given = call.function.arguments
+    function = {"name": call.function.name, "arguments": given}
+    if isinstance(given, str):
+        with suppress(MalformedBody):
+            parsed = parse_json(given.encode("utf-8", "replace"))
+            function["arguments"] = parsed if isinstance(parsed, dict) else given
+    told = {"type": call.type, "function": function}
+    return told if call.id is None else {"id": call.id, **told}
+
+
+def names_in(body: GenerationBody) -> dict[str, str]:
+    """What the question's fields are called in the body."""
+    names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
+    if isinstance(body, CompletionBody):
+        return names | {"inputs": "prompt"}
+    assert isinstance(body, ChatBody)
+    if body.max_tokens is None and body.max_completion_tokens is not None:
+        names["max_new_tokens"] = "max_completion_tokens"
+    if body.tool_choice not in (None, "none", "auto"):
+        names["grammar"] = "tools"
+    return names | {"inputs": "messages", "prompt": "messages"}

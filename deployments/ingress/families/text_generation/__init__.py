@@ -1,0 +1,1 @@
+"""The API of text-generation-inference, also behind the Hugging Face routes."""

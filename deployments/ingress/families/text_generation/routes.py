@@ -1,0 +1,203 @@
+"""The API of text-generation-inference, over several models.
+
+POST /generate                    one object
+POST /generate_stream             an event for each token
+POST /models/{id}/generate  ...   the same of one model
+
+The Hugging Face routes answer in this dialect too when a model that generates text is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.errors import InvalidField, ServeError
+from deployments.ingress.families.text_generation.answers import answers_of
+from deployments.ingress.families.text_generation.errors import tgi_error
+from deployments.ingress.families.text_generation.headers import answer_headers, streamed_headers
+from deployments.ingress.families.text_generation.messages import (
+    Generated,
+    GenerateParameters,
+    TokenEvent,
+)
+from deployments.ingress.families.text_generation.questions import (
+    NAMES,
+    PROMPT,
+    PROMPTS,
+    Asked,
+    Manners,
+    read_asked,
+)
+from deployments.ingress.families.text_generation.streams import error_event, events_of
+from deployments.ingress.families.text_generation.time_limits import (
+    batches_within,
+    complete_within,
+    started_within,
+)
+from deployments.ingress.generation import (
+    GenerationQuestion,
+    GenerationReply,
+    GenerationService,
+)
+from deployments.ingress.http.api import Handler, Operation, errors_told_by, schema_of
+from deployments.ingress.http.codec import json_response, read_json_object
+from deployments.ingress.http.events import EventStream
+from deployments.ingress.http.naming import model_in_body, model_in_path
+from deployments.ingress.http.options import RequestOptions, read_options
+from deployments.ingress.http.wording import fields_called
+from deployments.ingress.service import InferenceService
+from deployments.tasks.inputs import Inputs, JsonSchema
+
+EXAMPLES: Mapping[str, Any] = {
+    "greedy": {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}},
+    "drawn": {
+        "inputs": "Once upon a time",
+        "parameters": {"max_new_tokens": 8, "temperature": 0.7, "seed": 7, "details": True},
+    },
+}
+# What the Hugging Face routes document of the dialect.
+ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
+ENVELOPE_ANSWER = list[Generated] | list[list[Generated]]
+
+
+class TextGenerationRoutes:
+    """Handlers of the family."""
+
+    name: ClassVar = "text-generation-inference"
+
+    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
+        self._service = service
+        self._generation = generation
+
+    def operations(self) -> Sequence[Operation]:
+        """The per-model forms must stand before the Hugging Face family's greedy path."""
+        return (
+            _post("generate", self.generate, "Generate text", schema_of(Generated)),
+            _post(
+                "generate_stream",
+                self.generate_stream,
+                "Generate text, told token by token",
+                schema_of(TokenEvent),
+                media_type="text/event-stream",
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """The routes above."""
+        parts = path.strip("/").split("/")
+        own = parts[-1] in ("generate", "generate_stream")
+        return own and (len(parts) == 1 or parts[0] == "models")
+
+    async def generate(self, request: Request) -> Response:
+        """One object; a `stream` in the body means nothing here."""
+        return await self._answer(request, Manners())
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Events."""
+        return await self._answer(request, Manners(streams=True))
+
+    async def _answer(self, request: Request, manners: Manners) -> Response:
+        body = await read_json_object(request, self._service.settings.limits)
+        model_id = model_in_path(request) or model_in_body(body.get("model"))
+        asked = read_asked(body, manners)
+        question = asked.question(model_id, read_options(body.get("options"), request.headers))
+        if asked.streams:
+            return await self._streamed(asked, question)
+        reply = await self._complete(asked, question)
+        return json_response(answers_of(reply, asked)[0][0], headers=answer_headers(reply, asked))
+
+    async def answer_envelope(
+        self, request: Request, body: Mapping[str, Any], model_id: str | None
+    ) -> Response:
+        """A Hugging Face body: a list of answers, a list of these for several prompts, or events.
+
+        Errors are told in this family's words from here on.
+        """
+        errors_told_by(request, self)
+        streams = body.get("stream")
+        if streams is not None and not isinstance(streams, bool):
+            raise InvalidField("`stream` must be a boolean", field="stream")
+        asked = read_asked(body, Manners(full_text=True, many=True, streams=bool(streams)))
+        question = asked.question(model_id, read_options(body.get("options"), request.headers))
+        if asked.streams:
+            return await self._streamed(asked, question)
+        reply = await self._complete(asked, question)
+        answers = answers_of(reply, asked)
+        return json_response(
+            answers if asked.listed else answers[0], headers=answer_headers(reply, asked)
+        )
+
+    async def _complete(self, asked: Asked, question: GenerationQuestion) -> GenerationReply:
+        max_time_s = asked.parameters.max_time
+        with fields_called(NAMES):
+            if max_time_s is None:
+                return await self._generation.complete(question)
+            return await complete_within(self._generation, question, max_time_s)
+
+    async def _streamed(self, asked: Asked, question: GenerationQuestion) -> Response:
+        max_time_s = asked.parameters.max_time
+        with fields_called(NAMES):
+            if max_time_s is None:
+                stream = await self._generation.stream(question)
+                batches = stream.batches()
+            else:
+                ends_s = asyncio.get_running_loop().time() + max_time_s
+                stream = await started_within(self._generation, question, ends_s)
+                batches = batches_within(stream, ends_s)
+        return EventStream(
+            events_of(batches, stream.started[0], asked),
+            stream,
+            error_event,
+            slow_reader_s=self._service.settings.slow_reader_s,
+            headers=streamed_headers(stream, asked),
+        )
+
+    def error_response(self, error: ServeError) -> Response:
+        """text-generation-inference's statuses and words."""
+        return tgi_error(error)
+
+
+def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
+    """The whole body of a request."""
+    flag: JsonSchema = {"type": "boolean", "description": "Answer with an event for each token."}
+    return {
+        "title": "text-generation",
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "inputs": inputs.schema(),
+            "parameters": schema_of(GenerateParameters),
+            "options": schema_of(RequestOptions),
+            **({"stream": flag} if envelope else {}),
+        },
+    }
+
+
+def generation_schema() -> JsonSchema:
+    """A body that the Hugging Face routes take."""
+    return body_schema(PROMPTS, envelope=True)
+
+
+def _post(
+    name: str,
+    handler: Handler,
+    summary: str,
+    answer: JsonSchema,
+    media_type: str = "application/json",
+) -> Operation:
+    return Operation(
+        method="POST",
+        paths=(f"/{name}", f"/models/{{id:path}}/{name}"),
+        handler=handler,
+        summary=summary,
+        body=body_schema(PROMPT, envelope=False),
+        answer=answer,
+        media_type=media_type,
+        examples=EXAMPLES,
+        infers=True,
+    )

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from deployments.generation.stops import StopStrings
+
+
+def shown(
+    pieces: list[str], stop: tuple[str, ...], *, keep: bool = False
+) -> tuple[list[str], bool]:
+    """What each piece lets be shown, until a stop string comes or the pieces end."""
+    stops = StopStrings(stop, keep)
+    texts = []
+    for piece in pieces:
+        text, is_over = stops.push(piece)
+        texts.append(text)
+        if is_over:
+            return texts, True
+    return [*texts, stops.rest()], False
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "texts"),
+    [
+        (["one", " two"], ("two",), ["one", " "]),
+        (["on", "e t", "w", "o three"], ("two",), ["on", "e ", "", ""]),
+        (["a\n", "\nb"], ("\n\n",), ["a", ""]),
+        (["xaab"], ("aab",), ["x"]),
+        (["x", "a", "a", "a", "b"], ("aab",), ["x", "", "", "a", ""]),
+        (["stop"], ("stop",), [""]),
+        (["b", "ca"], ("abc", "bca", "a"), ["", ""]),  # two end together: the longest counts
+        (["abcd"], ("abcd", "c"), ["ab"]),  # the one whose end comes first
+        (["ab", "cd"], ("c", "abcd"), ["", "ab"]),
+        (["né", "e 🙂", "!"], ("🙂!",), ["né", "e ", ""]),
+    ],
+)
+def test_a_text_ends_before_its_first_stop_string(
+    pieces: list[str], stop: tuple[str, ...], texts: list[str]
+) -> None:
+    assert shown(pieces, stop) == (texts, True)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "texts"),
+    [
+        (["on", "e t", "w", "o three"], ("two",), ["on", "e t", "w", "o"]),
+        (["stop it"], ("stop",), ["stop"]),
+        (["abc"], ("c", "abc"), ["abc"]),
+    ],
+)
+def test_a_kept_stop_string_is_shown_and_nothing_is_held_back(
+    pieces: list[str], stop: tuple[str, ...], texts: list[str]
+) -> None:
+    assert shown(pieces, stop, keep=True) == (texts, True)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "texts"),
+    [
+        (["a t", "w", "itch"], ("two",), ["a ", "", "twitch", ""]),
+        (["a t", "w"], ("two",), ["a ", "", "tw"]),
+        (["aaaa"], ("aab", "aaaab"), ["", "aaaa"]),
+        (["any", "thing"], (), ["any", "thing", ""]),
+        (["any", "thing"], ("",), ["any", "thing", ""]),
+        (["any", "", "thing"], ("gx",), ["any", "", "thin", "g"]),
+    ],
+)
+def test_without_a_stop_string_all_of_a_text_is_shown(
+    pieces: list[str], stop: tuple[str, ...], texts: list[str]
+) -> None:
+    assert shown(pieces, stop) == (texts, False)
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    stops = StopStrings(("b",), keep=False)
+    assert stops.push("ab") == ("a", True)
+    assert stops.rest() == ""
+    assert stops.push("more") == ("", True)
+
+
+def ended(text: str, stop: tuple[str, ...], *, keep: bool) -> tuple[str, bool]:
+    """The same by trying every end of the text."""
+    for end in range(1, len(text) + 1):
+        lengths = [len(string) for string in stop if text[:end].endswith(string)]
+        if lengths:
+            return text[: end if keep else end - max(lengths)], True
+    return text, False
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_how_a_text_is_cut_into_pieces_makes_no_difference(keep: bool) -> None:
+    draw = random.Random(3)
+    outcomes = set()
+    for _ in range(3000):
+        text = "".join(draw.choices("abc", k=draw.randrange(1, 25)))
+        stop = tuple(
+            "".join(draw.choices("abc", k=draw.randrange(1, 7)))
+            for _ in range(draw.randrange(1, 4))
+        )
+        ends = sorted(draw.sample(range(len(text) + 1), k=min(len(text), draw.randrange(1, 6))))
+        pieces = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+        texts, is_over = shown(pieces, stop, keep=keep)
+        assert ("".join(texts), is_over) == ended(text, stop, keep=keep), (pieces, stop)
+        outcomes.add(is_over)
+    assert outcomes == {True, False}
+
+
+def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
+    draw = random.Random(4)
+    for _ in range(500):
+        stop = tuple("".join(draw.choices("ab", k=draw.randrange(2, 7))) for _ in range(2))
+        stops, text, seen = StopStrings(stop, keep=False), "", ""
+        while True:
+            piece = draw.choice("ab")
+            text += piece
+            added, is_over = stops.push(piece)
+            if is_over:
+                break
+            seen += added
+            held = text[len(seen) :]
+            begun = [n for n in range(1, 7) if any(s[:n] == text[-n:] != s for s in stop)]
+            assert len(held) == max(begun, default=0), (text, stop)
+
+
+def test_a_long_text_is_read_once() -> None:
+    stops = StopStrings(("a" * 500 + "b",), keep=False)
+    texts = [stops.push("a")[0] for _ in range(50_000)]  # takes minutes where each push looks back
+    assert "".join(texts) == "a" * 49_500
+    assert stops.rest() == "a" * 500
