@@ -119,9 +119,7 @@ class GenerationLoop:
             except Exception as error:
                 log.error("a step of %s failed, this is a bug", self._model_id, exc_info=error)
                 self._fail_all(EngineFailed(f"a step failed: {error!r}"))
-            events, self._events = self._events, []
-            if events:
-                self._publish(events)
+            self._tell()
             self._step_began_s = None
 
     def _wait_for_work(self) -> bool:
@@ -139,6 +137,8 @@ class GenerationLoop:
         self._let_go()
         self._admit()
         read = self._read_prompts()
+        if read:
+            self._tell()  # first tokens need not wait for everybody's next one
         written = self._write_tokens()
         if read or written:
             self._recorder.record(
@@ -261,6 +261,11 @@ class GenerationLoop:
         self._events.append(Event(job.number, chunk))
         if chunk.finished is not None:
             self._leave(job)
+
+    def _tell(self) -> None:
+        events, self._events = self._events, []
+        if events:
+            self._publish(events)
 
     def _fail_all(self, error: ServeError) -> None:
         """The engine gave up: nobody's memory can be trusted."""
