@@ -143,10 +143,31 @@ class Candidate(_Frozen):
     precision: Precision
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     graph: str
+    encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()
     parity: Parity
     scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
     kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
+
+
+class SourceReading(_Frozen):
+    """What is special to models with an encoder, which reads the prompt apart from the answer."""
+
+    source_tokens: int = Field(ge=1)  # that the encoder reads at most
+    start_token: int  # what every answer follows
+    first_token: int | None = None  # that every answer begins with
+    last_token: int | None = None  # that an answer ends with which reaches its limit
+
+
+class AnswerDefaults(_Frozen):
+    """What a checkpoint says of its answers, where a request says nothing."""
+
+    beams: int = Field(1, ge=1)
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    no_repeat_ngram: int = Field(0, ge=0)
+    min_new_tokens: int = Field(0, ge=0)
+    max_new_tokens: int | None = None
 
 
 class Decoding(_Frozen):
@@ -161,6 +182,9 @@ class Decoding(_Frozen):
     end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
     # What the chat template may name, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = {}
+    never: tuple[int, ...] = ()  # ids that no answer may have
+    source: SourceReading | None = None  # of a model with an encoder
+    defaults: AnswerDefaults = AnswerDefaults()
 
 
 class Source(_Frozen):
@@ -235,9 +259,10 @@ class ArtifactManifest(_Frozen):
                 check_file(directory, name, sealed.sha256, sealed.size)
             except OSError as exc:
                 raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
-        for candidate in manifest.candidates:
-            check_company(directory, candidate.graph, manifest.files)
-        needed = [TOKENIZER_NAME, *(c.graph for c in manifest.candidates)]
+        graphs = [g for c in manifest.candidates for g in (c.graph, c.encoder) if g is not None]
+        for graph in graphs:
+            check_company(directory, graph, manifest.files)
+        needed = [TOKENIZER_NAME, *graphs]
         if unsealed := sorted(set(needed) - set(manifest.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")
         return manifest

@@ -33,6 +33,7 @@ class DecoderSpec:
     """All that an engine must know of a decoder's graph to open it, sealed or not."""
 
     path: Path
+    encoder: Path | None = None
     device: Device
     precision: Precision
     options: EngineOptions
@@ -47,6 +48,7 @@ class DecoderSpec:
             raise ManifestInvalid(f"{directory}: `decoding` is missing, and the model generates")
         return cls(
             path=directory / candidate.graph,
+            encoder=None if candidate.encoder is None else directory / candidate.encoder,
             device=candidate.device,
             precision=candidate.precision,
             options=candidate.options,
@@ -69,6 +71,9 @@ class DecoderInfo:
     rows: int  # requests whose memory it holds at once
     context: int  # tokens a row has room for
     vocabulary: int  # V
+    # Tokens that an encoder reads of a prompt. They are no part of the row, which then holds a
+    # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
+    source_tokens: int | None = None
 
 
 class Decoder(Protocol):

@@ -15,9 +15,12 @@ _VALUE_BYTES = {"fp16": 2, "bf16": 2}  # of a key or a value; 4 in all other pre
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     """The decoder, its memory set aside. Raises EngineFailed."""
     from deployments.engines.onnx_decoder import OnnxDecoder
+    from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 
     context = min(settings.context_tokens, spec.most_tokens)
-    row_bytes = context * token_bytes(spec.decoding, _VALUE_BYTES.get(spec.precision, 4))
+    source = 0 if spec.decoding.source is None else spec.decoding.source.source_tokens
+    value_bytes = _VALUE_BYTES.get(spec.precision, 4)
+    row_bytes = (context + source) * token_bytes(spec.decoding, value_bytes)
     rows = min(settings.rows, settings.memory_bytes // row_bytes)
     if not rows:
         raise EngineFailed(
@@ -26,7 +29,8 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
         )
     options = spec.options.model_copy(update={"spinning": settings.spinning})
     spec = replace(spec, options=options)
-    return OnnxDecoder(spec, settings, rows=rows, context=context)
+    engine = OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
+    return engine(spec, settings, rows=rows, context=context)
 
 
 def token_bytes(decoding: Decoding, value_bytes: int) -> int:

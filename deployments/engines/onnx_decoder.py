@@ -38,7 +38,7 @@ class OnnxDecoder:
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         session = open_bare_session(spec.path, spec.options, hardware, spec.precision)
         with failures_of(spec.path.name):
-            self._memory: _Memory | None = _Memory(session, spec, rows, context)
+            self._memory: RowMemory | None = self._make_memory(session, spec, rows, context)
         self._steps: dict[int, _Step] = {}
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
@@ -78,8 +78,13 @@ class OnnxDecoder:
         self._memory = None
         self._steps = {}
 
+    def _make_memory(
+        self, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int
+    ) -> RowMemory:
+        return RowMemory(session, spec, rows, context)
+
     @property
-    def _open(self) -> _Memory:
+    def _open(self) -> RowMemory:
         if self._memory is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         return self._memory
@@ -90,7 +95,7 @@ class OnnxDecoder:
         return step.logits
 
 
-class _Memory:
+class RowMemory:
     """Keys and values of all rows: for each layer two arrays [rows, heads, tokens, size].
 
     Zeroed pages cost nothing until they are written, so rows that were never used are free.
@@ -121,7 +126,7 @@ class _Memory:
 class _Step:
     """One kind of call, bound once: the rows it is about, and memory for what goes in and out."""
 
-    def __init__(self, memory: _Memory, first: int, end: int, tokens: int, logits: int) -> None:
+    def __init__(self, memory: RowMemory, first: int, end: int, tokens: int, logits: int) -> None:
         rows = end - first
         self.ids = np.zeros((rows, tokens), np.int64)
         self.mask = np.zeros((rows, len(memory.positions)), np.int64)

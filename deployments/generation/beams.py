@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.generation.messages import EarlyStopping
 from deployments.generation.sampling import likeliest
 
 
@@ -24,10 +25,8 @@ class BeamRules:
     beams: int
     most_tokens: int  # of an answer
     end_tokens: frozenset[int]
-    length_penalty: float = 1.0  # above 0 longer answers win, below shorter ones
-    # True: as many finished answers as beams are enough. False: until none that runs looks better
-    # than the worst of them. "never": until none can become better.
-    early_stopping: bool | Literal["never"] = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
 
 class Step(NamedTuple):

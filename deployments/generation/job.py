@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -24,6 +26,8 @@ from deployments.generation.messages import (
 )
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
+from deployments.generation.token_rules import TokenRules
+from deployments.manifest import SourceReading
 
 _NUMBERS = count()
 
@@ -44,8 +48,59 @@ class Clock:
         return GenerationTimings(begun_s - self.asked_s, first_s - begun_s, now_s - first_s)
 
 
-class GenerationJob:
+class Written(NamedTuple):
+    """What a job made of the logits of a step."""
+
+    # For each of the beginnings that go on, which of the former ones it continues. A job that
+    # keeps several has a row for each.
+    parents: Sequence[int]
+    chunk: Chunk | None  # None: nothing to tell yet
+
+
+class Job(ABC):
     """A call that is ready to be computed. One thread at a time works on it."""
+
+    width: int = 1  # rows it takes
+    wants_prompt: bool = False  # the logits behind every token of the prompt
+
+    def __init__(self, prompt: Sequence[int], words: Words, deadline_s: float) -> None:
+        self.number = next(_NUMBERS)
+        self.prompt = list(prompt)
+        self.deadline_s = deadline_s
+        self.clock = Clock()
+        self.unread = len(self.prompt)  # prompt tokens that are not computed
+        self.cached = 0  # prompt tokens that somebody computed before
+        self.last_tokens: list[int] = []  # of the beginnings; the decoder has not read them yet
+        self._words = words
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole prompt is computed."""
+        return self.unread == 0
+
+    @property
+    def seats(self) -> list[tuple[int, int]]:
+        """What its rows are owned by."""
+        return [(self.number, seat) for seat in range(self.width)]
+
+    def read(self, tokens: int, logits: Logits) -> None:
+        """Note that the next `tokens` of the prompt were computed.
+
+        `logits` are those behind each of them, [T, V], for a job that `wants_prompt`.
+        """
+        self.unread -= tokens
+
+    @abstractmethod
+    def started(self, compute_type: str) -> Started:
+        """What the answer's reader is told first."""
+
+    @abstractmethod
+    def write(self, logits: Logits) -> Written:
+        """One token further, [beginnings, V]. Raises ServeError for what cannot go on."""
+
+
+class GenerationJob(Job):
+    """A job that writes one token after the other."""
 
     def __init__(
         self,
@@ -55,41 +110,26 @@ class GenerationJob:
         constraint: Constraint | None,
         deadline_s: float,
     ) -> None:
-        self.number = next(_NUMBERS)
-        self.prompt = list(prompt)
-        self.deadline_s = deadline_s
-        self.clock = Clock()
-        self.unread = len(self.prompt)  # prompt tokens that are not computed
-        self.cached = 0  # prompt tokens that somebody computed before
-        self.last_token = 0  # of the answer; not read by the decoder yet
+        super().__init__(prompt, words, deadline_s)
         self.wants_prompt = options.prompt_logprobs
         self._options = options
-        self._words = words
         self._sampler = Sampler(options.sampling, self.prompt, words.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, keep=options.keep_stop)
-        self._detokenizer = Detokenizer(words.tokenizer, self.prompt)
-        self._limit = words.most_new(len(self.prompt), options.max_new_tokens)
-        self._generated = 0
+        self._detokenizer = Detokenizer(words.tokenizer, () if words.source else self.prompt)
+        self._rules = words.rules(options, len(self.prompt))
+        self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the whole prompt is computed."""
-        return self.unread == 0
-
     def read(self, tokens: int, logits: Logits) -> None:
-        """Note that the next `tokens` of the prompt were computed.
-
-        `logits` are those behind each of them, [T, V], for a job that `wants_prompt`.
-        """
+        """Note that a part of the prompt was computed, and what its tokens were worth."""
         if self.wants_prompt:
             done = len(self.prompt) - self.unread
             for place, row in enumerate(logits[: len(self.prompt) - done - 1], start=done + 1):
                 token = self.prompt[place]
                 logprob, _ = log_probabilities(row, token, 0)
                 self._prompt_tokens.append(self._words.told(token, logprob))
-        self.unread -= tokens
+        super().read(tokens, logits)
 
     def started(self, compute_type: str) -> Started:
         """What the answer's reader is told first."""
@@ -98,17 +138,25 @@ class GenerationJob:
             told = (self._words.told(self.prompt[0], None), *self._prompt_tokens)
         return Started(len(self.prompt), self.cached, self._sampler.seed, compute_type, told)
 
-    def write(self, logits: Logits) -> Chunk:
-        """Choose the next token by its logits, [V]. Raises EngineFailed for logits of no number."""
-        is_early = self._generated < self._options.min_new_tokens
-        token = self._sampler.next(
-            logits,
-            allowed=None if self._constraint is None else self._constraint.allowed(),
-            forbidden=self._words.end_tokens if is_early else (),
-        )
-        self.last_token = token
-        self._generated += 1
-        if self._generated == 1:
+    def write(self, logits: Logits) -> Written:
+        """Choose the next token by its logits, [1, V]. Raises EngineFailed for no numbers.
+
+        InvalidField for a grammar that has become too complex.
+        """
+        return Written((0,), self._chunk(logits[0]))
+
+    def _chunk(self, logits: Logits) -> Chunk:
+        is_early = len(self._tokens) < self._rules.fewest
+        token = self._rules.forced(self._tokens)
+        if token is None:
+            token = self._sampler.next(
+                logits,
+                allowed=None if self._constraint is None else self._constraint.allowed(),
+                forbidden=self._rules.forbidden(self._tokens),
+            )
+        self.last_tokens = [token]
+        self._tokens.append(token)
+        if len(self._tokens) == 1:
             self.clock.first_s = time.perf_counter()
         is_end = token in self._words.end_tokens
         if self._constraint is not None and not is_end:
@@ -125,10 +173,10 @@ class GenerationJob:
             return FinishReason.STOP
         if is_end or (self._constraint is not None and self._constraint.is_over):
             return FinishReason.END
-        return FinishReason.LENGTH if self._generated >= self._limit else None
+        return FinishReason.LENGTH if len(self._tokens) >= self._rules.most else None
 
     def _finished(self, reason: FinishReason | None) -> Finished | None:
-        return None if reason is None else Finished(reason, self._generated, self.clock.timings())
+        return None if reason is None else Finished(reason, len(self._tokens), self.clock.timings())
 
     def _told(self, token: int, added: str, logits: Logits) -> Token:
         special = self._words.is_special(token)
@@ -136,7 +184,9 @@ class GenerationJob:
             return Token(token, added, special=special)
         logprob, likeliest = log_probabilities(logits, token, self._options.logprobs)
         alternatives = tuple(
-            Alternative(other, single(self._words.tokenizer, other), its)
+            Alternative(
+                other, single(self._words.tokenizer, other), its, self._words.is_special(other)
+            )
             for other, its in likeliest
         )
         return Token(token, added, logprob, special, alternatives)
@@ -151,6 +201,8 @@ class Words:
     end_tokens: tuple[int, ...]
     special_tokens: frozenset[int]
     context: int  # tokens that a row has room for
+    never: tuple[int, ...] = ()  # ids that no answer may have
+    source: SourceReading | None = None  # of a model with an encoder
 
     def is_special(self, token: int) -> bool:
         """Whether a token is none of the text."""
@@ -161,7 +213,22 @@ class Words:
         special = self.is_special(token)
         return Token(token, "" if special else single(self.tokenizer, token), logprob, special)
 
-    def most_new(self, prompt: int, wanted: int | None) -> int:
-        """How long an answer may be: as wanted, within what is left of the context."""
-        left = self.context - prompt
-        return left if wanted is None else min(wanted, left)
+    def rules(self, options: GenerationOptions, prompt_tokens: int) -> TokenRules:
+        """What the answer to a prompt must keep to; it is as long as wanted where there is room."""
+        left = self.context - (1 if self.source else prompt_tokens)
+        wanted = options.max_new_tokens
+        rules = TokenRules(
+            most=left if wanted is None else min(wanted, left),
+            fewest=options.min_new_tokens,
+            end_tokens=self.end_tokens,
+            never=self.never,
+            no_repeat_ngram=options.no_repeat_ngram,
+        )
+        if self.source is None:
+            return rules
+        return replace(
+            rules,
+            before=(self.source.start_token,),
+            first_token=self.source.first_token,
+            last_token=self.source.last_token,
+        )

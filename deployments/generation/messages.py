@@ -9,7 +9,7 @@ A call is one prompt and one answer to it; a request for several answers makes s
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from deployments.messages import ModelRef
 
@@ -40,6 +40,19 @@ class Sampling(NamedTuple):
     seed: int | None = None  # None: drawn anew, and told in `Started`
 
 
+# True: as many finished answers as beams are enough. False: until none that runs looks better than
+# the worst of them. "never": until none can become better.
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+class Beams(NamedTuple):
+    """Beam search, which gives the likeliest answer rather than a drawn one."""
+
+    width: int  # beginnings kept side by side, at least 2
+    length_penalty: float = 1.0  # above 0 longer answers win, below shorter ones
+    early_stopping: EarlyStopping = False
+
+
 class Grammar(NamedTuple):
     """What the text must follow."""
 
@@ -51,6 +64,8 @@ class GenerationOptions(NamedTuple):
     """What a request says besides its prompt, whichever API it came through."""
 
     sampling: Sampling = Sampling()
+    beams: Beams | None = None  # in place of sampling; nothing of it can be streamed
+    no_repeat_ngram: int = 0  # no run of so many tokens stands in the answer twice; 0: any may
     max_new_tokens: int | None = None  # None: what is left of the context
     min_new_tokens: int = 0  # before these the end token and the stop strings do not count
     stop: tuple[str, ...] = ()  # the text ends with the first of these
@@ -76,6 +91,7 @@ class Alternative(NamedTuple):
     id: int
     text: str
     logprob: float
+    special: bool = False
 
 
 class Token(NamedTuple):

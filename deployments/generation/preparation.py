@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.engines.decoder import DecoderInfo
-from deployments.errors import InputTooLong, ManifestInvalid, UnknownToken
+from deployments.errors import InputTooLong, InvalidField, ManifestInvalid, UnknownToken
+from deployments.generation.beam_job import BeamJob
 from deployments.generation.grammar import GrammarCompiler
-from deployments.generation.job import GenerationJob, Words
+from deployments.generation.job import GenerationJob, Job, Words
 from deployments.generation.messages import GenerationCall, Prompt
 from deployments.generation.prompts import PromptReader
 from deployments.manifest import TOKENIZER_NAME
@@ -32,26 +31,36 @@ class Preparation:
             end_tokens=manifest.decoding.end_tokens,
             special_tokens=frozenset(i for i, token in added.items() if token.special),
             context=info.context,
+            never=manifest.decoding.never,
+            source=manifest.decoding.source,
         )
+        self._rows = info.rows
+        self._most_prompt = info.source_tokens or info.context - 1  # room for one token of answer
+        self._grammars = GrammarCompiler(
+            self._path.read_text(encoding="utf-8"), info.vocabulary, self._words.end_tokens
+        )
+        self._grammars.open()  # a third of a second, in which nobody else does anything
 
-    def job(self, call: GenerationCall) -> GenerationJob:
+    def job(self, call: GenerationCall) -> Job:
         """What the loop works on. Raises InvalidField, InputTooLong, UnknownToken or EmptyInput."""
         options = call.options
         ids = self._ids(call.prompt, options.keep_last)
         self._check_bias(options.sampling.logit_bias)
+        if options.beams is not None:
+            if options.beams.width > self._rows:
+                raise InvalidField(
+                    f"`num_beams` is {options.beams.width}; at most {self._rows} are kept",
+                    field="num_beams",
+                )
+            return BeamJob(ids, options, options.beams, self._words, call.deadline_s)
         constraint = self._grammars.compile(options.grammar) if options.grammar else None
         return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
-
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        text = self._path.read_text(encoding="utf-8")
-        return GrammarCompiler(text, self._words.vocabulary, self._words.end_tokens)
 
     def _ids(self, prompt: Prompt, keep_last: int | None) -> list[int]:
         ids = self._prompts.ids(prompt)
         if keep_last is not None:
             ids = ids[-keep_last:]
-        room = self._words.context - 1  # for one token of an answer
+        room = self._most_prompt
         if len(ids) > room:
             raise InputTooLong(
                 f"`prompt` has {len(ids)} tokens, the model reads at most {room} here; shorten it "

@@ -12,7 +12,7 @@ from one computed afresh, and what was asked before must not show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ class Exchange(NamedTuple):
 
 
 Move = Copy | Exchange
+Owner = Hashable  # whatever tells requests apart
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class RowTable:
     """The rows of one decoder. What it decides, the caller carries out before anything else."""
 
     def __init__(self, rows: int) -> None:
-        self._owners: list[int] = []  # requests, by their rows; the rows behind are free
+        self._owners: list[Owner] = []  # requests, by their rows; the rows behind are free
         self._memory = [_Memory() for _ in range(rows)]
         self._prompts = 0
 
@@ -72,7 +73,7 @@ class RowTable:
         """How many rows are in use; they are the first ones."""
         return len(self._owners)
 
-    def row_of(self, owner: int) -> int:
+    def row_of(self, owner: Owner) -> int:
         """The row of a request."""
         return self._owners.index(owner)
 
@@ -80,7 +81,7 @@ class RowTable:
         """Tokens in a row's memory."""
         return self._memory[row].filled
 
-    def take(self, owner: int) -> int:
+    def take(self, owner: Owner) -> int:
         """Give a request the first row that is free; there must be one."""
         self._owners.append(owner)
         return len(self._owners) - 1
@@ -113,20 +114,42 @@ class RowTable:
         """Note that one token of an answer is in its memory."""
         self._memory[row].answered += 1
 
-    def hand_over(self, owner: int, successor: int) -> int:
+    def hand_over(self, owner: Owner, successor: Owner) -> int:
         """Give the row of a request to another one."""
         row = self.row_of(owner)
         self._memory[row].answered = 0
         self._owners[row] = successor
         return row
 
-    def give_up(self, owner: int) -> list[Move]:
+    def give_up(self, owner: Owner) -> list[Move]:
         """Free the row of a request; the last row in use takes its place."""
         row, last = self.row_of(owner), self.in_use - 1
         self._memory[row].answered = 0
         self._owners[row] = self._owners[last]
         self._owners.pop()
         return [] if row == last else [self._exchange(row, last)]
+
+    def branch(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[Move]:
+        """Let `owners[i]` go on from where `owners[parents[i]]` stands, for each i of `parents`.
+
+        All of `owners` have rows; those beyond `parents` keep some row of theirs.
+        """
+        rows = [self.row_of(owner) for owner in owners]
+        placed: dict[int, int] = {}  # owner's index -> row
+        for index, parent in enumerate(parents):
+            if rows[parent] not in placed.values():
+                placed[index] = rows[parent]
+        spare = [row for row in rows if row not in placed.values()]
+        moves: list[Move] = []
+        for index, owner in enumerate(owners):
+            row = placed[index] if index in placed else spare.pop()
+            self._owners[row] = owner
+            if index < len(parents) and index not in placed:
+                parent_row = rows[parents[index]]
+                memory = self._memory[parent_row]
+                moves.append(Copy(parent_row, row, memory.filled))
+                self._memory[row] = _Memory(list(memory.prompt), memory.answered, memory.used_at)
+        return moves
 
     def forget(self) -> None:
         """Remember no prompts: the memory cannot be trusted any more."""

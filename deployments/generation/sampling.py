@@ -104,8 +104,9 @@ class Sampler:
                 places = likeliest(scores, self._top_k)
                 logs = (scores[places].astype(np.float64) - top) / self._temperature
             else:
-                logs = (scores - np.float32(top)) / np.float32(self._temperature)
-        weights: Numbers = np.exp(logs)
+                logs = scores - np.float32(top)
+                logs /= np.float32(self._temperature)
+        weights: Numbers = np.exp(logs) if self._cuts else np.exp(logs, out=logs)
         for cut in self._cuts:
             kept = cut(logs, weights)
             places = kept if places is None else places[kept]

@@ -13,11 +13,12 @@ from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
-from deployments.generation.job import GenerationJob
-from deployments.generation.loop import Event, GenerationLoop
+from deployments.generation.job import Job
+from deployments.generation.loop import GenerationLoop
 from deployments.generation.mailbox import Mailbox, joined
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.generation.preparation import Preparation
+from deployments.generation.stepping import Event
 from deployments.manifest import Device
 from deployments.records import StepRecorder
 from deployments.registry import OpenModel, Registry, why_not_loaded
@@ -144,7 +145,7 @@ class GeneratorReplica:
 class _Reader(NamedTuple):
     """Who waits for the news of a job."""
 
-    job: GenerationJob
+    job: Job
     loop: GenerationLoop
     mailbox: Mailbox
 

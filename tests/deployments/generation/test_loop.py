@@ -6,21 +6,26 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from deployments.config import SchedulingSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
-from deployments.generation.job import GenerationJob, Words
-from deployments.generation.loop import Event, GenerationLoop
+from deployments.generation.beam_job import BeamJob
+from deployments.generation.beams import BeamRules, BeamSearch
+from deployments.generation.job import GenerationJob, Job, Words
+from deployments.generation.loop import GenerationLoop
 from deployments.generation.messages import (
+    Beams,
     Chunk,
     FinishReason,
     GenerationOptions,
     Sampling,
     Started,
 )
+from deployments.generation.stepping import Event
 from deployments.records import StepRecord
 from tests.deployments.generation.fake_decoder import VOCABULARY, FakeDecoder
 from tests.fakes import PATIENCE_S, ListRecorder, soon
@@ -50,25 +55,25 @@ class Reader:
                 self.news[job].append(what)
             self._changed.notify_all()
 
-    def wait_until_done(self, *jobs: GenerationJob) -> None:
+    def wait_until_done(self, *jobs: Job) -> None:
         with self._changed:
             done = self._changed.wait_for(lambda: all(map(self.is_done, jobs)), PATIENCE_S)
         assert done, "a job was never finished"
 
-    def wait_for_tokens(self, job: GenerationJob, count: int) -> None:
+    def wait_for_tokens(self, job: Job, count: int) -> None:
         with self._changed:
             enough = self._changed.wait_for(lambda: len(self.tokens(job)) >= count, PATIENCE_S)
         assert enough, "the tokens never came"
 
-    def is_done(self, job: GenerationJob) -> bool:
+    def is_done(self, job: Job) -> bool:
         last = next(reversed(self.news[job.number]), None)
         return isinstance(last, ServeError) or (isinstance(last, Chunk) and bool(last.finished))
 
-    def tokens(self, job: GenerationJob) -> list[int]:
+    def tokens(self, job: Job) -> list[int]:
         chunks = [what for what in self.news[job.number] if isinstance(what, Chunk)]
         return [token.id for chunk in chunks for token in chunk.tokens]
 
-    def started(self, job: GenerationJob) -> Started:
+    def started(self, job: Job) -> Started:
         (started,) = (what for what in self.news[job.number] if isinstance(what, Started))
         return started
 
@@ -94,7 +99,7 @@ class Bench:
         options = options or GenerationOptions(sampling=GREEDY, max_new_tokens=new_tokens)
         return GenerationJob(prompt, options, self._words, None, deadline_s or soon())
 
-    def answered(self, *jobs: GenerationJob) -> list[list[int]]:
+    def answered(self, *jobs: Job) -> list[list[int]]:
         for job in jobs:
             self.loop.submit(job)
         self.reader.wait_until_done(*jobs)
@@ -208,6 +213,50 @@ def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> N
     jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
     bench.answered(*jobs)
     assert [job.number for job in jobs] == list(bench.reader.news)
+
+
+def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
+    """The likeliest answer, every beginning computed afresh."""
+    rules = BeamRules(beams=beams, most_tokens=most, end_tokens=frozenset({END}))
+    search, decoder = BeamSearch(rules), FakeDecoder(context=200)
+    while not search.is_over:
+        rows = []
+        for tokens in search.running:
+            logits = decoder.prefill(0, prompt, 0)
+            for place, token in enumerate(tokens):
+                logits = decoder.decode(np.array([token]), np.array([len(prompt) + place]))[0]
+            rows.append(logits - np.log(np.exp(logits).sum()))
+        search.advance(np.stack(rows))
+    return search.best[0].tokens
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
+    bench = make_bench()
+    prompts = [[*SYSTEM, n, 5] for n in range(6)]
+    alone = [found_beams(prompt, beams, 9) for prompt in prompts]
+    options = GenerationOptions(beams=Beams(beams), max_new_tokens=9)
+    jobs: list[Job] = []
+    for prompt in prompts:
+        jobs.append(BeamJob(prompt, options, Beams(beams), words(96), soon()))
+        jobs.append(bench.job(prompt, new_tokens=15))
+    answers = bench.answered(*jobs)
+    assert [tuple(tokens) for tokens in answers[::2]] == alone
+    (company,) = (fresh := make_bench()).answered(fresh.job(prompts[0], new_tokens=15))
+    assert answers[1] == company
+
+
+def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) -> None:
+    bench = make_bench(FakeDecoder(rows=3, held=threading.Event()))
+    options = GenerationOptions(beams=Beams(3), max_new_tokens=4)
+    first = bench.job([1, 2], new_tokens=4)
+    wide = BeamJob([3, 4], options, Beams(3), words(96), soon())
+    last = bench.job([5, 6], new_tokens=4)
+    for job in (first, wide, last):
+        bench.loop.submit(job)
+    bench.decoder.held.set()
+    bench.reader.wait_until_done(first, wide, last)
+    assert list(bench.reader.news) == [first.number, wide.number, last.number]
 
 
 def test_one_too_many_is_refused_at_once(make_bench) -> None:

@@ -1,0 +1,163 @@
+"""What happens in one step to the jobs of a decoder: rows taken, prompts read, tokens written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from deployments.config import SchedulingSettings
+from deployments.engines.decoder import Decoder, Logits
+from deployments.errors import ServeError
+from deployments.generation.job import Job
+from deployments.generation.messages import Chunk, Started
+from deployments.generation.plan import ReadingSpeed, Unread, plan_reading
+from deployments.generation.rows import Copy, Move, RowTable
+
+# Until a part was measured. Low, so that the first prompts are read in small parts.
+FIRST_TOKENS_PER_S = 200.0
+# Of jobs that tell their prompts' tokens: the logits behind each are kept for a moment.
+MOST_TOLD_PART = 64
+
+
+class Event(NamedTuple):
+    """What happened to a job."""
+
+    job: int  # its number
+    what: Started | Chunk | ServeError  # an error, or a chunk that is finished, is the last
+
+
+# The next in line, if so many rows are enough for it.
+NextJob = Callable[[int], Job | None]
+
+
+class Stepper:
+    """The active jobs and their rows. One thread at a time; what happens goes to `events`."""
+
+    def __init__(self, decoder: Decoder, next_job: NextJob) -> None:
+        self.active: dict[int, Job] = {}  # by number, first come first
+        self.events: list[Event] = []
+        self._decoder = decoder
+        self._next_job = next_job
+        self._rows = RowTable(decoder.info.rows)
+        self._speed = ReadingSpeed(FIRST_TOKENS_PER_S)
+
+    def admit(self) -> None:
+        """Give rows to those who are next, as long as there are any."""
+        while job := self._next_job(self._rows.free):
+            for seat in job.seats:
+                self._rows.take(seat)
+            self._enter(job)
+
+    def _enter(self, job: Job) -> None:
+        job.clock.begun_s = time.perf_counter()
+        self.active[job.number] = job
+
+    def leave(self, job: Job) -> None:
+        """Free the job's row, for the next in line if there is one: then nothing has to move."""
+        del self.active[job.number]
+        for seat in job.seats:
+            successor = self._next_job(1)
+            if successor is None:
+                self._carry_out(self._rows.give_up(seat))
+            else:
+                self._rows.hand_over(seat, *successor.seats)
+                self._enter(successor)
+
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if isinstance(move, Copy):
+                self._decoder.copy(move.source, move.target, move.tokens)
+            else:
+                self._decoder.exchange(move.first, move.second, move.tokens)
+
+    def read_prompts(self, rules: SchedulingSettings) -> int:
+        """Compute parts of prompts; how many tokens."""
+        unread = [job for job in self.active.values() if not job.is_read]
+        jobs = {self._rows.row_of(job.seats[0]): job for job in unread}
+        answering = len(self.active) - len(unread)
+        waiting = [Unread(row, job.unread) for row, job in jobs.items()]
+        parts = plan_reading(waiting, answering, self._speed.tokens_per_s, rules)
+        # A job that is done at once leaves, and others' rows move: who is meant is looked up first.
+        return sum(
+            self._read_part(*meant, rules) for meant in [(jobs[p.row], p.tokens) for p in parts]
+        )
+
+    def _read_part(self, job: Job, tokens: int, rules: SchedulingSettings) -> int:
+        row = self._rows.row_of(job.seats[0])
+        if self._decoder.info.source_tokens is not None:
+            return self._read_source(job, row)
+        if job.unread == len(job.prompt):
+            shared, moves = self._rows.begin(row, job.prompt, afresh=job.wants_prompt)
+            self._carry_out(moves)
+            job.cached, job.unread = shared, job.unread - shared
+        tokens = min(tokens, job.unread, MOST_TOLD_PART if job.wants_prompt else job.unread)
+        if job.unread - tokens == 1:  # never a single one by itself
+            tokens = job.unread
+        done = len(job.prompt) - job.unread
+        ids = job.prompt[done : done + tokens]
+        began_s = time.perf_counter()
+        logits = self._decoder.prefill(row, ids, done, every=job.wants_prompt)
+        self._speed.learn(tokens, time.perf_counter() - began_s, rules.fewest_part_tokens)
+        self._rows.read(row, ids)
+        job.read(tokens, logits)
+        if job.is_read:
+            self._begin_answer(job, logits[-1] if job.wants_prompt else logits)
+        return tokens
+
+    def _read_source(self, job: Job, row: int) -> int:
+        """Let the encoder read a prompt, whole: nothing before it can be known in parts."""
+        self._carry_out(self._rows.begin(row, [], afresh=True)[1])
+        logits = self._decoder.prefill(row, job.prompt, 0)
+        self._rows.wrote(row)  # the token that answers begin after
+        job.read(len(job.prompt), logits)
+        self._begin_answer(job, logits)
+        return len(job.prompt)
+
+    def _begin_answer(self, job: Job, logits: Logits) -> None:
+        self.events.append(Event(job.number, job.started(self._decoder.info.compute_type)))
+        self._write(job, logits[None])
+
+    def write_tokens(self) -> int:
+        """One more token for everybody whose prompt is read; how many."""
+        writing = [
+            (job, [self._rows.row_of(seat) for seat in job.seats[: len(job.last_tokens)]])
+            for job in self.active.values()
+            if job.is_read
+        ]
+        if not writing:
+            return 0
+        ids = np.zeros(1 + max(row for _, rows in writing for row in rows), np.int64)
+        for job, rows in writing:
+            ids[rows] = job.last_tokens
+        lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
+        logits = self._decoder.decode(ids, lengths)
+        for _, rows in writing:
+            for row in rows:
+                self._rows.wrote(row)
+        for job, rows in writing:
+            self._write(job, logits[rows])
+        return sum(len(rows) for _, rows in writing)
+
+    def _write(self, job: Job, logits: Logits) -> None:
+        """Give a job the logits behind each of its beginnings, [beginnings, V]."""
+        try:
+            parents, chunk = job.write(logits)
+        except ServeError as error:
+            self.events.append(Event(job.number, error))
+            self.leave(job)
+            return
+        if chunk is not None:
+            self.events.append(Event(job.number, chunk))
+        if chunk is not None and chunk.finished is not None:
+            self.leave(job)
+        elif job.width > 1:
+            self._carry_out(self._rows.branch(job.seats, parents))
+
+    def fail_all(self, error: ServeError) -> None:
+        """The engine gave up: nobody's memory can be trusted."""
+        self.events += [Event(number, error) for number in self.active]
+        self.active.clear()
+        self._rows = RowTable(self._decoder.info.rows)
