@@ -43,9 +43,16 @@ class TaskName(StrEnum):
     QUESTION_ANSWERING = "question-answering"
     FILL_MASK = "fill-mask"
     TEXT_GENERATION = "text-generation"
-    # The hub has no name for it: its feature-extraction gives a vector per text, or per token, by
-    # the model. Here it is asked for.
+    TEXT2TEXT_GENERATION = "text2text-generation"
+    SUMMARIZATION = "summarization"
+    TRANSLATION = "translation"
+    # No name of the hub's: its feature-extraction gives a vector per text, or per token, by the model.
     TOKEN_EMBEDDINGS = "token-embeddings"
+
+
+# Those with an encoder, the most general first; and all that write text.
+TEXT2TEXT_TASKS = (TaskName.TEXT2TEXT_GENERATION, TaskName.SUMMARIZATION, TaskName.TRANSLATION)
+GENERATING_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
 
 
 class Head(StrEnum):
@@ -69,7 +76,7 @@ HEADS: Mapping[TaskName, Head] = {
     TaskName.QUESTION_ANSWERING: Head.SPAN,
     TaskName.FILL_MASK: Head.MASKS,
     TaskName.TOKEN_EMBEDDINGS: Head.VECTOR,
-    TaskName.TEXT_GENERATION: Head.NEXT_TOKEN,
+    **dict.fromkeys(GENERATING_TASKS, Head.NEXT_TOKEN),
 }
 
 
@@ -93,8 +100,8 @@ class Gate(_Frozen):
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
     top1_agreement: float = 0.98  # share of decided answers with the same best choice
-    # Probability between the reference's two best choices from which an answer counts as decided.
-    # Below it either choice is right, and which one comes out is noise in any arithmetic.
+    # Probability between the reference's two best choices from which an answer counts as decided;
+    # below it either is right, and which one comes out is noise in any arithmetic.
     decided_gap: float = 0.1
     metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
     # Share of the tokens a decoder's fp32 original is decided about that a graph expects too. Lower
@@ -185,6 +192,8 @@ class Decoding(_Frozen):
     never: tuple[int, ...] = ()  # ids that no answer may have
     source: SourceReading | None = None  # of a model with an encoder
     defaults: AnswerDefaults = AnswerDefaults()
+    # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
+    prefixes: dict[TaskName, str] = {}
 
 
 class Source(_Frozen):

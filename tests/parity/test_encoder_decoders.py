@@ -34,7 +34,7 @@ from tests.fakes import PATIENCE_S, ListRecorder, soon
 FAMILIES = ("t5", "t5-gated", "bart", "marian", "pegasus", "mbart")
 NEW_TOKENS = 14
 CONTEXT, SOURCE_TOKENS = 40, 30
-SOURCES = [list(np.random.default_rng(n).integers(4, 80, 3 + 4 * n)) + [END] for n in range(6)]
+SOURCES = [[*np.random.default_rng(n).integers(4, 80, 3 + 4 * n).tolist(), END] for n in range(6)]
 
 
 class Served:
