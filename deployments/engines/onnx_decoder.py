@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
 from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
-from deployments.engines.onnx import open_bare_session
+from deployments.engines.device_memory import DeviceMemory
+from deployments.engines.onnx import CUDA, open_bare_session
+from deployments.engines.row_memory import HostMemory, MemoryLayout, RowMemory, bind_rows
 from deployments.errors import EngineFailed
 
 LOGITS_FROM = "logits_from"
-_PARTS = ("key", "value")
 
 
 class OnnxDecoder:
-    """A Decoder over one ONNX Runtime session, its memory on the CPU."""
+    """A Decoder over one ONNX Runtime session."""
 
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
@@ -37,14 +38,17 @@ class OnnxDecoder:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         session = open_bare_session(spec.path, spec.options, hardware, spec.precision)
+        self.layout = MemoryLayout.of(session, spec, rows, context)
+        self._positions = np.arange(context)
+        self._session: ort.InferenceSession | None = session
         with failures_of(spec.path.name):
-            self._memory: RowMemory | None = self._make_memory(session, spec, rows, context)
+            self.memory = self._make_memory()
         self._steps: dict[int, _Step] = {}
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         tokens = len(ids)
-        step = _Step(self._open, row, row + 1, tokens, logits=tokens if every else 1)
+        step = _Step(self, range(row, row + 1), tokens, logits=tokens if every else 1)
         step.ids[0] = ids
         step.mask[0, : start + tokens] = 1
         logits: Logits = self._run(step)[0]
@@ -53,95 +57,65 @@ class OnnxDecoder:
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """One more token for each of the first rows. Raises EngineFailed."""
         rows = len(ids)
-        memory = self._open
         step = self._steps.get(rows)
         if step is None:
-            step = self._steps[rows] = _Step(memory, 0, rows, tokens=1, logits=1)
+            step = self._steps[rows] = _Step(self, range(rows), tokens=1, logits=1)
         step.ids[:, 0] = ids
-        np.less_equal(memory.positions, lengths[:, None], out=step.mask, casting="unsafe")
+        np.less_equal(self._positions, lengths[:, None], out=step.mask, casting="unsafe")
         return self._run(step)[:, 0]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the memory of a row."""
-        for array in self._open.arrays:
-            array[target, :, :tokens] = array[source, :, :tokens]
+        """Copy the memory of a row. Raises EngineFailed."""
+        with failures_of(self.info.compute_type):
+            self.memory.copy(source, target, tokens)
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the memory of two rows, an array at a time."""
-        for array in self._open.arrays:
-            kept = array[first, :, :tokens].copy()
-            array[first, :, :tokens] = array[second, :, :tokens]
-            array[second, :, :tokens] = kept
+        """Swap the memory of two rows. Raises EngineFailed."""
+        with failures_of(self.info.compute_type):
+            self.memory.exchange(first, second, tokens)
 
     def close(self) -> None:
         """Drop the session and the memory."""
-        self._memory = None
-        self._steps = {}
-
-    def _make_memory(
-        self, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int
-    ) -> RowMemory:
-        return RowMemory(session, spec, rows, context)
+        if self._session is not None:
+            self._session = None
+            self._steps = {}
+            del self.memory
 
     @property
-    def _open(self) -> RowMemory:
-        if self._memory is None:
+    def session(self) -> ort.InferenceSession:
+        """The session. Raises EngineFailed once it is closed."""
+        if self._session is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        return self._memory
+        return self._session
+
+    def _make_memory(self) -> RowMemory:
+        if CUDA in self.session.get_providers():
+            return DeviceMemory(self.layout, "cuda", CUDA)
+        return HostMemory(self.layout)
 
     def _run(self, step: _Step) -> Logits:
+        session = self.session
         with failures_of(self.info.compute_type):
-            self._open.session.run_with_iobinding(step.binding)
+            session.run_with_iobinding(step.binding)
         return step.logits
-
-
-class RowMemory:
-    """Keys and values of all rows: for each layer two arrays [rows, heads, tokens, size].
-
-    Zeroed pages cost nothing until they are written, so rows that were never used are free.
-    """
-
-    def __init__(
-        self, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int
-    ) -> None:
-        self.session = session
-        self.vocabulary = spec.vocabulary
-        shape = (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim)
-        halves = any(o.type == "tensor(float16)" for o in session.get_outputs())
-        self.dtype = np.dtype(np.float16 if halves else np.float32)
-        layers = range(spec.decoding.layers)
-        self.names = [f"{layer}.{part}" for layer in layers for part in _PARTS]
-        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, self.dtype) for _ in self.names]
-        self.positions = np.arange(context)  # [context]
-
-    def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the rows from `first` up to `end`."""
-        for name, array in zip(self.names, self.arrays, strict=True):
-            rows = array[first:end]
-            place = ("cpu", 0, rows.dtype.type, rows.shape, rows.ctypes.data)
-            binding.bind_input(f"past_key_values.{name}", *place)
-            binding.bind_output(f"present.{name}", *place)
 
 
 class _Step:
     """One kind of call, bound once: the rows it is about, and memory for what goes in and out."""
 
-    def __init__(self, memory: RowMemory, first: int, end: int, tokens: int, logits: int) -> None:
-        rows = end - first
-        self.ids = np.zeros((rows, tokens), np.int64)
-        self.mask = np.zeros((rows, len(memory.positions)), np.int64)
+    def __init__(self, decoder: OnnxDecoder, rows: range, tokens: int, logits: int) -> None:
+        layout = decoder.layout
+        self.binding = decoder.session.io_binding()
+        self.ids = np.zeros((len(rows), tokens), np.int64)
+        self.mask = np.zeros((len(rows), decoder.info.context), np.int64)
         self._from = np.array([tokens - logits], np.int64)
-        self._raw = np.empty((rows, logits, memory.vocabulary), memory.dtype)
-        self.binding = memory.session.io_binding()
-        for name, array in (
-            ("input_ids", self.ids),
-            ("attention_mask", self.mask),
-            (LOGITS_FROM, self._from),
-        ):
-            self.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
-        place = ("cpu", 0, memory.dtype.type, self._raw.shape, self._raw.ctypes.data)
+        self._raw = np.empty((len(rows), logits, decoder.info.vocabulary), layout.dtype)
+        bind_rows(self.binding, self.ids, "input_ids")
+        bind_rows(self.binding, self.mask, "attention_mask")
+        bind_rows(self.binding, self._from, LOGITS_FROM)
+        place = ("cpu", 0, layout.dtype.type, self._raw.shape, self._raw.ctypes.data)
         self.binding.bind_output("logits", *place)
-        memory.bind(self.binding, first, end)
+        decoder.memory.bind(self.binding, rows.start, rows.stop)
 
     @property
     def logits(self) -> NDArray[np.float32]:

@@ -20,7 +20,14 @@ from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.onnx import open_bare_session
-from deployments.engines.onnx_decoder import OnnxDecoder, RowMemory
+from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.row_memory import (
+    HostMemory,
+    MemoryLayout,
+    RowMemory,
+    bind_rows,
+    swap_rows,
+)
 from deployments.errors import EngineFailed, ManifestInvalid
 from deployments.manifest import SourceReading
 
@@ -57,45 +64,18 @@ class OnnxEncoderDecoder(OnnxDecoder):
         cross.readings[row] = next(self._readings)
         return super().prefill(row, [self._source.start_token], 0)
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the memory of a row, and what it read if that is not the same already."""
-        super().copy(source, target, tokens)
-        cross = self._cross
-        if cross.readings[source] == cross.readings[target]:
-            return
-        length = int(cross.mask[source].sum())
-        for array in cross.source_arrays:
-            array[target, :, :length] = array[source, :, :length]
-        cross.mask[target] = cross.mask[source]
-        cross.readings[target] = cross.readings[source]
-
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the memory of two rows, and what they read."""
-        super().exchange(first, second, tokens)
-        cross, rows = self._cross, [first, second]
-        if cross.readings[first] == cross.readings[second]:
-            return
-        length = int(cross.mask[rows].sum(axis=1).max())
-        for array in cross.source_arrays:
-            array[rows, :, :length] = array[rows[::-1], :, :length]
-        cross.mask[rows] = cross.mask[rows[::-1]]
-        cross.readings[rows] = cross.readings[rows[::-1]]
-
     def close(self) -> None:
         """Drop both sessions and the memory."""
         self._encoder = None
         super().close()
 
-    def _make_memory(
-        self, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int
-    ) -> RowMemory:
-        return CrossMemory(session, spec, rows, context, self._source.source_tokens)
+    def _make_memory(self) -> RowMemory:
+        return CrossMemory(self.layout, self._source.source_tokens)
 
     @property
     def _cross(self) -> CrossMemory:
-        memory = self._open
-        assert isinstance(memory, CrossMemory), "made by _make_memory; this is a bug"
-        return memory
+        assert isinstance(self.memory, CrossMemory), "made by _make_memory; this is a bug"
+        return self.memory
 
     def _encoded(self, ids: Sequence[int]) -> list[NDArray[np.float32]]:
         if self._encoder is None:
@@ -108,20 +88,14 @@ class OnnxEncoderDecoder(OnnxDecoder):
         return made
 
 
-class CrossMemory(RowMemory):
+class CrossMemory(HostMemory):
     """Rows with a memory of what the encoder read beside that of the answer."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        rows: int,
-        context: int,
-        source_tokens: int,
-    ) -> None:
-        super().__init__(session, spec, rows, context)
-        shape = (rows, spec.decoding.kv_heads, source_tokens, spec.decoding.head_dim)
-        self.source_arrays = [np.zeros(shape, self.dtype) for _ in self.names]
+    def __init__(self, layout: MemoryLayout, source_tokens: int) -> None:
+        super().__init__(layout)
+        rows, heads, _, size = layout.shape
+        shape = (rows, heads, source_tokens, size)
+        self.source_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
         self.mask = np.zeros((rows, source_tokens), np.int64)
         self.readings = np.full(rows, _NOTHING_READ)  # which prompt lies in a row
 
@@ -129,9 +103,28 @@ class CrossMemory(RowMemory):
         """Let a call read and write the rows from `first` up to `end`."""
         super().bind(binding, first, end)
         for name, array in zip(self.names, self.source_arrays, strict=True):
-            rows = array[first:end]
-            binding.bind_input(
-                f"cross.{name}", "cpu", 0, rows.dtype.type, rows.shape, rows.ctypes.data
-            )
-        mask = self.mask[first:end]
-        binding.bind_input("cross_mask", "cpu", 0, np.int64, mask.shape, mask.ctypes.data)
+            bind_rows(binding, array[first:end], f"cross.{name}")
+        bind_rows(binding, self.mask[first:end], "cross_mask")
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy a row, and what it read if that is not the same already."""
+        super().copy(source, target, tokens)
+        if self.readings[source] == self.readings[target]:
+            return
+        length = int(self.mask[source].sum())
+        for array in self.source_arrays:
+            array[target, :, :length] = array[source, :, :length]
+        self.mask[target] = self.mask[source]
+        self.readings[target] = self.readings[source]
+
+    def exchange(self, first: int, second: int, tokens: int) -> None:
+        """Swap two rows, and what they read."""
+        super().exchange(first, second, tokens)
+        if self.readings[first] == self.readings[second]:
+            return
+        rows = [first, second]
+        length = int(self.mask[rows].sum(axis=1).max())
+        for array in self.source_arrays:
+            swap_rows(array, first, second, length)
+        self.mask[rows] = self.mask[rows[::-1]]
+        self.readings[rows] = self.readings[rows[::-1]]

@@ -9,7 +9,9 @@ import pytest
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder, token_bytes
+from deployments.engines.device_memory import DeviceMemory
 from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.row_memory import RowMemory
 from deployments.errors import EngineFailed
 from deployments.manifest import ArtifactManifest, Device
 from tests.sealed_decoder import seal_tiny_decoder
@@ -116,6 +118,29 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: Open) -> None:
         found[1].append(int(logits[0].argmax()))
         found[0].append(int(logits[1].argmax()))
     assert found == expected
+
+
+class OnDevice(OnnxDecoder):
+    """The memory as it is kept on a device, the device being the CPU."""
+
+    def _make_memory(self) -> RowMemory:
+        return DeviceMemory(self.layout, "cpu", "CPUExecutionProvider")
+
+
+def test_rows_in_a_devices_memory_answer_alike(open_rows: Open, spec: DecoderSpec) -> None:
+    device, host = OnDevice(spec, GeneratorSettings(), rows=3, context=128), open_rows()
+    try:
+        for decoder in (device, host):
+            decoder.prefill(0, PROMPT, 0)
+            decoder.prefill(1, OTHER, 0)
+            decoder.copy(0, 2, len(PROMPT))
+            decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+        lengths = np.array([len(OTHER), len(PROMPT), len(PROMPT)])
+        on_device, on_host = (d.decode(np.array([5, 6, 7]), lengths) for d in (device, host))
+        np.testing.assert_array_equal(on_device, on_host)
+        assert len({tuple(row) for row in on_host}) == 3
+    finally:
+        device.close()
 
 
 def test_a_closed_decoder_says_so(open_rows: Open) -> None:

@@ -1,0 +1,95 @@
+"""Where a decoder's rows of keys and values lie, and how they get from one row to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from deployments.engines.decoder import DecoderSpec
+
+_PARTS = ("key", "value")
+_HALF = "tensor(float16)"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """Two arrays for each layer, keys and values: [rows, heads, tokens, size]."""
+
+    names: tuple[str, ...]  # of the arrays, such as "0.key"
+    shape: tuple[int, int, int, int]  # of each
+    dtype: np.dtype[np.floating]
+
+    @classmethod
+    def of(cls, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int) -> Self:
+        """The layout of `rows` rows of `context` tokens, in the precision of the graph."""
+        halves = any(output.type == _HALF for output in session.get_outputs())
+        return cls(
+            tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in _PARTS),
+            (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim),
+            np.dtype(np.float16 if halves else np.float32),
+        )
+
+
+class RowMemory(Protocol):
+    """The memory of one decoder."""
+
+    def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
+        """Let a call read and write the rows from `first` up to `end`, where they lie."""
+        ...
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Make the first `tokens` of row `target` those of row `source`."""
+        ...
+
+    def exchange(self, first: int, second: int, tokens: int) -> None:
+        """Swap the first `tokens` of two rows."""
+        ...
+
+
+class HostMemory:
+    """Rows in the memory of the machine.
+
+    Zeroed pages cost nothing until they are written, so rows that were never used are free.
+    """
+
+    def __init__(self, layout: MemoryLayout) -> None:
+        self.names = layout.names
+        self.arrays: list[NDArray[np.floating]] = [
+            np.zeros(layout.shape, layout.dtype) for _ in layout.names
+        ]
+
+    def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
+        """Let a call read and write the rows from `first` up to `end`."""
+        for name, array in zip(self.names, self.arrays, strict=True):
+            bind_rows(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy a row."""
+        for array in self.arrays:
+            array[target, :, :tokens] = array[source, :, :tokens]
+
+    def exchange(self, first: int, second: int, tokens: int) -> None:
+        """Swap two rows, an array at a time."""
+        for array in self.arrays:
+            swap_rows(array, first, second, tokens)
+
+
+def bind_rows(
+    binding: ort.IOBinding, rows: NDArray[np.generic], into: str, out_of: str | None = None
+) -> None:
+    """Bind an array of the host as an input, and as an output where one is named."""
+    place = ("cpu", 0, rows.dtype.type, rows.shape, rows.ctypes.data)
+    binding.bind_input(into, *place)
+    if out_of is not None:
+        binding.bind_output(out_of, *place)
+
+
+def swap_rows(array: NDArray[np.generic], first: int, second: int, tokens: int) -> None:
+    """Swap the first `tokens` of two rows of [rows, heads, tokens, size]."""
+    kept = array[first, :, :tokens].copy()
+    array[first, :, :tokens] = array[second, :, :tokens]
+    array[second, :, :tokens] = kept
