@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from benchmarks import engine, graphs, hostile, quality, serving, tuned
+from benchmarks import engine, generation, graphs, hostile, quality, serving, tuned
 from deployments.errors import ServeError
 
 
@@ -29,6 +29,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "graphs": graphs,
     "tuned": tuned,
     "hostile": hostile,
+    "generation": generation,
 }
 
 

@@ -10,6 +10,7 @@ from functools import cache
 import orjson
 
 from benchmarks.attack import CLOSED, REFUSED, Attack, chunked, post, request
+from benchmarks.generation_attacks import on_generation
 
 BOMB_BYTES = 200_000_000  # what a bomb of 200 kB inflates to
 
@@ -26,6 +27,8 @@ def attacks(models: Mapping[str, str]) -> Iterator[Attack]:
     yield from on_headers(f"/models/{embedder}")
     for task, model_id in models.items():
         yield from on_parameters(f"/pipeline/{task}/{model_id}")
+    if (writer := models.get("text-generation")) is not None:
+        yield from on_generation(writer)
 
 
 NAMES = (

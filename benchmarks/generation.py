@@ -16,16 +16,22 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.generation_campaign import Campaign, alone_again
-from benchmarks.generation_churn import churn
+from benchmarks.generation_churn import ChurnFigures, churn
 from benchmarks.generation_contenders import OURS, Streaming
-from benchmarks.generation_entries import RIVALS, Entries
-from benchmarks.generation_figures import Board, GenerationFigures, goals_of
-from benchmarks.generation_figures import describe as described
-from benchmarks.generation_figures import require_correct
+from benchmarks.generation_entries import RIVALS, Entrance, open_rivals
+from benchmarks.generation_figures import (
+    GenerationFigures,
+    Likeness,
+    describe,
+    require_correct,
+)
+from benchmarks.generation_goals import Board, goals_of
 from benchmarks.generation_loop import LoopService
 from benchmarks.generation_prompts import PromptBook
 from benchmarks.generation_scenarios import SCENARIOS, STREAMS
+from benchmarks.generation_sources import Origin
 from benchmarks.local_model import LocalModel
 from benchmarks.options import (
     add_rounds_option,
@@ -34,7 +40,7 @@ from benchmarks.options import (
     add_url_option,
     positive_count,
 )
-from benchmarks.report import say, start_run, write_result
+from benchmarks.report import start_run, write_result
 from deployments.tuning.processors import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -74,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=PARTS, help=f"default: {' '.join(PARTS)}"
     )
+    _add_options_of_others(parser)
+
+
+def _add_options_of_others(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", nargs="+", choices=tuple(RIVALS), default=(), help="who is not measured"
     )
@@ -89,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="output of onnxruntime-genai's model builder; default: it is run",
     )
+    parser.add_argument(
+        "--genai-precision",
+        choices=("int4", "int8", "fp32"),
+        help="what it is asked for when it is run; default: as the artifact",
+    )
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
 
 
@@ -97,38 +112,82 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     facts = start_run("generation", command, arguments.seed)
     with ExitStack() as stack:
         figures = measure(arguments, stack)
-    print(described(figures))
+    print(describe(figures))
     print(write_result(arguments.out, facts, figures))
     require_correct(figures)
     return 0
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigures:
-    """All rounds, then what is asked again alone, then churn."""
+    """All rounds, then what is asked again alone, then churn. Raises ServeError."""
     model = LocalModel.named(arguments.store, arguments.model)
+    threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-    streams = tuple(sorted(set(arguments.streams)))
-    threads, rows = usable_cores(), max(STREAMS, *streams)
     service = LoopService(model, rows=rows, threads=threads, events=runner.get_loop())
     stack.callback(service.close)
     check_room(arguments, service.context)
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     origin = Origin(model, arguments.source, scratch)
     entrance = Entrance(arguments, model, origin, runner, threads, service.context)
-    others, missing = open_rivals(entrance, arguments.without)
-    campaign = Campaign(
-        ours=Streaming(OURS, service, runner),
-        others=others,
-        missing=missing,
-        book=PromptBook.of(model, arguments.seed),
-        dice=random.Random(arguments.seed),
-        streams=streams if LEVELS in arguments.parts else (),
-        prompt_tokens=arguments.prompt_tokens,
-        new_tokens=arguments.new_tokens,
-        scenarios=[SCENARIOS[p](service.context) for p in arguments.parts if p in SCENARIOS],
-    )
+    campaign = make_campaign(arguments, entrance, Streaming(OURS, service, runner))
     campaign.warm_up()
     for round_number in range(1, arguments.rounds + 1):
         campaign.run_round(f"round {round_number}/{arguments.rounds}")
     alone = alone_again(campaign)
-    ...
+    churned: ChurnFigures | None = None
+    if CHURN in arguments.parts:
+        churned = runner.run(churn(service, campaign.book, campaign.dice, arguments.churn, rows))
+    return figures_of(entrance, campaign, alone, churned)
+
+
+def figures_of(
+    entrance: Entrance, campaign: Campaign, alone: Likeness | None, churned: ChurnFigures | None
+) -> GenerationFigures:
+    """Everything in its place."""
+    board = Board((*campaign.levels, *campaign.scenes))
+    ratios = board.ratios()
+    return GenerationFigures(
+        model_id=entrance.model.manifest.id,
+        version=entrance.model.manifest.version,
+        compute_type=entrance.model.compute_type,
+        threads=entrance.threads,
+        prompt_tokens=campaign.prompt_tokens,
+        new_tokens=campaign.new_tokens,
+        levels=campaign.levels,
+        scenarios=campaign.scenes,
+        churn=churned,
+        alone=alone,
+        likenesses=campaign.likenesses,
+        notes=tuple(entrance.notes),
+        packages=installed_versions(PACKAGES),
+        missing=campaign.missing,
+        ratios=ratios,
+        goals=goals_of(board, ratios, churned),
+    )
+
+
+def make_campaign(arguments: argparse.Namespace, entrance: Entrance, ours: Streaming) -> Campaign:
+    """Everybody who takes part, ready to begin."""
+    others, missing = open_rivals(entrance, arguments.without)
+    has_levels = LEVELS in arguments.parts
+    return Campaign(
+        ours=ours,
+        others=others,
+        missing=missing,
+        book=PromptBook.of(entrance.model, arguments.seed),
+        dice=random.Random(arguments.seed),
+        streams=tuple(sorted(set(arguments.streams))) if has_levels else (),
+        prompt_tokens=arguments.prompt_tokens,
+        new_tokens=arguments.new_tokens,
+        scenarios=[SCENARIOS[p](entrance.context) for p in arguments.parts if p in SCENARIOS],
+    )
+
+
+def check_room(arguments: argparse.Namespace, context: int) -> None:
+    """Raises BenchmarkError when a prompt and its answer are more than the model reads."""
+    wanted = arguments.prompt_tokens + arguments.new_tokens
+    if wanted > context:
+        raise BenchmarkError(
+            f"prompts and answers of {wanted} tokens do not fit into {context}",
+            hint="ask for fewer with --prompt-tokens N and --new-tokens N",
+        )

@@ -43,7 +43,6 @@ class Answer(NamedTuple):
     ids: Tokens = ()  # empty where only the text is told
     text: str = ""
     cached_tokens: int = 0  # of the prompt, computed for an earlier request
-    version: str = ""  # of the model, where somebody else serves it
 
     @property
     def first_s(self) -> float:

@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 
-from benchmarks.generation_answers import Ask, ask_all
-from benchmarks.generation_loop import LoopService
+from benchmarks.generation_answers import Ask, TextService, ask_all
 from benchmarks.generation_prompts import PromptBook
 
 PROMPTS = 24  # of different lengths, asked again and again
@@ -49,8 +49,17 @@ class ChurnFigures:
         return not (self.different or self.still_active or self.still_waiting)
 
 
+class CountingService(TextService, Protocol):
+    """A TextService that knows whom it works for."""
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that are being answered, and requests that wait."""
+        ...
+
+
 async def churn(
-    service: LoopService, book: PromptBook, dice: random.Random, requests: int, rows: int
+    service: CountingService, book: PromptBook, dice: random.Random, requests: int, rows: int
 ) -> ChurnFigures:
     """Ask, leave, and look at what is left. Raises ServeError."""
     prompts = book.draw_each([dice.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
@@ -66,9 +75,7 @@ async def churn(
     seconds = time.perf_counter() - began_s
     still_active, still_waiting = await settled(service)
     stayed = [
-        (ask, answer)
-        for ask, answer in zip(asks, answers, strict=True)
-        if ask.leaves_after is None
+        (ask, answer) for ask, answer in zip(asks, answers, strict=True) if ask.leaves_after is None
     ]
     return ChurnFigures(
         requests=len(answers),
@@ -90,7 +97,7 @@ def drawn(prompts: Sequence[tuple[int, ...]], dice: random.Random) -> Ask:
     return Ask(dice.choice(prompts), new_tokens, dice.randrange(new_tokens) if leaves else None)
 
 
-async def settled(service: LoopService) -> tuple[int, int]:
+async def settled(service: CountingService) -> tuple[int, int]:
     """What is active and waiting once the loop had time to let go."""
     end_s = time.perf_counter() + SETTLED_WITHIN_S
     while service.load != (0, 0) and time.perf_counter() < end_s:

@@ -19,8 +19,15 @@ LLAMA = "llama.cpp"
 class Contender(Protocol):
     """Something that writes text."""
 
-    name: str
-    most_streams: int | None  # at once; None: any number
+    @property
+    def name(self) -> str:
+        """As in the result."""
+        ...
+
+    @property
+    def most_streams(self) -> int | None:
+        """At once; None: any number."""
+        ...
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """An answer of so many tokens to each prompt, greedy. Raises ServeError."""

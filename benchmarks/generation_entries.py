@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.generation_contenders import (
@@ -19,7 +18,7 @@ from benchmarks.generation_contenders import (
 )
 from benchmarks.generation_http import HttpService
 from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, TransformersLoop
-from benchmarks.generation_sources import Origin, checked_genai
+from benchmarks.generation_sources import Origin, checked_genai, has_same_weights
 from benchmarks.local_model import LocalModel
 from benchmarks.report import say
 from deployments.errors import ServeError
@@ -35,24 +34,29 @@ class Entrance:
     runner: asyncio.Runner
     threads: int
     context: int  # tokens of prompt and answer
+    notes: list[str] = field(default_factory=list)  # on how far they can be compared
 
     def served(self) -> Contender:
         """The server at `--url`."""
-        service = HttpService.found(self.arguments.url, self.model.manifest.id)
+        here = self.model.manifest
+        service = HttpService.found(self.arguments.url, here.id)
+        if service.version != here.version:
+            self.notes.append(f"the server has version {service.version}, this is {here.version}")
         return Streaming(SERVED, service, self.runner)
 
     def genai(self) -> Contender:
         """onnxruntime-genai on `--genai`, or on what its builder makes now."""
-        return GenaiLoop(self.genai_directory(), self.threads)
-
-    def genai_directory(self) -> Path:
-        """Where the model builder's output is; built when it is asked for first."""
-        if self.arguments.genai is not None:
-            return checked_genai(self.arguments.genai)
-        return self.origin.genai_directory
+        given = self.arguments.genai
+        if given is None:
+            directory = self.origin.genai_directory(self.arguments.genai_precision)
+        else:
+            directory = checked_genai(given)
+        if not has_same_weights(self.model, directory):
+            self.notes.append(f"{GENAI} computes with other weights than the sealed graph")
+        return GenaiLoop(directory, self.threads)
 
     def transformers(self) -> Contender:
-        """transformers on the checkpoint."""
+        """`generate` on the checkpoint."""
         decoding = self.model.manifest.decoding
         assert decoding is not None, "this is a bug: a model that writes no text"
         return TransformersLoop(self.origin.weights, decoding.end_tokens, self.threads)
@@ -76,12 +80,11 @@ RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
 def open_rivals(
     entrance: Entrance, without: Collection[str]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """All that can be opened, and why the others cannot."""
+    """All that are wanted and can be opened, and why others cannot."""
     opened: list[Contender] = []
     missing: dict[str, str] = {}
     for name, (label, opens) in RIVALS.items():
         if name in without:
-            missing[label] = "not wanted"
             continue
         try:
             opened.append(opens(entrance))

@@ -35,7 +35,8 @@ class Piece(NamedTuple):
 class HttpService:
     """A TextService over HTTP; every stream has a connection of its own."""
 
-    def __init__(self, target: Target, model_id: str) -> None:
+    def __init__(self, target: Target, model_id: str, version: str = "") -> None:
+        self.version = version  # of the model, as the server says
         self._target = target
         self._model_id = model_id
 
@@ -44,8 +45,8 @@ class HttpService:
         """The one at `url`. Raises BenchmarkError when nothing there serves the model."""
         target = Target.parse(url)
         with Client(target) as client:
-            client.describe_model(model_id)
-        return cls(target, model_id)
+            described = client.describe_model(model_id)
+        return cls(target, model_id, str(described.get("version")))
 
     async def answer(self, ask: Ask) -> Answer:
         """One stream to its end, or until it has told as much as its reader wants.
@@ -72,13 +73,11 @@ class HttpService:
         arrivals_s: list[float] = []
         texts: list[str] = []
         usage: dict[str, Any] | None = None
-        version = ""
         for at_s, data in events_of(pieces):
             told = orjson.loads(data)
             if "error" in told:
                 raise self._failed(str(told["error"])[:_MOST_TOLD])
             usage = told.get("usage") or usage
-            version = told.get("system_fingerprint", version)
             for choice in told["choices"]:
                 arrivals_s.append(at_s)
                 texts.append(choice["text"])
@@ -91,7 +90,6 @@ class HttpService:
             tokens=usage["completion_tokens"] if usage else len(arrivals_s),
             text="".join(texts),
             cached_tokens=details.get("cached_tokens", 0),
-            version=version,
         )
 
     def _failed(self, how: str) -> BenchmarkError:

@@ -16,7 +16,7 @@ from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.errors import ServeError
-from deployments.generation.loop import Event, GenerationLoop
+from deployments.generation.loop import GenerationLoop
 from deployments.generation.messages import (
     Chunk,
     GenerationCall,
@@ -25,6 +25,7 @@ from deployments.generation.messages import (
     Started,
 )
 from deployments.generation.preparation import Preparation
+from deployments.generation.stepping import Event
 from deployments.manifest import TaskName
 from deployments.messages import ModelRef
 from deployments.records import StepRecord
@@ -46,7 +47,9 @@ class LoopService:
                 f"`{manifest.id}` writes no text", hint="name a model that does with --model ID"
             )
         settings = GeneratorSettings(
-            threads_per_run=threads, rows=rows, memory_bytes=1 << 62  # every row that is asked for
+            threads_per_run=threads,
+            rows=rows,
+            memory_bytes=1 << 62,  # every row that is asked for
         )
         spec = DecoderSpec.of(model.directory, manifest, model.candidate)
         self._decoder = open_decoder(spec, settings)

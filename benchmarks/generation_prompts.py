@@ -6,10 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 
 from benchmarks.generation_answers import Tokens
+from benchmarks.local_model import LocalModel
 from build_artifacts.decoders.texts import PASSAGES
 from deployments.encoding.tokenizer_file import open_tokenizer
-
-from benchmarks.local_model import LocalModel
 
 
 class PromptBook:

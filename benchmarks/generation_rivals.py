@@ -39,9 +39,7 @@ class Steps:
         """An answer for each stream."""
         columns = np.stack(self._tokens, axis=1).tolist()
         times_s = tuple(self._times_s)
-        return Heat(
-            tuple(Answer(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns)
-        )
+        return Heat(tuple(Answer(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns))
 
 
 class GenaiLoop:

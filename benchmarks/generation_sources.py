@@ -44,9 +44,8 @@ class Origin:
             checkpoint = dequantise(checkpoint, into)
         return checkpoint.weights
 
-    @cached_property
-    def genai_directory(self) -> Path:
-        """What onnxruntime-genai's model builder makes of it, in the artifact's precision.
+    def genai_directory(self, precision: str | None) -> Path:
+        """What onnxruntime-genai's model builder makes of it; None: in the artifact's precision.
 
         Raises BenchmarkError or a BuildError.
         """
@@ -56,7 +55,7 @@ class Origin:
             *("--input", str(self.weights.absolute())),
             *("--output", str(made)),
             *("--cache_dir", str(self._scratch / "genai-cache")),
-            *("--precision", self._model.candidate.precision),
+            *("--precision", precision or self._model.candidate.precision),
             *("--execution_provider", "cpu"),
             *("--extra_options", "hf_token=false"),
         ]

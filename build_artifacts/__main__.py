@@ -15,7 +15,8 @@ from build_artifacts.options import parser
 from deployments.errors import ServeError
 
 _BUILD_TOOLS = ("torch", "transformers", "safetensors", "peft", "onnx", "onnxscript", "onnxruntime",
-                "huggingface_hub", "tokenizers", "onnx_ir", "tqdm", "matplotlib")  # fmt: skip
+                "huggingface_hub", "tokenizers", "onnx_ir", "tqdm", "matplotlib", "gguf",
+                "onnxruntime_genai")  # fmt: skip
 _STORE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 _COMMANDS = {

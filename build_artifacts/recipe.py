@@ -116,11 +116,15 @@ CPU_FP32 = CandidateRecipe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRecipe:
-    """One graph of a model that generates: what onnxruntime-genai's model builder is asked for."""
+    """One graph of a model that generates: what onnxruntime-genai's model builder is asked for.
+
+    With `rowwise` the builder writes fp32, and `decoders/rowwise.py` makes it int8.
+    """
 
     name: str
     device: Device
     precision: Precision
+    rowwise: bool = False
     options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
     # Tried in order instead of them when the gate is missed; each is more accurate and slower.
     other_options: tuple[tuple[str, ...], ...] = ()

@@ -92,19 +92,24 @@ GPU_FP16_COMPILED = replace(
     options=EngineOptions(compile=True, buckets=_BUCKETS),
 )
 
+# SmolLM2-135M-Instruct from a Q4_1 file, whose fp32 perplexity is 30.5 here: next tokens agree for
+# 94 % with perplexity 31.6 by row, for 99.9 % with 31.0 in blocks.
+DECODER_INT8 = DecoderRecipe(name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True)
+DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
+# The same model, rounded a second time: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger
+# models, and those that were not rounded before, lose less.
 DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
     precision="int4",
     other_options=(("algo_config=k_quant_mixed",),),
 )
-DECODER_INT8 = DecoderRecipe(name="cpu-int8", device=Device.CPU, precision="int8")
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 
 # The few that won on the hosts measured so far: a build of a minute.
 QUICK = Recipe(
     candidates=(CPU_INT8, CPU_INT8_PLAIN, GPU_FP16),
-    decoders=(replace(DECODER_INT4, other_options=()), DECODER_INT8, DECODER_FP16),
+    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
 # Everything: minutes, and the fastest graph for the host at hand.
@@ -125,7 +130,7 @@ FULL = Recipe(
         GPU_FP16_TORCH,
         GPU_FP16_COMPILED,
     ),
-    decoders=(DECODER_INT4, DECODER_INT8, DECODER_FP16),
+    decoders=(DECODER_INT8, DECODER_INT4, DECODER_INT8_BLOCKS, DECODER_FP16),
 )
 
 

@@ -13,6 +13,7 @@ from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.judging import ROWS, answers_of, judge_decoder
 from build_artifacts.decoders.pace import room_for_pace
 from build_artifacts.decoders.reference import Original, Tokens, answer_tokens
+from build_artifacts.decoders.rowwise import quantise_rows
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, digest_of
@@ -82,12 +83,27 @@ class Admission:
         return None
 
     def _graph(self, recipe: DecoderRecipe) -> Path:
+        if recipe.rowwise:
+            return self._quantised(recipe)
+
         def work(into: Path) -> str:
             export_decoder(self.weights, self.facts, recipe, into)
             return megabytes(into / WEIGHTS_NAME)
 
         key = f"export-{_key(recipe)}"
         return self.steps.once(key, "export", _named(recipe), work) / GRAPH_NAME
+
+    def _quantised(self, recipe: DecoderRecipe) -> Path:
+        floating = self._graph(
+            replace(recipe, name=f"{recipe.device}-fp32", precision="fp32", rowwise=False)
+        )
+
+        def work(into: Path) -> str:
+            quantise_rows(floating, into)
+            return megabytes(into / WEIGHTS_NAME)
+
+        key = f"quantise-{_key(recipe)}"
+        return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
 
     def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
         decoding = self.facts.decoding
@@ -155,4 +171,5 @@ def _named(recipe: DecoderRecipe) -> str:
 
 
 def _key(recipe: DecoderRecipe) -> str:
-    return digest_of((recipe.device, recipe.precision, recipe.options, recipe.run))[:12]
+    how = (recipe.device, recipe.precision, recipe.rowwise, recipe.options, recipe.run)
+    return digest_of(how)[:12]

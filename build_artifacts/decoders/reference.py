@@ -186,11 +186,11 @@ def _written(weights: Path) -> tuple[Sequence[str], bool]:
         return PROMPTS, False
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        weights, trust_remote_code=False, local_files_only=True
-    )
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            weights, trust_remote_code=False, local_files_only=True
+        )
         return tokenizer.apply_chat_template(
             chats, chat_template=template, tokenize=False, add_generation_prompt=True
         ), True

@@ -91,7 +91,8 @@ class _Rewriter:
             return None
         if int(np.prod(table.dims)) < _FEWEST_VALUES:
             return None
-        return onnx.numpy_helper.to_array(table)
+        weights: Weights = onnx.numpy_helper.to_array(table)
+        return weights
 
     def _turn(self, node: onnx.NodeProto) -> None:
         """A word table that is kept as the turned weights of the head, now a table of its own."""
@@ -128,16 +129,18 @@ class _Rewriter:
         return self._quantised[value]
 
     def _lookup(self, node: onnx.NodeProto) -> None:
+        import onnx
+
         table = self._weights(node.input[0])
         assert table is not None, "only lookups in a table come here; this is a bug"
         name, found = node.input[0], node.output[0]
         scales = _scales(table, axis=1)
         self._constant(f"{name}_words_int8", _rounded(table, scales))
         self._constant(f"{name}_words_scales", scales)
-        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_int8")
-        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_scales")
-        self._node("Cast", [f"{found}_int8"], f"{found}_float", to=1)
-        self._node("Mul", [f"{found}_float", f"{found}_scales"], found)
+        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_words_int8")
+        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_words_scales")
+        self._node("Cast", [f"{found}_words_int8"], f"{found}_words", to=onnx.TensorProto.FLOAT)
+        self._node("Mul", [f"{found}_words", f"{found}_words_scales"], found)
 
     def _node(
         self, kind: str, inputs: list[str], output: str, *, domain: str = "", **attributes: int
@@ -160,4 +163,5 @@ def _scales(weights: Weights, axis: int) -> Weights:
 
 
 def _rounded(weights: Weights, scales: Weights) -> NDArray[np.int8]:
-    return np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)
+    rounded: NDArray[np.int8] = np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)
+    return rounded

@@ -255,7 +255,7 @@ def test_a_source_in_a_place_nobody_may_enter_is_named(public_copy: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [
-        ("model.gguf", UnsupportedModel, "GGUF weights only"),
+        ("model.gguf", UnsupportedModel, "cannot be read"),
         ("pytorch_model.bin", UnsafeSource, "pickled weights only"),
         ("model.safetensors", SourceNotFound, "is a file"),
         ("model.zip", SourceNotFound, "is a file"),

@@ -139,7 +139,7 @@ def nothing_there(directory: Path) -> Path:
     [
         (pickle_only, "pickled weights only (`pytorch_model.bin`)", "safetensors"),
         (gguf_beside_the_config, "GGUF weights only (`model-Q8_0.gguf`)", "build from the safe"),
-        (a_gguf_file, "GGUF weights only (`model-Q8_0.gguf`)", "build from the safetensors"),
+        (a_gguf_file, "`model-Q8_0.gguf` is damaged: not a GGUF file", "download or save"),
         (remote_code, "asks for remote code (`auto_map`)", "convert it elsewhere"),
         (no_tokenizer, "no `tokenizer.json` in", "save_pretrained"),
         (unreadable_weights, "cannot be read: a directory, not a file", "permissions"),

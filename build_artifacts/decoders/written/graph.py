@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Value = Any  # an onnx_ir.Value; the library is not typed
 Kind = Literal["FLOAT", "INT64"]
-# How a projection's weight lies in the checkpoint: [out, in] as torch's Linear has it, or [in, out].
+# How a checkpoint has a projection's weight: [out, in], as torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
 
 ORT_DOMAIN = "com.microsoft"
@@ -94,12 +94,13 @@ class GraphWriter:
         """A tensor known now, under a name of its own."""
         import onnx_ir as ir
 
-        return self._tensors.get(name) or self._kept(name, ir.tensor(array, name=name))
+        known = self._tensors.get(name)
+        return self._kept(name, ir.tensor(array, name=name)) if known is None else known
 
     def weight(
         self, name: str, shape: Sequence[int], read: Callable[[], Array] | None = None
     ) -> Value:
-        """A tensor of the checkpoint, or what `read` makes of some; read when the graph is saved."""
+        """A tensor of the checkpoint, or what `read` makes of some; read when all is saved."""
         import onnx_ir as ir
 
         if name in self._tensors:

@@ -8,14 +8,17 @@ row it works on: a row may be copied to another at any time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from build_artifacts.decoders.written.graph import INT32, ORT_DOMAIN, GraphWriter, Value, made_node
+from build_artifacts.errors import UnsupportedModel
 from deployments.engines.onnx_decoder import LOGITS_FROM
 
 PARTS = ("key", "value")
 # Added to the scores of padding: none of it counts then, and the sum is a finite number.
 HIDDEN_SCORE = -1e30
 _TO_THE_END = 2**62
+_SIZE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +29,22 @@ class HeadShape:
     size: int  # values per head
     scale: float | None = None  # of the scores; None is 1 / sqrt(size)
 
+    def __post_init__(self) -> None:
+        if self.size % _SIZE_STEP:
+            raise UnsupportedModel(
+                f"its heads have {self.size} values each, and GroupQueryAttention takes multiples "
+                f"of {_SIZE_STEP}",
+                hint="another size of the same model may work",
+            )
+
     @property
-    def attributes(self) -> dict[str, int | float | str]:
+    def attributes(self) -> dict[str, Any]:
         """What ONNX Runtime's own attention operators are told."""
         scale = {} if self.scale is None else {"scale": self.scale}
         return {"domain": ORT_DOMAIN, "num_heads": self.heads, **scale}
 
     @property
-    def grouped(self) -> dict[str, int | float | str]:
+    def grouped(self) -> dict[str, Any]:
         """What GroupQueryAttention is told."""
         return {"kv_num_heads": self.heads, **self.attributes}
 
@@ -95,8 +106,8 @@ class CrossMemory:
     `cross_mask` [B, C] is 1 where a source's tokens are, from the left.
     """
 
-    def __init__(self, graph: GraphWriter, tokens: Value) -> None:
-        self._graph = graph
+    def __init__(self, graph: GraphWriter, tokens: Value, shape: HeadShape) -> None:
+        self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
         # A row that nobody uses has no source: it reads one token of noise.
         sums = graph.op("Max", row_sums(graph, mask), graph.constant([1]))
@@ -104,9 +115,11 @@ class CrossMemory:
         self._total = graph.op("Cast", size_of(graph, mask), to=INT32)
         self._mask = graph.op("Cast", mask, to=INT32)
         self._is_step = graph.op("Equal", tokens, graph.constant(1))
-        self._none = [graph.constant([0]), graph.constant([0]), graph.constant([1])]
+        empty = [graph.op("Shape", mask, end=1), graph.constant([0, shape.heads * shape.size])]
+        nothing = graph.op("ConstantOfShape", graph.op("Concat", *empty, axis=0))
+        self._nothing = [nothing, nothing]  # keys and values of no tokens
 
-    def attend(self, layer: int, query: Value, shape: HeadShape) -> Value:
+    def attend(self, layer: int, query: Value) -> Value:
         """[B, T, heads x size] -> [B, T, heads x size].
 
         One token per row goes through GroupQueryAttention, with no keys and values of its own: it
@@ -114,23 +127,21 @@ class CrossMemory:
         long for 8 sources of 3 to 512 tokens). It refuses more tokens than the source has, so a
         row that reads several at once takes the other way.
         """
-        size, name = ("B", shape.heads, "C", shape.size), f"cross_attention.{layer}"
+        shape, name = self._shape, f"cross_attention.{layer}"
+        size = ("B", shape.heads, "C", shape.size)
         cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in PARTS]
-        nothing = made_node("Slice", query, *self._none, name=f"{name}.nothing")
-        none = nothing.outputs[0]
-        step_inputs = [query, none, none, *cross, self._lengths, self._total]
+        step_inputs = [query, *self._nothing, *cross, self._lengths, self._total]
         step = made_node(
             "GroupQueryAttention", *step_inputs, name=f"{name}.step", causal=0, **shape.grouped
         )
-        part_inputs = [query, *cross, None, self._mask]
         part = made_node(
             "MultiHeadAttention",
-            *part_inputs,
+            *[query, *cross, None, self._mask],
             name=f"{name}.part",
             mask_filter_value=HIDDEN_SCORE,
             **shape.attributes,
         )
-        return self._graph.either(self._is_step, [nothing, step], [part], name)
+        return self._graph.either(self._is_step, [step], [part], name)
 
 
 def row_sums(graph: GraphWriter, mask: Value) -> Value:

@@ -26,12 +26,13 @@ class Weights:
     """
 
     def __init__(self, checkpoint: Path, base: str = "") -> None:
+        import ml_dtypes  # noqa: F401 - numpy knows bf16 from then on
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}  # of each tensor, under the name without `base`
         self._stored: dict[str, str] = {}  # the name that it has there
         for path in _files(checkpoint):
-            file = safe_open(path, framework="numpy")
+            file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - no mapping
                 name = stored.removeprefix(base)
                 self._files[name], self._stored[name] = file, stored

@@ -1,0 +1,138 @@
+"""A tiny Llama from checkpoint to artifact, by the real model builder; two builds in all."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.__main__ import main
+from build_artifacts.compilation import Effort
+from build_artifacts.decoders.conversations import GENERATION_NAME, read_generation
+from build_artifacts.errors import BuildError, GateFailed
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import Progress
+from build_artifacts.recipe import DECODER_FP32, DecoderRecipe, Recipe
+from build_artifacts.recipes import DECODER_FP16, DECODER_INT8
+from deployments.config import LaneSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.manifest import ArtifactManifest, Device, Gate, TaskName
+from tests.build_artifacts.decoders.tiny import tiny_llama
+from tests.sealed_decoder import CHATML
+
+pytestmark = pytest.mark.slow
+
+# Random weights are sure of little: what is looked at here is that all of it fits together.
+LENIENT = Gate(next_token_agreement=0.5, perplexity_rise=0.5)
+HOPELESS = Gate(next_token_agreement=0.5, perplexity_rise=-0.5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("source") / "llama")
+
+
+def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) -> BuildRequest:
+    recipe = Recipe(candidates=(), decoders=decoders, gate=gate)
+    return BuildRequest(
+        ref=str(source), store=store, recipe=recipe, effort=Effort(tune_seconds=0.3)
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult:
+    store = tmp_path_factory.mktemp("store")
+    request = request_of(source, store, DECODER_INT8, DECODER_FP16, gate=LENIENT)
+    return build(request, Progress(io.StringIO()))
+
+
+def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    assert manifest.tasks == (TaskName.TEXT_GENERATION,)
+    assert manifest.decoding is not None
+    assert (manifest.decoding.layers, manifest.decoding.kv_heads) == (2, 2)
+    assert [c.name for c in manifest.candidates] == ["cpu-int8", "gpu-fp16"]
+    for candidate in manifest.candidates:
+        assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
+        assert candidate.parity.company_cosine_worst > 0.9999
+    assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
+    assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
+
+
+@pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])
+def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> None:
+    manifest = built.manifest
+    (candidate,) = (c for c in manifest.candidates if c.name == name)
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    engine = OnnxDecoder(spec, LaneSettings(), rows=2, context=32)
+    try:
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
+        assert engine.prefill(0, [5, 6, 7], 0, every=True).shape == (3, manifest.width)
+    finally:
+        engine.close()
+
+
+def test_what_was_said_is_told_by_the_report(
+    built: BuildResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = read_generation(built.directory)
+    assert set(generation.paces) == {"cpu-int8"}
+    assert len(generation.conversations) == 8
+    for conversation in generation.conversations:
+        assert conversation.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        answer = conversation.candidates["gpu-fp16"]
+        due = conversation.original
+        assert answer.tokens[: answer.same_tokens] == due.tokens[: answer.same_tokens]
+    assert generation.same_share("gpu-fp16") > 0.3
+
+    store = str(built.directory.parents[1])
+    assert main(["report", built.manifest.id, "--store", store]) == 0
+    told = capsys.readouterr().out
+    assert "cpu-int8" in told
+    assert "perplexity of the original" in told
+    assert main(["verify", built.manifest.id, "--store", store]) == 0
+    assert "every file is what was sealed" in capsys.readouterr().out
+    assert main(["show", "--store", store]) == 0
+    assert "text-generation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tune", "compact"])
+def test_commands_for_encoders_say_so(
+    built: BuildResult, source: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(built.directory.parents[1])
+    about = str(source) if command == "compact" else built.manifest.id
+    assert main([command, about, "--store", store]) == 1
+    assert "not for models that generate text" in capsys.readouterr().err
+
+
+def test_a_changed_answer_is_noticed(built: BuildResult) -> None:
+    content = json.loads((built.directory / GENERATION_NAME).read_bytes())
+    assert content["conversations"][0]["original"]["tokens"]
+    assert GENERATION_NAME in built.manifest.files
+
+
+def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_path: Path) -> None:
+    told = io.StringIO()
+    request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
+    with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
+        build(request, Progress(told))
+    assert "left out, perplexity" in told.getvalue()
+    assert DECODER_FP32.name in told.getvalue()
+
+
+def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> None:
+    request = request_of(source, tmp_path, DECODER_INT8, gate=LENIENT)
+    (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
+    effort = Effort(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
+    with pytest.raises(BuildError, match="no metric for models that generate"):
+        build(replace(request, effort=effort), Progress(io.StringIO()))
+
+
+def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:
+    assert DECODER_INT8.device is Device.CPU
+    assert DECODER_FP16.device is Device.GPU

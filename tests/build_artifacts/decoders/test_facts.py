@@ -1,0 +1,136 @@
+"""What is read of a checkpoint that generates, from its JSON files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
+from build_artifacts.errors import UnsupportedModel
+from deployments.manifest import Source, TaskName
+from tests.build_artifacts.decoders.tiny import tokenizer_config
+from tests.builders import write_json
+from tests.sealed_decoder import CHATML, END, TURN_END, write_byte_tokenizer
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 7,
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_byte_tokenizer(tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer_config.json", {})
+    write_json(tmp_path / "config.json", LLAMA)
+    return tmp_path
+
+
+def facts_of(directory: Path) -> ModelFacts:
+    checkpoint = Checkpoint(directory, Source(ref="here", revision="1"), "local/model")
+    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+
+
+def ends_of(directory: Path) -> tuple[int, ...]:
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    return decoding.end_tokens
+
+
+def id_of(directory: Path, token: str) -> int:
+    return int(write_byte_tokenizer(directory / "again.json").token_to_id(token))
+
+
+def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
+    facts = facts_of(directory)
+    assert facts.tasks == (TaskName.TEXT_GENERATION,)
+    assert (facts.width, facts.max_tokens) == (320, 512)
+    assert facts.decoding is not None
+    assert (facts.decoding.layers, facts.decoding.kv_heads, facts.decoding.head_dim) == (3, 2, 16)
+
+
+def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    write_json(directory / "config.json", config | {"head_dim": 32})
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    assert (decoding.kv_heads, decoding.head_dim) == (4, 32)
+
+
+def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> None:
+    write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
+    write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})
+    assert ends_of(directory) == (5, 7, id_of(directory, END))
+
+
+def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
+    assert ends_of(directory) == (7,)
+    (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    assert ends_of(directory) == (7, id_of(directory, TURN_END))
+
+
+def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
+    write_json(directory / "config.json", LLAMA | {"eos_token_id": None})
+    with pytest.raises(UnsupportedModel, match="by which token a text ends") as caught:
+        facts_of(directory)
+    assert "generation_config.json" in caught.value.hint
+
+
+def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None:
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    assert decoding.special_tokens == {
+        "bos_token": "<|im_start|>",
+        "eos_token": TURN_END,
+        "pad_token": END,
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "a template",
+        [{"name": "rag", "template": "another"}, {"name": "default", "template": "a template"}],
+    ],
+    ids=["alone", "among others"],
+)
+def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: object) -> None:
+    assert chat_template(directory) is None
+    write_json(directory / "tokenizer_config.json", {"chat_template": said})
+    assert chat_template(directory) == "a template"
+    (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
+    assert chat_template(directory) == "the file"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"]},
+            "`Lfm2ForCausalLM` cannot be built for text generation",
+        ),
+        (
+            {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
+            "`MambaForCausalLM` cannot be built for text generation",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised already"),
+    ],
+    ids=["some attention", "no attention", "quantised"],
+)
+def test_what_cannot_be_built_is_named_with_the_reason(
+    directory: Path, change: dict[str, object], sentence: str
+) -> None:
+    write_json(directory / "config.json", LLAMA | change)
+    with pytest.raises(UnsupportedModel, match=sentence):
+        facts_of(directory)

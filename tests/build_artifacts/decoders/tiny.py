@@ -1,0 +1,116 @@
+"""Random checkpoints that generate, of a few thousand weights, and one of them as a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.builders import write_json
+from tests.sealed_decoder import CHATML, END, MERGES, TURN, TURN_END, write_byte_tokenizer
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
+
+
+def tiny_llama(directory: Path, *, chat_template: str | None = CHATML) -> Path:
+    """A Llama with a tokenizer of bytes; returns `directory`. Its logits are clearly apart."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    if chat_template is not None:
+        (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=tokenizer.token_to_id(END),
+        eos_token_id=tokenizer.token_to_id(TURN_END),
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+        model.lm_head.weight.normal_(std=1.0)
+    model.save_pretrained(directory)
+    return directory
+
+
+def tokenizer_config() -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": TURN,
+        "eos_token": TURN_END,
+        "pad_token": END,
+        "add_bos_token": False,
+        "model_max_length": POSITIONS,
+    }
+
+
+# llama.cpp's names of a layer's weights, by transformers'.
+_PARTS = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def write_gguf(checkpoint: Path, path: Path) -> Path:
+    """The tiny Llama in `checkpoint` as a GGUF file in fp32; returns `path`."""
+    from gguf import GGUFWriter, TokenType
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    tensors = load_file(checkpoint / "model.safetensors")
+    vocabulary = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).get_vocab()
+    words = sorted(vocabulary, key=lambda word: vocabulary[word])
+    special = (END, TURN, TURN_END)
+    writer = GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(POSITIONS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    kinds = [TokenType.CONTROL if word in special else TokenType.NORMAL for word in words]
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_bos_token_id(vocabulary[END])
+    writer.add_eos_token_id(vocabulary[TURN_END])
+    writer.add_chat_template(CHATML)
+    for name, key in _WHOLE.items():
+        writer.add_tensor(f"{name}.weight", tensors[f"{key}.weight"])
+    for layer in range(LAYERS):
+        for name, key in _PARTS.items():
+            weights = tensors[f"model.layers.{layer}.{key}.weight"]
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name)
+            turned = _interleaved(weights, heads) if heads else weights
+            writer.add_tensor(f"blk.{layer}.{name}.weight", turned)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbours, transformers the two halves of a head."""
+    size = weights.shape[0] // heads
+    halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
