@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deployments.decoding import Decoding
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
@@ -46,7 +47,8 @@ class TaskName(StrEnum):
     TEXT2TEXT_GENERATION = "text2text-generation"
     SUMMARIZATION = "summarization"
     TRANSLATION = "translation"
-    # No name of the hub's: its feature-extraction gives a vector per text, or per token, by the model.
+    # The hub has no name for it: its feature-extraction gives a vector per text, or per token, by
+    # the model. Here it is asked for.
     TOKEN_EMBEDDINGS = "token-embeddings"
 
 
@@ -155,45 +157,6 @@ class Candidate(_Frozen):
     parity: Parity
     scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
     kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
-
-
-class SourceReading(_Frozen):
-    """What is special to models with an encoder, which reads the prompt apart from the answer."""
-
-    source_tokens: int = Field(ge=1)  # that the encoder reads at most
-    start_token: int  # what every answer follows
-    first_token: int | None = None  # that every answer begins with
-    last_token: int | None = None  # that an answer ends with which reaches its limit
-
-
-class AnswerDefaults(_Frozen):
-    """What a checkpoint says of its answers, where a request says nothing."""
-
-    beams: int = Field(1, ge=1)
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    no_repeat_ngram: int = Field(0, ge=0)
-    min_new_tokens: int = Field(0, ge=0)
-    max_new_tokens: int | None = None
-
-
-class Decoding(_Frozen):
-    """What generating text with a model needs to know: the shape of its memory, and its words.
-
-    The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
-    """
-
-    layers: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
-    # What the chat template may name, such as {"bos_token": "<s>"}.
-    special_tokens: dict[str, str] = {}
-    never: tuple[int, ...] = ()  # ids that no answer may have
-    source: SourceReading | None = None  # of a model with an encoder
-    defaults: AnswerDefaults = AnswerDefaults()
-    # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
-    prefixes: dict[TaskName, str] = {}
 
 
 class Source(_Frozen):

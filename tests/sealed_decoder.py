@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from deployments.decoding import Decoding
 from deployments.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
     ArtifactManifest,
     Candidate,
-    Decoding,
     Device,
     Parity,
     Source,

@@ -16,7 +16,8 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Decoding
+from deployments.decoding import Decoding
+from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone.
 # It knows others, with images or recurrent layers, whose memory the server does not keep.

@@ -30,7 +30,8 @@ from build_artifacts.checkpoints.sentences import (
     token_limit,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import HEADS, TOKENIZER_NAME, Decoding, Head, TaskName
+from deployments.decoding import Decoding
+from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
 from deployments.tasks.zero_shot import judges_entailment
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)

@@ -19,8 +19,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, digest_of
 from build_artifacts.search.lanes import lane_for
 from build_artifacts.steprunner import StepRunner, megabytes
-from deployments.engines.decoder import DecoderSpec
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.errors import EngineFailed
 from deployments.manifest import Gate, Parity
 from deployments.tuning.processors import usable_cores
@@ -155,8 +154,10 @@ def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
         yield replace(recipe, options=options)
 
 
-def opened(spec: DecoderSpec, original: Original) -> OnnxDecoder:
+def opened(spec: DecoderSpec, original: Original) -> Decoder:
     """The graph with room for what the original was asked. Raises EngineFailed."""
+    from deployments.engines.onnx_decoder import OnnxDecoder
+
     prompts = original.asked.prompts
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))

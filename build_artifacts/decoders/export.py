@@ -18,7 +18,8 @@ from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
-from deployments.manifest import Decoding, Device
+from deployments.decoding import Decoding
+from deployments.manifest import Device
 
 _PROVIDERS = {Device.CPU: "cpu", Device.GPU: "cuda"}
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

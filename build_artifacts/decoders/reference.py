@@ -17,7 +17,8 @@ from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line, load_model
 from build_artifacts.decoders.texts import PASSAGES, PROMPTS
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import TOKENIZER_NAME, Decoding, Head
+from deployments.decoding import Decoding
+from deployments.manifest import TOKENIZER_NAME, Head
 
 _NEW_TOKENS = 32
 _LOGITS_NAME = "logits.npy"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.onnx_decoder import LOGITS_FROM
+from deployments.engines.decoder import LOGITS_FROM
 
 if TYPE_CHECKING:
     import onnx

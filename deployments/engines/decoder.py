@@ -14,15 +14,12 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.decoding import Decoding
 from deployments.errors import ManifestInvalid
-from deployments.manifest import (
-    ArtifactManifest,
-    Candidate,
-    Decoding,
-    Device,
-    EngineOptions,
-    Precision,
-)
+from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Precision
+
+# The input of a decoder's graph that says from which token on logits are wanted, [1].
+LOGITS_FROM = "logits_from"
 
 TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
 Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call

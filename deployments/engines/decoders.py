@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.config import GeneratorSettings
+from deployments.decoding import Decoding
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.errors import EngineFailed
-from deployments.manifest import Decoding
 
 _VALUE_BYTES = {"fp16": 2, "bf16": 2}  # of a key or a value; 4 in all other precisions
 

@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
-from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
+from deployments.engines.decoder import (
+    LOGITS_FROM,
+    DecoderInfo,
+    DecoderSpec,
+    Logits,
+    TokenColumn,
+)
 from deployments.engines.device_memory import DeviceMemory
 from deployments.engines.onnx import CUDA, open_bare_session
 from deployments.engines.row_memory import HostMemory, MemoryLayout, RowMemory, bind_rows
 from deployments.errors import EngineFailed
-
-LOGITS_FROM = "logits_from"
 
 
 class OnnxDecoder:

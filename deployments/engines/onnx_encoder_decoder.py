@@ -17,6 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
+from deployments.decoding import SourceReading
 from deployments.engines.border import failures_of
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.onnx import open_bare_session
@@ -29,7 +30,6 @@ from deployments.engines.row_memory import (
     swap_rows,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
-from deployments.manifest import SourceReading
 
 _NOTHING_READ = -1
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from deployments.decoding import SourceReading
 from deployments.encoding.detokenizer import Detokenizer, single
 from deployments.engines.decoder import Logits
 from deployments.generation.grammar import Constraint
@@ -27,7 +28,6 @@ from deployments.generation.messages import (
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
 from deployments.generation.token_rules import TokenRules
-from deployments.manifest import SourceReading
 
 _NUMBERS = count()
 

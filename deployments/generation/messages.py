@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from deployments.messages import ModelRef
+from deployments.messages import ModelRef, Truncation
 
 
 class Chat(NamedTuple):
@@ -74,6 +74,7 @@ class GenerationOptions(NamedTuple):
     logprobs: int | None = None  # None: without; else alternatives told beside each token
     prompt_logprobs: bool = False  # also tell the prompt's tokens, with their logprobs
     keep_last: int | None = None  # cut the prompt to its last tokens
+    truncation: Truncation = Truncation.REFUSE  # of a prompt longer than the model reads
 
 
 class GenerationCall(NamedTuple):

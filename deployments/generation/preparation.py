@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, ManifestInvalid, UnknownToken
 from deployments.generation.beam_job import BeamJob
 from deployments.generation.grammar import GrammarCompiler
 from deployments.generation.job import GenerationJob, Job, Words
-from deployments.generation.messages import GenerationCall, Prompt
-from deployments.generation.prompts import PromptReader
+from deployments.generation.messages import GenerationCall, GenerationOptions, Prompt
+from deployments.generation.prompts import Cut, PromptReader
 from deployments.manifest import TOKENIZER_NAME
 from deployments.registry import OpenModel
 
@@ -39,12 +41,14 @@ class Preparation:
         self._grammars = GrammarCompiler(
             self._path.read_text(encoding="utf-8"), info.vocabulary, self._words.end_tokens
         )
-        self._grammars.open()  # a third of a second, in which nobody else does anything
+        # A kind of tokenizer that cannot follow grammars refuses them one by one, when asked for.
+        with suppress(InvalidField):
+            self._grammars.open()  # a third of a second, in which nobody else does anything
 
     def job(self, call: GenerationCall) -> Job:
         """What the loop works on. Raises InvalidField, InputTooLong, UnknownToken or EmptyInput."""
         options = call.options
-        ids = self._ids(call.prompt, options.keep_last)
+        ids = self._ids(call.prompt, options)
         self._check_bias(options.sampling.logit_bias)
         if options.beams is not None:
             if options.beams.width > self._rows:
@@ -56,11 +60,16 @@ class Preparation:
         constraint = self._grammars.compile(options.grammar) if options.grammar else None
         return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
 
-    def _ids(self, prompt: Prompt, keep_last: int | None) -> list[int]:
-        ids = self._prompts.ids(prompt)
-        if keep_last is not None:
-            ids = ids[-keep_last:]
+    def _ids(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
+        if options.prompt_logprobs and self._words.source is not None:
+            raise InvalidField(
+                "`prompt_logprobs` are not there: an encoder reads prompts, and expects no token",
+                field="prompt_logprobs",
+            )
         room = self._most_prompt
+        ids = self._prompts.ids(prompt, Cut(room, options.truncation))
+        if options.keep_last is not None:
+            ids = ids[-options.keep_last :]
         if len(ids) > room:
             raise InputTooLong(
                 f"`prompt` has {len(ids)} tokens, the model reads at most {room} here; shorten it "

@@ -178,7 +178,7 @@ def test_a_graph_without_the_attention_operator_answers_alike(case: Case, tmp_pa
 
 
 def test_every_head_is_built_for_two_architectures_at_least() -> None:
-    for head in Head:
+    for head in set(Head) - {Head.NEXT_TOKEN}:  # tests/build_artifacts/decoders has those
         assert len({case.model_type for case in CASES if case.head is head}) >= 2, head
 
 

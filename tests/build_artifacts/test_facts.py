@@ -404,7 +404,7 @@ LORA = {"peft_type": "LORA", "task_type": "SEQ_CLS"}
     [
         ({}, (), SourceNotFound, "no `adapter_config.json`"),
         (LORA | {"peft_type": "IA3"}, (), UnsupportedModel, "of the type `IA3`"),
-        (LORA | {"task_type": "CAUSAL_LM"}, (), UnsupportedModel, "`CAUSAL_LM`"),
+        (LORA | {"task_type": "SEQ_2_SEQ_LM"}, (), UnsupportedModel, "`SEQ_2_SEQ_LM`"),
         (LORA | {"task_type": None}, (), UnsupportedModel, "`None`"),
         (LORA, (), SourceNotFound, "no `adapter_model.safetensors`"),
         (LORA, ("adapter_model.bin",), UnsafeSource, "pickled weights only"),

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 
 from build_artifacts.decoders.written.writing import write_decoder
 from deployments.config import GeneratorSettings, SchedulingSettings
+from deployments.decoding import Decoding, SourceReading
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.generation.beam_job import BeamJob
@@ -22,7 +23,7 @@ from deployments.generation.job import GenerationJob, Job, Words
 from deployments.generation.loop import GenerationLoop
 from deployments.generation.messages import Beams, Chunk, GenerationOptions, Sampling
 from deployments.generation.stepping import Event
-from deployments.manifest import Decoding, Device, EngineOptions, SourceReading
+from deployments.manifest import Device, EngineOptions
 from tests.build_artifacts.decoders.written.checkpoints import (
     ENCODER_DECODERS,
     END,

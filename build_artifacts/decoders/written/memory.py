@@ -12,7 +12,7 @@ from typing import Any
 
 from build_artifacts.decoders.written.graph import INT32, ORT_DOMAIN, GraphWriter, Value, made_node
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.onnx_decoder import LOGITS_FROM
+from deployments.engines.decoder import LOGITS_FROM
 
 PARTS = ("key", "value")
 # Added to the scores of padding: none of it counts then, and the sum is a finite number.

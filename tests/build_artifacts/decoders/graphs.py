@@ -11,9 +11,10 @@ from onnx import numpy_helper
 
 from build_artifacts.decoders.reference import Asked, Original
 from deployments.config import LaneSettings
+from deployments.decoding import Decoding
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.manifest import Decoding, Device, EngineOptions
+from deployments.manifest import Device, EngineOptions
 from tests.sealed_decoder import HEAD_DIM, KV_HEADS, LAYERS, write_decoder
 
 VOCABULARY, CONTEXT = 96, 64

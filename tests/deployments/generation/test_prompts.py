@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
+from deployments.decoding import Decoding
 from deployments.errors import (
     ArtifactError,
     EmptyInput,
@@ -20,7 +21,7 @@ from deployments.errors import (
 from deployments.generation.chat_template import MOST_CHARACTERS
 from deployments.generation.messages import Chat
 from deployments.generation.prompts import PromptReader
-from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Decoding
+from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from tests.deployments.generation.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()

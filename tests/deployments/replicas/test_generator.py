@@ -247,14 +247,14 @@ async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
 
 async def test_a_slow_reader_is_dropped_and_stalls_nobody(store, refs) -> None:
     asked = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
-    async with replica(store, SchedulingSettings(buffer_tokens=20)) as running:
-        async with aclosing(running.stream(asked)) as slow:
-            first = await anext(slow)
-            assert isinstance(first, Started)
-            loop = running._served[refs[DECODER]].loop
-            await until(lambda: loop.load == (0, 0))
-            assert isinstance(await running.complete(call(refs[DECODER])), Completion)
-            rest = [news async for news in slow]
+    rules = SchedulingSettings(buffer_tokens=20)
+    async with replica(store, rules) as running, aclosing(running.stream(asked)) as slow:
+        first = await anext(slow)
+        assert isinstance(first, Started)
+        loop = running._served[refs[DECODER]].loop
+        await until(lambda: loop.load == (0, 0))
+        assert isinstance(await running.complete(call(refs[DECODER])), Completion)
+        rest = [news async for news in slow]
     assert isinstance(rest[-1], DeadlineExceeded)
     assert isinstance(rest[-1], ServeError)
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from deployments.config import GeneratorSettings
+from deployments.decoding import Decoding, SourceReading
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.engines.decoders import open_decoder
-from deployments.manifest import Decoding, Device, EngineOptions, SourceReading
+from deployments.manifest import Device, EngineOptions
 from tests.build_artifacts.decoders.written.checkpoints import POSITIONS
 from tests.build_artifacts.decoders.written.conftest import Made, Make
 

@@ -1,0 +1,50 @@
+"""What generating text with a model needs to know, as its manifest has it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceReading(_Facts):
+    """What is special to models with an encoder, which reads the prompt apart from the answer."""
+
+    source_tokens: int = Field(ge=1)  # that the encoder reads at most
+    start_token: int  # what every answer follows
+    first_token: int | None = None  # that every answer begins with
+    last_token: int | None = None  # that an answer ends with which reaches its limit
+
+
+class AnswerDefaults(_Facts):
+    """What a checkpoint says of its answers, where a request says nothing."""
+
+    beams: int = Field(1, ge=1)
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    no_repeat_ngram: int = Field(0, ge=0)
+    min_new_tokens: int = Field(0, ge=0)
+    max_new_tokens: int | None = None
+
+
+class Decoding(_Facts):
+    """What generating text with a model needs to know: the shape of its memory, and its words.
+
+    The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
+    """
+
+    layers: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
+    # What the chat template may name, such as {"bos_token": "<s>"}.
+    special_tokens: dict[str, str] = {}
+    never: tuple[int, ...] = ()  # ids that no answer may have
+    source: SourceReading | None = None  # of a model with an encoder
+    defaults: AnswerDefaults = AnswerDefaults()
+    # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
+    prefixes: dict[str, str] = {}
