@@ -19,13 +19,13 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import Decoding
 from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
-# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone.
-# It knows others, with images or recurrent layers, whose memory the server does not keep.
+# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone (it
+# knows others, with images or recurrent layers, whose memory the server does not keep), and GPT-2.
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM", "OlmoForCausalLM",
-    "NemotronForCausalLM", "Ernie4_5ForCausalLM",
+    "NemotronForCausalLM", "Ernie4_5ForCausalLM", "GPT2LMHeadModel",
 )  # fmt: skip
 # Tokens by which chat templates end a turn. Configs often name the end of a text only.
 _TURN_ENDS = (

@@ -1,7 +1,8 @@
 """A checkpoint becomes a decoder's graph, by the model builder of onnxruntime-genai (MIT).
 
 The builder runs in a process of its own: it is a program rather than a library, and gives back its
-memory when it ends. Its weights lie beside the graph, in one file.
+memory when it ends. Families that it does not know are written by `written/`. Either way the
+weights lie beside the graph, in one file.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
+from build_artifacts.decoders.written.quantising import Bits, quantised
+from build_artifacts.decoders.written.writing import is_written, write_decoder
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
 from deployments.decoding import Decoding
 from deployments.manifest import Device
 
+# Bits of the weights of written graphs, by precision; None: as they are.
+_WRITTEN: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _PROVIDERS = {Device.CPU: "cpu", Device.GPU: "cuda"}
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Every layer keeps all keys and values, so that all rows of memory are of one shape.
@@ -32,6 +38,9 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
 
     Raises UnsupportedModel.
     """
+    if is_written(weights):
+        _write(weights, recipe, into)
+        return into / GRAPH_NAME
     with TemporaryDirectory(dir=into) as beside:
         made = Path(beside, "made")
         _run_builder(weights, recipe, made, Path(beside, "cache"))
@@ -40,6 +49,23 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
             (made / name).rename(into / name)
     answer_from(into / GRAPH_NAME, facts.architecture)
     return into / GRAPH_NAME
+
+
+def _write(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
+    if recipe.precision not in _WRITTEN:
+        raise UnsupportedModel(
+            f"there is no {recipe.precision} graph of this family ({recipe.name})",
+            hint=f"these are written: {', '.join(_WRITTEN)}",
+        )
+    with TemporaryDirectory(dir=into) as beside:
+        graph = write_decoder(weights, Path(beside)).decoder
+        bits = _WRITTEN[recipe.precision]
+        if bits is not None:
+            quantised(graph, into / GRAPH_NAME, bits)
+            return
+        import onnx_ir as ir
+
+        ir.save(ir.load(graph), into / GRAPH_NAME, external_data=WEIGHTS_NAME)
 
 
 def _run_builder(weights: Path, recipe: DecoderRecipe, into: Path, cache: Path) -> None:

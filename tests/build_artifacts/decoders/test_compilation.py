@@ -16,12 +16,12 @@ from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import DECODER_FP32, DecoderRecipe, Recipe
-from build_artifacts.recipes import DECODER_FP16, DECODER_INT8
+from build_artifacts.recipes import DECODER_FP16, DECODER_INT8, DECODER_INT8_BLOCKS
 from deployments.config import LaneSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.manifest import ArtifactManifest, Device, Gate, TaskName
-from tests.build_artifacts.decoders.tiny import tiny_llama
+from tests.build_artifacts.decoders.tiny import tiny_gpt2, tiny_llama
 from tests.sealed_decoder import CHATML
 
 pytestmark = pytest.mark.slow
@@ -136,3 +136,15 @@ def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> No
 def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:
     assert DECODER_INT8.device is Device.CPU
     assert DECODER_FP16.device is Device.GPU
+
+
+@pytest.mark.parametrize("recipe", [DECODER_INT8, DECODER_INT8_BLOCKS], ids=lambda r: r.name)
+def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    request = request_of(source, tmp_path / "store", recipe, DECODER_FP16, gate=LENIENT)
+    built = build(request, Progress(io.StringIO()))
+    assert [candidate.name for candidate in built.manifest.candidates] == [recipe.name]
+    (candidate,) = built.manifest.candidates
+    assert candidate.parity.cosine_mean > 0.99
+    assert candidate.parity.company_cosine_worst > 0.9999
+    assert built.manifest.architecture == "GPT2LMHeadModel"

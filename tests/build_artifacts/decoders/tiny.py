@@ -44,6 +44,32 @@ def tiny_llama(directory: Path, *, chat_template: str | None = CHATML) -> Path:
     return directory
 
 
+def tiny_gpt2(directory: Path) -> Path:
+    """A GPT-2 with a tokenizer of bytes and no chat template; returns `directory`."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    config = GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        n_embd=HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=POSITIONS,
+        bos_token_id=tokenizer.token_to_id(END),
+        eos_token_id=tokenizer.token_to_id(END),
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.0 if "wte" in name else 0.15)
+    model.save_pretrained(directory)
+    return directory
+
+
 def tokenizer_config() -> dict[str, object]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
