@@ -19,8 +19,8 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import Decoding
 from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
-# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone (it
-# knows others, with images or recurrent layers, whose memory the server does not keep), and GPT-2.
+# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
+# (it knows others, with images or recurrent layers, whose memory the server does not keep); GPT-2.
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",

@@ -113,10 +113,12 @@ class GenerationJob(Job):
         super().__init__(prompt, words, deadline_s)
         self.wants_prompt = options.prompt_logprobs
         self._options = options
-        self._sampler = Sampler(options.sampling, self.prompt, words.vocabulary)
+        # What an encoder reads is no beginning of the answer, whose words it may well use.
+        before = [words.source.start_token] if words.source else self.prompt
+        self._sampler = Sampler(options.sampling, before, words.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, keep=options.keep_stop)
-        self._detokenizer = Detokenizer(words.tokenizer, () if words.source else self.prompt)
+        self._detokenizer = Detokenizer(words.tokenizer, before)
         self._rules = words.rules(options, len(self.prompt))
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []

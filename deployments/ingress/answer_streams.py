@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
 from deployments.errors import EngineFailed, ServeError
-from deployments.generation.messages import Chunk, Finished, Started
+from deployments.generation.messages import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerationTimings,
+    Started,
+)
 from deployments.ingress.recording import CLIENT_GONE
 from deployments.registry import OpenModel
 
@@ -39,6 +46,8 @@ class GenerationStream:
         self.finished: list[Finished] = []  # so far, in the order in which they ended
         self._on_end = on_end
         self._begun: dict[int, Started] = {}
+        self._begun_s = 0.0  # when all had, by time.perf_counter
+        self._written: dict[int, int] = {}  # tokens of each answer that is not finished
         self._parts: list[Part] = []
         self._failure: BaseException | None = None
         self._ended = False
@@ -85,9 +94,26 @@ class GenerationStream:
             for part in parts:
                 yield part
 
+    async def enough(self) -> list[Part]:
+        """End all answers where they stand, for their length; the parts not taken yet.
+
+        The request is answered with that. Raises the stream's ServeError if it failed before.
+        """
+        if self._failure is not None:
+            raise self._failure
+        timings = GenerationTimings(decode_s=time.perf_counter() - self._begun_s)
+        for choice, tokens in list(self._written.items()):
+            self._keep(Part(choice, Chunk("", (), Finished(FinishReason.LENGTH, tokens, timings))))
+        parts, self._parts = self._parts, []
+        await self._stop(200)
+        return parts
+
     async def aclose(self) -> None:
         """Stop generating. Slots are freed even if waiting for that is cut short."""
-        self._end(CLIENT_GONE)
+        await self._stop(CLIENT_GONE)
+
+    async def _stop(self, status: int) -> None:
+        self._end(status)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -127,15 +153,19 @@ class GenerationStream:
 
     def _begin_one(self, choice: int, started: Started) -> None:
         self._begun[choice] = started
+        self._written[choice] = 0
         if len(self._begun) == len(self._tasks):
             self.started = tuple(self._begun[one] for one in range(len(self._tasks)))
+            self._begun_s = time.perf_counter()
 
     def _keep(self, part: Part) -> None:
         self._parts.append(part)
         if len(self._parts) >= MOST_WAITING:
             self._room.clear()
+        self._written[part.choice] += len(part.chunk.tokens)
         if part.chunk.finished is not None:
             self.finished.append(part.chunk.finished)
+            del self._written[part.choice]
         self._news.set()
 
     def _fail(self, failure: BaseException) -> None:

@@ -28,6 +28,7 @@ from deployments.ingress.choices import all_or_none, chosen, seeded, timings_of
 from deployments.ingress.hardware import LaneState, choose_device
 from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.http.wording import fields_called
+from deployments.ingress.prompt_limits import check_prompts
 from deployments.ingress.recording import Note, OpenRecord
 from deployments.ingress.service import ESTIMATED_START_S
 from deployments.manifest import Device, TaskName
@@ -177,9 +178,10 @@ class GenerationService:
         note.model = model.ref.id
         prompts = (question.prompt, *question.further_prompts)
         note.items = len(prompts)
+        computed = self._computed(question)
+        check_prompts(prompts, computed, self.settings.limits)
         states = {d: state for d, state in self._states().items() if d in self._clients}
         device = choose_device(question.request.device, model.manifest, states)
-        computed = self._computed(question)
         deadline_s = time.time() + self.settings.generation_timeout_s
         options = question.options
         if computed > question.choices and options.logprobs is None:

@@ -208,12 +208,16 @@ class InferenceService:
     def find_model(self, question: Question) -> OpenModel:
         """The model asked for, else the first one that can do what is plainly meant.
 
-        One whose head was made for the task comes before one that only fits it. Raises
-        UnknownModel, ArtifactError or InvalidField.
+        One whose head was made for the task comes before one that only fits it, and one that
+        generates only where there is nothing else. Raises UnknownModel, ArtifactError or
+        InvalidField.
         """
         if question.model_id:
             return self.registry.find(question.model_id)
-        models = [m for m in self.registry.open_models() if not m.generates]
+        every = list(self.registry.open_models())
+        models = [m for m in every if not m.generates]
+        if not models and every and question.task is None:
+            return every[0]
         if question.task is not None:
             models = [m for m in models if question.task in m.tasks]
         able = [m for m in models if claiming_task(question, m) is not None]
@@ -251,11 +255,7 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
     """
     served = model.tasks
     if model.generates:
-        raise WrongTask(
-            f"Model {model.ref.id} generates text; ask it at /v1/chat/completions, "
-            "/v1/completions, /generate or by its own path",
-            field="task",
-        )
+        raise asked_elsewhere(model)
     if question.task is None:
         return claiming_task(question, model) or served[0]
     if question.task not in served:
@@ -264,6 +264,15 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
             f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}", field="task"
         )
     return question.task
+
+
+def asked_elsewhere(model: OpenModel) -> WrongTask:
+    """What a model that generates says to those who want something else of it."""
+    return WrongTask(
+        f"Model {model.ref.id} generates text; ask it at /v1/chat/completions, "
+        "/v1/completions, /generate or by its own path",
+        field="task",
+    )
 
 
 def claiming_task(question: Question, model: OpenModel) -> TaskName | None:

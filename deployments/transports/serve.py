@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.errors import EngineFailed, Overloaded, ServeError
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
@@ -82,8 +83,10 @@ class ServeGeneratorClient:
         self._stream = generator.stream.options(stream=True, **PLAIN)
 
     async def complete(self, call: GenerationCall) -> Completion:
-        """Ask a replica."""
-        outcome: Completion | ServeError = await tried_twice(lambda: self._complete.remote(call))
+        """Ask a replica, which is told when nobody waits any more."""
+        outcome: Completion | ServeError = await tried_twice(
+            lambda: cancelling(self._complete.remote(call))
+        )
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
@@ -108,6 +111,19 @@ class ServeGeneratorClient:
                 log.warning("a replica was lost, trying once more: %s", exc)
             finally:
                 response.cancel()
+
+
+async def cancelling(response: DeploymentResponse[T]) -> T:
+    """What it gives; whoever gives up on it ends the work as well, which Serve does not by itself.
+
+    Passes take milliseconds, answers minutes: only these are worth it.
+    """
+    try:
+        answer: T = await response
+        return answer
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
 
 
 async def tried_twice(ask: Callable[[], Awaitable[T]]) -> T:

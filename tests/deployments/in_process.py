@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 from starlette.applications import Starlette
 
-from deployments.config import AppArgs, IngressUserConfig, LaneSettings, ModelSettings
+from deployments.config import (
+    AppArgs,
+    GeneratorSettings,
+    IngressUserConfig,
+    LaneSettings,
+    ModelSettings,
+)
 from deployments.ingress.app import build_http_app
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.hardware import LaneState
 from deployments.ingress.lanes import ClusterView, LaneBoard
 from deployments.ingress.microbatch import Batched
 from deployments.ingress.router import Router
@@ -22,14 +27,19 @@ from deployments.ingress.tokens import TokenDesk
 from deployments.manifest import Device
 from deployments.records import RequestRecord
 from deployments.registry import Registry
+from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import GeneratorClient, LaneClient, TokenizerClient
-from deployments.transports.local import LocalLaneClient, LocalTokenizerClient
+from deployments.transports.local import (
+    LocalGeneratorClient,
+    LocalLaneClient,
+    LocalTokenizerClient,
+)
 from tests.fakes import EncodeLog, ListRecorder, each_alone
 from tests.sealed import CLASSIFIER, EMBEDDER
 
-ONE_OF_EACH = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 1}
+ONE_OF_EACH = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 1, "CpuGenerator": 1}
 LANES = {Device.CPU: LaneSettings(), Device.GPU: LaneSettings(available="auto")}
 
 
@@ -51,6 +61,7 @@ class InProcess:
     lane: LaneClient | None = None  # answers in place of the real replicas
     tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
     generator: GeneratorClient | None = None  # writes text; without one none is written
+    writes: GeneratorSettings | None = None  # in place of it: a real one, for the CPU
     raise_bugs: bool = True  # into the test, instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
@@ -58,35 +69,43 @@ class InProcess:
     async def application(self) -> AsyncIterator[Starlette]:
         """The application; the replicas live as long as the block."""
         args = AppArgs(
-            store=self.store, models=tuple(ModelSettings(id=m) for m in self.models), lanes=LANES
+            store=self.store,
+            models=tuple(ModelSettings(id=m) for m in self.models),
+            lanes=LANES,
+            generators={} if self.writes is None else {Device.CPU: self.writes},
         )
         tokenizer = TokenizerReplica(args, EncodeLog())
         lanes = {device: BatchReplica(args, device, ListRecorder()) for device in LANES}
         local = {device: LocalLaneClient(tokenizer, lane) for device, lane in lanes.items()}
         clients = dict.fromkeys(LANES, self.lane) if self.lane else local
-        board = LaneBoard(LANES, lambda: ClusterView(self.running, self.gpus))
-        self.service = InferenceService(
-            registry=Registry.of(args),
-            router=Router(clients, self.batched, self.settings.batching),
-            board=board,
-            recorder=self.recorder,
-            settings=self.settings,
-            tokens=TokenDesk(self.tokenizer or LocalTokenizerClient(tokenizer)),
-        )
-        await board.refresh()
-        try:
-            yield build_http_app(self.service, self._generation(), no_metrics)
-        finally:
+        async with AsyncExitStack() as ending:
+            ending.callback(tokenizer.close)
             for lane in lanes.values():
-                await lane.close()
-            tokenizer.close()
+                ending.push_async_callback(lane.close)
+            generator = self.generator
+            if self.writes is not None:
+                replica = GeneratorReplica(args, Device.CPU, ListRecorder())
+                ending.push_async_callback(replica.close)
+                replica.start()
+                generator = LocalGeneratorClient(replica)
+            writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
+            board = LaneBoard(LANES, lambda: ClusterView(self.running, self.gpus), writing)
+            self.service = InferenceService(
+                registry=Registry.of(args),
+                router=Router(clients, self.batched, self.settings.batching),
+                board=board,
+                recorder=self.recorder,
+                settings=self.settings,
+                tokens=TokenDesk(self.tokenizer or LocalTokenizerClient(tokenizer)),
+            )
+            await board.refresh()
+            yield build_http_app(self.service, self._generation(generator), no_metrics)
 
-    def _generation(self) -> GenerationService:
-        clients = {} if self.generator is None else {Device.CPU: self.generator}
+    def _generation(self, generator: GeneratorClient | None) -> GenerationService:
         return GenerationService(
             registry=self.service.registry,
-            clients=clients,
-            states=lambda: dict.fromkeys(clients, LaneState(available=True, running=1)),
+            clients={} if generator is None else {Device.CPU: generator},
+            states=lambda: self.service.board.generator_states,
             recorder=self.recorder,
             settings=self.settings,
         )

@@ -18,6 +18,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
+GPUS = 2  # that Ray believes in: one for the lane, one for the generator
 
 
 class Cluster:
@@ -35,7 +36,7 @@ class Cluster:
 
     def command(self) -> list[str]:
         """The launcher's command line."""
-        options = ["--port", str(self.port), "--num-gpus", "1"]
+        options = ["--port", str(self.port), "--num-gpus", str(GPUS)]
         return [sys.executable, "-m", "cluster", "up", str(self.config), *options]
 
     def start(self) -> None:

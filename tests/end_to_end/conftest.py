@@ -11,7 +11,9 @@ import yaml
 
 from deployments.store import LATEST_NAME
 from tests.end_to_end.cluster import REPOSITORY, Cluster
-from tests.end_to_end.models import DAMAGED, SOUND, fill
+from tests.end_to_end.models import DAMAGED, LONG_CONTEXT, SOUND, fill
+
+ROWS = 4  # answers that a generator writes at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +32,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quick_config() -> dict[str, Any]:
-    """serve_config.yaml, quick to scale, with the GPU lane's graph on the CPU provider.
+    """serve_config.yaml, quick to scale, with the graphs for GPUs on the CPU provider.
 
     Nothing is tuned beside the tests, which have two cores to share.
     """
@@ -39,9 +41,12 @@ def quick_config() -> dict[str, Any]:
     application["args"]["models"] = [
         {"id": model_id, "version": LATEST_NAME} for model_id in (*SOUND, DAMAGED)
     ]
-    application["args"]["lanes"]["gpu"]["providers"] = ["CPUExecutionProvider"]
-    for lane in application["args"]["lanes"].values():
-        lane["tune"] = "off"
+    args = application["args"]
+    for lane in args["lanes"].values():
+        lane |= {"tune": "off", "providers": ["CPUExecutionProvider"]}
+    for generator in args["generators"].values():
+        generator |= {"rows": ROWS, "context_tokens": LONG_CONTEXT, "threads_per_run": 1}
+        generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     deployments["Ingress"]["user_config"]["loading_wait_s"] = 0.5
     deployments["CpuLane"]["autoscaling_config"] |= {

@@ -15,11 +15,12 @@ from tempfile import TemporaryDirectory
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import Progress
 from deployments.config import default_store
-from deployments.manifest import HEADS, TaskName
+from deployments.manifest import HEADS, Device, TaskName
 from deployments.store import LATEST_NAME, model_directory
 from tests.builders import tiny_checkpoint
 from tests.end_to_end.cluster import REPOSITORY
 from tests.parity.twins import RECIPES, UNTUNED
+from tests.sealed_decoder import seal_tiny_decoder
 
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 CLASSIFIER = "hundredfold/minilm-sst2"
@@ -29,6 +30,11 @@ TAGGER = "tiny/tagger"
 MASK_FILLER = "tiny/mask-filler"
 JUDGE = "tiny/judge"
 RANKER = "tiny/ranker"
+WRITER = "tiny/writer"  # goes on and on, in noise
+SPEAKER = "tiny/speaker"  # answers SAYS, and that only
+SAYS = "Hi you!"
+# Tokens that the writer can read and write: some ten seconds of its noise.
+LONG_CONTEXT = 24_000
 DAMAGED = "hundredfold/damaged"
 
 
@@ -46,7 +52,8 @@ TINY: Mapping[str, TinyModel] = {
     JUDGE: TinyModel(TaskName.ZERO_SHOT_CLASSIFICATION, ("contradiction", "neutral", "entailment")),
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
-SOUND = (*DEMO, *TINY)
+OF_LANES = (*DEMO, *TINY)
+SOUND = (*OF_LANES, WRITER, SPEAKER)
 
 
 def fill(store: Path) -> None:
@@ -55,10 +62,13 @@ def fill(store: Path) -> None:
     machine = default_store().with_name("test-store")
     for model_id, tiny in TINY.items():
         build_tiny(machine, model_id, tiny)
-    for model_id in SOUND:
+    for model_id in OF_LANES:
         built = machine if model_id in TINY else default_store()
         source, target = model_directory(built, model_id), model_directory(store, model_id)
         shutil.copytree(source, target, copy_function=link_or_copy)
+    both = (Device.CPU, Device.GPU)
+    seal_tiny_decoder(store, WRITER, max_tokens=LONG_CONTEXT, devices=both)
+    seal_tiny_decoder(store, SPEAKER, says=SAYS, devices=both)
     damage_a_copy(model_directory(store, CLASSIFIER), model_directory(store, DAMAGED))
 
 

@@ -16,7 +16,7 @@ import pytest
 from deployments.manifest import ArtifactManifest, Device
 from deployments.store import LATEST_NAME, model_directory, resolve_version
 from tests.end_to_end.cluster import Cluster, wait_for
-from tests.end_to_end.models import EMBEDDER, READER, SOUND
+from tests.end_to_end.models import EMBEDDER, OF_LANES, READER
 
 # Resident memory, measured with seven models: 154 and 182 MiB; a lane beside its graphs 199 MiB
 # before its first pass and up to 357 MiB once two passes of 2,048 long tokens ran at a time, of
@@ -61,9 +61,9 @@ def read(cluster: Cluster, context: str) -> httpx.Response:
 
 
 def graphs_mib(store: Path) -> float:
-    """What the CPU graphs of all models weigh together."""
+    """What the CPU graphs of all models of a lane weigh together."""
     size = 0
-    for model_id in SOUND:
+    for model_id in OF_LANES:
         version = resolve_version(store, model_id, LATEST_NAME)
         directory = model_directory(store, model_id) / version
         candidate = ArtifactManifest.read(directory).candidate_for(Device.CPU)

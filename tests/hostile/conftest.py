@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import IngressUserConfig, LimitSettings
+from deployments.config import GeneratorSettings, IngressUserConfig, LimitSettings
 from tests.deployments.in_process import InProcess
 from tests.hostile.served import Served, served
 from tests.hostile.zoo import ZOO, seal_zoo
@@ -24,6 +24,12 @@ def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(zoo_store: Path) -> Iterator[Served]:
     """The zoo behind HTTP. A bug is answered as it would be in production, with 500."""
-    world = InProcess(zoo_store, models=ZOO, raise_bugs=False, settings=SETTINGS)
+    world = InProcess(
+        zoo_store,
+        models=ZOO,
+        writes=GeneratorSettings(context_tokens=256),
+        raise_bugs=False,
+        settings=SETTINGS,
+    )
     with served(world) as running:
         yield running

@@ -23,13 +23,15 @@ from tests.sealed import (
     tiny_manifest,
     word_vectors,
 )
+from tests.sealed_decoder import DECODER, seal_tiny_decoder
 
 JUDGE = "tiny/judge"  # of entailment
 RANKER = "tiny/ranker"
 TAGGER = "tiny/tagger"
 READER = "tiny/reader"
 GUESSER = "tiny/guesser"
-ZOO = (EMBEDDER, CLASSIFIER, JUDGE, RANKER, TAGGER, READER, GUESSER)
+OF_LANES = (EMBEDDER, CLASSIFIER, JUDGE, RANKER, TAGGER, READER, GUESSER)
+ZOO = (*OF_LANES, DECODER)
 
 
 def seal_zoo(store: Path) -> Path:
@@ -43,6 +45,7 @@ def seal_zoo(store: Path) -> Path:
     seal_each_token(store, TAGGER, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
     seal_each_token(store, READER, TaskName.QUESTION_ANSWERING)
     seal_each_token(store, GUESSER, TaskName.FILL_MASK)
+    seal_tiny_decoder(store)
     return store
 
 

@@ -6,24 +6,26 @@ POST /models/{id}/pipeline/{task}       a named task
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
 
-Models that generate text are asked, and answer, in the dialect of `text_generation`.
+Models that generate text are asked, and answer, in the dialect of `text_generation`; those with an
+encoder by their tasks, such as summarization.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.errors import (
-    InvalidField,
-    MalformedBody,
-    ModelLoading,
-    ServeError,
-    UnknownParameter,
+from deployments.errors import InvalidField, ModelLoading, ServeError
+from deployments.ingress.families.huggingface_bodies import (
+    envelope_of,
+    inputs_of,
+    parameters_of,
+    task_of,
 )
 from deployments.ingress.families.model_list import (
     is_loaded,
@@ -31,10 +33,19 @@ from deployments.ingress.families.model_list import (
     model_status,
     short_path_list,
 )
+from deployments.ingress.families.text2text.questions import has_encoder, task_for
+from deployments.ingress.families.text2text.routes import (
+    ANSWER,
+    EXAMPLE,
+    TextToTextAnswers,
+    text_to_text_schemas,
+)
+from deployments.ingress.families.text_generation.headers import HEADERS
 from deployments.ingress.families.text_generation.questions import given_parameters
 from deployments.ingress.families.text_generation.routes import (
     ENVELOPE_ANSWER,
     ENVELOPE_EXAMPLE,
+    EVENTS,
     TextGenerationRoutes,
     generation_schema,
 )
@@ -43,7 +54,7 @@ from deployments.ingress.http.api import Operation, schema_of
 from deployments.ingress.http.codec import json_response, read_json
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import RequestOptions, read_options
-from deployments.ingress.http.replies import reply_headers, retry_headers
+from deployments.ingress.http.replies import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.service import (
     ESTIMATED_START_S,
     InferenceService,
@@ -52,22 +63,17 @@ from deployments.ingress.service import (
     claiming_task,
 )
 from deployments.manifest import TaskName
+from deployments.registry import OpenModel
 from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 from deployments.tasks.text_classification import LabelScore
 
-# Top-level keys every body may have. `stream` is sent by clients out of habit.
-ENVELOPE = {"inputs", "parameters", "options", "stream", "model"}
-# Clients before 0.30, and those of text-embeddings-inference, send these in place of `inputs`.
-LIFTED = ("source_sentence", "sentences", "question", "context", "query", "texts")
-# Parameters newer clients write at the top level.
-PARAMETERS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 # huggingface_hub reads zero-shot answers as lists from 1.2 on, and as objects before.
 HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LISTS_SINCE = (1, 2)
 
 # Every task's, and what zero-shot answers are presented as.
-ANSWERS = (*(task.answer for task in TASKS.values()), list[LabelScore], ENVELOPE_ANSWER)
+ANSWERS = (*(task.answer for task in TASKS.values()), list[LabelScore], ENVELOPE_ANSWER, ANSWER)
 EXAMPLES: Mapping[str, Any] = {
     "embedding": {"inputs": ["A cat.", "A kitten."]},
     "similarity": {"inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}},
@@ -77,6 +83,7 @@ EXAMPLES: Mapping[str, Any] = {
     "entities": {"inputs": "A city.", "parameters": {"aggregation_strategy": "simple"}},
     "question": {"inputs": {"question": "Was it good?", "context": "The food was good."}},
     "mask": {"inputs": "The food was [MASK].", "parameters": {"targets": ["good"]}},
+    "summary": EXAMPLE,
 }
 
 
@@ -88,6 +95,7 @@ class HuggingFaceRoutes:
     def __init__(self, service: InferenceService, generation: GenerationService) -> None:
         self._service = service
         self._writing = TextGenerationRoutes(service, generation)
+        self._rewriting = TextToTextAnswers(self._writing, generation)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may itself contain slashes."""
@@ -112,10 +120,12 @@ class HuggingFaceRoutes:
             paths=paths,
             handler=self.infer,
             summary=summary,
-            body={"anyOf": [*(envelope_schema(task) for task in TASKS), generation_schema()]},
-            answer={"anyOf": [schema_of(kind) for kind in ANSWERS]},
+            body=any_body(),
+            answer=any_answer(),
             examples={**EXAMPLES, **examples},
+            events=EVENTS,
             infers=True,
+            headers={**HEADERS, **REPLY_HEADERS},
         )
 
     def _read(self, summary: str, path: str, handler: Any) -> Operation:
@@ -136,8 +146,8 @@ class HuggingFaceRoutes:
         body = envelope_of(await read_json(request, self._service.settings.limits))
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         task = task_of(request.path_params.get("task"))
-        if self._wants_text(body, model_id, task):
-            return await self._writing.answer_envelope(request, body, model_id)
+        if (writer := self._writer(body, model_id, task)) is not None:
+            return await self._written(request, body, writer, task)
         reply = await self._service.answer(
             Question(
                 inputs=inputs_of(body),
@@ -152,27 +162,44 @@ class HuggingFaceRoutes:
             headers=reply_headers(reply),
         )
 
-    def _wants_text(
+    async def _written(
+        self,
+        request: Request,
+        body: Mapping[str, Any],
+        writer: OpenModel,
+        task: TaskName | None,
+    ) -> Response:
+        if has_encoder(writer):
+            return await self._rewriting.answer_envelope(request, body, writer, task)
+        return await self._writing.answer_envelope(request, body, writer.ref.id)
+
+    def _writer(
         self, body: Mapping[str, Any], model_id: str | None, task: TaskName | None
-    ) -> bool:
-        """Whether a model that generates text is meant. Raises UnknownModel or ArtifactError.
+    ) -> OpenModel | None:
+        """The model that generates text and is meant, if one is.
 
         Where no model is named, a stream of a text means the first that generates. Otherwise the
         first model of all is the default, unless a body is plainly meant for another's task.
+        Raises UnknownModel or ArtifactError, or WrongTask naming what the model can do.
         """
-        if task not in (None, TaskName.TEXT_GENERATION):
-            return False
         if model_id is not None:
-            return self._service.registry.find(model_id).generates
+            model = self._service.registry.find(model_id)
+            if model.generates:
+                task_for(model, task)
+                return model
+            return None
         models = list(self._service.registry.open_models())
-        others = [model for model in models if not model.generates]
-        if len(others) == len(models):
-            return False
+        writers = [model for model in models if model.generates]
+        if task is not None or not writers:
+            return None
         if body.get("stream") is True and isinstance(body.get("inputs"), str):
-            return True
+            return writers[0]
         inputs = body if body.get("inputs") is None else body["inputs"]
         question = Question(inputs=inputs, parameters=given_parameters(body))
-        return models[0].generates and not any(claiming_task(question, m) for m in others)
+        others = [model for model in models if not model.generates]
+        if models[0].generates and not any(claiming_task(question, m) for m in others):
+            return models[0]
+        return None
 
     async def models(self, request: Request) -> Response:
         """Every configured model, also the refused ones."""
@@ -212,6 +239,19 @@ class HuggingFaceRoutes:
         return json_response(body, status=error.status, headers=retry_headers(error))
 
 
+@cache
+def any_body() -> JsonSchema:
+    """A body for any of the tasks."""
+    own = [envelope_schema(task) for task in TASKS]
+    return {"anyOf": [*own, *text_to_text_schemas(), generation_schema()]}
+
+
+@cache
+def any_answer() -> JsonSchema:
+    """An answer to any of them."""
+    return {"anyOf": [schema_of(kind) for kind in ANSWERS]}
+
+
 def envelope_schema(name: TaskName) -> JsonSchema:
     """The whole body of a task."""
     task = TASKS[name]
@@ -225,55 +265,6 @@ def envelope_schema(name: TaskName) -> JsonSchema:
             "options": schema_of(RequestOptions),
         },
     }
-
-
-def task_of(name: str | None) -> TaskName | None:
-    """The task named in the path. Raises InvalidField."""
-    if name is None:
-        return None
-    try:
-        return TaskName(name)
-    except ValueError as exc:
-        known = ", ".join(f"`{task}`" for task in (*TASKS, TaskName.TEXT_GENERATION))
-        raise InvalidField(f"`{name}` is not a task; known: {known}", field="task") from exc
-
-
-def envelope_of(body: Any) -> Mapping[str, Any]:
-    """The body as an object: a bare text or list, as very old clients send it, is `inputs`.
-
-    Raises MalformedBody.
-    """
-    if isinstance(body, str | list):
-        return {"inputs": body}
-    if not isinstance(body, dict):
-        raise MalformedBody("the body must be a JSON object, a text or a list", field="body")
-    return body
-
-
-def inputs_of(body: Mapping[str, Any]) -> Any:
-    """`inputs`, or the task keys other clients put in its place. Raises InvalidField."""
-    inputs = body.get("inputs")
-    if inputs is not None:
-        return inputs
-    lifted = {key: body[key] for key in LIFTED if key in body}
-    if not lifted:
-        raise InvalidField("Error in `inputs`: field required", field="inputs")
-    return lifted
-
-
-def parameters_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters`, with those that newer clients write at the top level.
-
-    Raises InvalidField, or UnknownParameter for a top-level key no task knows.
-    """
-    nested = body.get("parameters")
-    if nested is not None and not isinstance(nested, dict):
-        raise InvalidField("`parameters` must be an object", field="parameters")
-    loose = {k: v for k, v in body.items() if k not in ENVELOPE and k not in LIFTED}
-    for key in loose:
-        if key not in PARAMETERS:
-            raise UnknownParameter(f"`{key}` is not known here", field=key)
-    return {**loose, **(nested or {})}
 
 
 def presented(reply: Reply, options: RequestOptions, user_agent: str) -> Any:

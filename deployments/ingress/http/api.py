@@ -28,11 +28,13 @@ class Operation:
     handler: Handler
     summary: str
     body: JsonSchema | None = None  # None: no body is read
-    answer: JsonSchema = field(default_factory=dict)  # of status 200; empty: any JSON
+    answer: JsonSchema | None = field(default_factory=dict)  # of status 200; empty: any JSON
     media_type: str = "application/json"  # of status 200
+    events: JsonSchema | None = None  # of each event, where status 200 may be, or is, a stream
     # Bodies that the demo models answer, by a name for each.
     examples: Mapping[str, Any] = field(default_factory=dict)
-    infers: bool = False  # a model computes: the headers of `options` are read, and told
+    infers: bool = False  # a model computes: the headers of `options` are read
+    headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, described
     also: Mapping[int, JsonSchema] = field(default_factory=dict)  # other statuses, not as errors
     hidden: bool = False  # served, not documented
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deployments.errors import ServeError
 from deployments.generation.messages import Completion
 from deployments.ingress.generation import GenerationReply, GenerationStream
 from deployments.ingress.service import Reply
+
+# What the headers of answers say, for the documentation.
+GENERATION_HEADERS: Mapping[str, str] = {
+    "x-compute-type": "What computed: the device and its precision, or `cache`.",
+    "x-compute-time": (
+        "From the parsed body to the answer, in seconds; in whole milliseconds where "
+        "text-embeddings-inference is spoken. Not told of a stream."
+    ),
+    "x-compute-tokens": "Tokens read and generated, special tokens included. Not told of a stream.",
+    "x-sha": "The revision of the model's source.",
+    "server-timing": "Where the time went, in milliseconds. Not told of a stream.",
+}
+REPLY_HEADERS: Mapping[str, str] = {
+    **GENERATION_HEADERS,
+    "x-compute-characters": "Characters of all texts.",
+    "x-cache": "`hit` when the answer was kept from an earlier request, else `miss`.",
+}
 
 
 def reply_headers(reply: Reply) -> dict[str, str]:

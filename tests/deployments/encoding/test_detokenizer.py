@@ -106,6 +106,12 @@ def test_a_byte_token_behind_a_whole_character_takes_nothing_back() -> None:
     assert "é" not in decoded(tokenizer, ids)  # what it says of all of them at once
 
 
+def test_a_word_behind_an_unfinished_character_shows_that_it_stays_so() -> None:
+    tokenizer = marking_words()
+    begun, word = byte_token(tokenizer, 0xE6), tokenizer.token_to_id("▁ab")
+    assert pieces_of(tokenizer, [word, begun, word, word]) == ["ab", "", "\ufffd ab", " ab"]
+
+
 def test_any_bytes_come_out_as_the_tokenizer_decodes_them() -> None:
     tokenizer = byte_level()
     draw = random.Random(5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import processors
 
+from deployments.decoding import SourceReading
 from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField
@@ -18,7 +20,7 @@ from deployments.generation.messages import (
     Prompt,
 )
 from deployments.generation.preparation import Preparation
-from deployments.manifest import TOKENIZER_NAME, ArtifactManifest, SourceReading
+from deployments.manifest import TOKENIZER_NAME, ArtifactManifest
 from deployments.messages import ModelRef, Truncation
 from deployments.registry import OpenModel
 from tests.deployments.generation.small_tokenizers import END, byte_level
@@ -29,7 +31,7 @@ from tests.sealed_encoder_decoder import word_tokenizer
 CONTEXT, SOURCE = 12, 8
 TOKENIZER = byte_level()
 END_ID = TOKENIZER.token_to_id(END)
-LONG = "bcdfghjklmnpqrstvwxz"  # a token for each letter
+LONG = "bcdfghjklmnpqrstvwxz"  # hardly two letters are one token
 LONG_IDS = TOKENIZER.encode(LONG).ids
 
 
@@ -45,15 +47,13 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
-def prepared(
-    directory: Path, prompt: Prompt, *, encoder: bool = False, **said: object
-) -> list[int]:
+def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: Any) -> list[int]:
     """The prompt's tokens, as a job has them."""
     call = GenerationCall(
         ModelRef("tiny/model", "1"),
         prompt,
         GenerationOptions(**said),
-        soon(),  # type: ignore[arg-type]
+        soon(),
     )
     return preparation(directory, encoder=encoder).job(call).prompt
 
@@ -109,7 +109,9 @@ def test_a_conversation_is_cut_too(directory: Path) -> None:
 
 
 def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> None:
-    with pytest.raises(InputTooLong, match="has 21 tokens, the model reads at most 8") as refused:
+    with pytest.raises(
+        InputTooLong, match=f"has {len(LONG_IDS) + 1} tokens, the model reads at most 8"
+    ) as refused:
         prepared(directory, LONG, encoder=True)
     assert refused.value.field == "prompt"
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
+from deployments.generation.messages import GenerationCall, GenerationOptions
 from deployments.manifest import Device, TaskName
 from deployments.messages import (
     Answer,
@@ -17,7 +18,11 @@ from deployments.messages import (
     ModelRef,
     TokenizeRequest,
 )
-from deployments.transports.serve import ServeLaneClient, ServeTokenizerClient
+from deployments.transports.serve import (
+    ServeGeneratorClient,
+    ServeLaneClient,
+    ServeTokenizerClient,
+)
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -126,3 +131,46 @@ async def test_a_lost_tokenizer_is_asked_once_more_and_not_twice() -> None:
     assert await ask_both(unavailable(), ("answer",)) == [("answer",)] * 2
     failures = await ask_both(unavailable(), unavailable(), ("too late",))
     assert [type(failure) for failure in failures] == [EngineFailed] * 2
+
+
+CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
+
+
+class FakeGenerator:
+    """A Serve handle of a generator that never answers; it notes who is cancelled."""
+
+    def __init__(self) -> None:
+        self.complete = self.stream = self
+        self.responses: list[SilentResponse] = []
+
+    def options(self, **options: object) -> FakeGenerator:
+        return self
+
+    def remote(self, call: GenerationCall) -> SilentResponse:
+        self.responses.append(SilentResponse())
+        return self.responses[-1]
+
+
+class SilentResponse:
+    """As a response of Serve: it does not end with the task that waits for it."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def __await__(self) -> Generator[object, None, object]:
+        return asyncio.Event().wait().__await__()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_generator_hears_of_a_caller_who_has_left() -> None:
+    generator = FakeGenerator()
+    asking = asyncio.create_task(ServeGeneratorClient(generator).complete(CALL))
+    while not generator.responses:
+        await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    (response,) = generator.responses
+    assert response.is_cancelled

@@ -19,9 +19,8 @@ from deployments.ingress.families.documentation.components import Components, sh
 from deployments.ingress.families.documentation.error_samples import OF_BODIES, OF_MODELS
 from deployments.ingress.http.api import Family, Operation
 from deployments.ingress.http.options import HEADERS
-from deployments.manifest import Device
+from deployments.manifest import Device, TaskName
 from deployments.release import RELEASE
-from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 
 DESCRIPTION = """\
@@ -29,27 +28,19 @@ One server, several APIs; each is compatible with the clients of the service it 
 
 The `content-type` of requests is not looked at: bodies are JSON in UTF-8. Bodies with
 `content-encoding: gzip` or `deflate` are inflated. Of keys that are told twice the last one counts.
-Errors are told in the words of the API that was asked.\
+Errors are told in the words of the API that was asked.
+
+The schema of a `text/event-stream` is that of each of its events, whose `data` is JSON. OpenAI's
+streams end with an event of which it is not: `[DONE]`.\
 """
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+EVENTS = "text/event-stream"
 FLAGS = ["true", "false", "1", "0"]
 OPTIONS = {
     "x-use-cache": "`false` computes afresh.",
     "x-wait-for-model": "`true` waits for a lane that is starting, instead of answering 503.",
     "x-use-gpu": "`true` asks for the GPU lane.",
     "x-hardware": "The lane to compute on.",
-}
-ANSWER_HEADERS = {
-    "x-compute-type": "What computed: the device and its precision, or `cache`.",
-    "x-compute-time": (
-        "From the parsed body to the answer, in seconds; in whole milliseconds where "
-        "text-embeddings-inference is spoken."
-    ),
-    "x-compute-characters": "Characters of all texts.",
-    "x-compute-tokens": "Tokens read, special tokens included.",
-    "x-cache": "`hit` when the answer was kept from an earlier request, else `miss`.",
-    "x-sha": "The revision of the model's source.",
-    "server-timing": "Where the time went, in milliseconds.",
 }
 
 
@@ -58,7 +49,9 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
     for family in families:
-        for operation in family.operations():
+        operations = family.operations()  # schemas are made anew each time
+        is_owner = any(family.owns(path) for one in operations for path in one.paths)
+        for operation in operations:
             for route in operation.paths if not operation.hidden else ():
                 # As the router does: of two that are the same the first one is served.
                 item = paths.setdefault(plain_path(route), {})
@@ -69,7 +62,12 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
                     "parameters": parameters(operation, route, model_ids),
                     "responses": {
                         **answers(operation, components),
-                        **refusals(operation, route, tellers(families, family, route), components),
+                        **refusals(
+                            operation,
+                            route,
+                            tellers(families, route, family if is_owner else None),
+                            components,
+                        ),
                     },
                 }
     return {
@@ -124,7 +122,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
 def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
     """Description, schema and examples of a part of the path."""
     if name == "task":
-        return {"schema": {"type": "string", "enum": [task.value for task in TASKS]}}
+        return {"schema": {"type": "string", "enum": [task.value for task in TaskName]}}
     schema = {"type": "string", "minLength": 1}
     if name != "id":
         return {"schema": schema}
@@ -137,17 +135,19 @@ def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
 
 def answers(operation: Operation, components: Components) -> dict[str, Any]:
     """What comes back when nothing is wrong, and the operation's own other statuses."""
-    schema = operation.answer
-    if not schema.keys() <= {"type"}:
-        schema = components.named(f"{pascal(operation.summary)}Answer", schema)
+    schemas = {operation.media_type: operation.answer, EVENTS: operation.events}
     good: dict[str, Any] = {
         "description": HTTPStatus.OK.phrase,
-        "content": {operation.media_type: {"schema": schema}},
+        "content": {
+            kind: {"schema": told_schema(schema, operation, kind, components)}
+            for kind, schema in schemas.items()
+            if schema is not None
+        },
     }
-    if operation.infers:
+    if operation.headers:
         good["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
-            for name, text in ANSWER_HEADERS.items()
+            for name, text in operation.headers.items()
         }
     others = {
         str(status): {
@@ -159,11 +159,26 @@ def answers(operation: Operation, components: Components) -> dict[str, Any]:
     return {"200": good, **others}
 
 
-def tellers(families: Sequence[Family], family: Family, route: str) -> list[Family]:
-    """Who tells errors at a path: its owner, and also `family` where it owns paths of its own."""
+def told_schema(
+    schema: JsonSchema, operation: Operation, media_type: str, components: Components
+) -> JsonSchema:
+    """The schema of what is answered; one that says something has a name."""
+    if schema.keys() <= {"type"}:
+        return schema
+    if media_type != EVENTS:
+        return components.named(f"{pascal(operation.summary)}Answer", schema)
+    named = components.named(f"{pascal(operation.summary)}Event", schema)
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": named}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+
+
+def tellers(families: Sequence[Family], route: str, speaker: Family | None) -> list[Family]:
+    """Who tells errors at a path: its owner, and also the family that answers there.
+
+    `speaker` is the latter, where it owns paths of its own.
+    """
     owner = next(one for one in families if one.owns(route))
-    speaks = any(family.owns(path) for operation in family.operations() for path in operation.paths)
-    return [owner, family] if speaks and family is not owner else [owner]
+    return [owner] if speaker is None or speaker is owner else [owner, speaker]
 
 
 def refusals(

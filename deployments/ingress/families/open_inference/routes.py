@@ -38,9 +38,9 @@ from deployments.ingress.families.open_inference.tensor_forms import FORMS
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
 from deployments.ingress.http.codec import json_response, parse_json, read_body
 from deployments.ingress.http.naming import model_in_path
-from deployments.ingress.http.replies import reply_headers, retry_headers
+from deployments.ingress.http.replies import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.http.wording import fields_called
-from deployments.ingress.service import InferenceService
+from deployments.ingress.service import InferenceService, asked_elsewhere
 from deployments.registry import OpenModel
 from deployments.release import RELEASE
 from deployments.tasks.inputs import JsonSchema
@@ -101,11 +101,12 @@ class OpenInferenceRoutes:
                 answer=schema_of(InferResponse),
                 examples=EXAMPLES,
                 infers=True,
+                headers=REPLY_HEADERS,
             ),
             _model_read("/ready", "Whether a model can answer now", self.model_ready),
-            _model_read("/config", "Triton's configuration of a model", self.config),
+            _tensors_read("/config", "Triton's configuration of a model", self.config, _OBJECT),
             _model_read("/stats", "Statistics of a model", self.stats, StatisticsAnswer),
-            _model_read("", "A model's tensors", self.metadata, ModelMetadata),
+            _tensors_read("", "A model's tensors", self.metadata, schema_of(ModelMetadata)),
             *self._repository_operations(),
         )
 
@@ -193,12 +194,12 @@ class OpenInferenceRoutes:
 
     async def metadata(self, request: Request) -> Response:
         """The model's tensors."""
-        return json_response(model_metadata(self._model(request)))
+        return json_response(model_metadata(self._model_of_tensors(request)))
 
     async def config(self, request: Request) -> Response:
         """The model as Triton would be configured for it."""
         limits = self._service.settings.limits
-        return json_response(model_config(self._model(request), limits.items))
+        return json_response(model_config(self._model_of_tensors(request), limits.items))
 
     async def stats(self, request: Request) -> Response:
         """What the model has answered so far."""
@@ -254,6 +255,13 @@ class OpenInferenceRoutes:
             )
         return model
 
+    def _model_of_tensors(self, request: Request) -> OpenModel:
+        """The same, which has a form in tensors: text is generated elsewhere. Raises WrongTask."""
+        model = self._model(request)
+        if model.generates:
+            raise asked_elsewhere(model)
+        return model
+
     async def _optional_object(self, request: Request) -> Mapping[str, Any]:
         """The body, an empty one as {}. Raises MalformedBody."""
         raw = await read_body(request, self._service.settings.limits)
@@ -275,3 +283,15 @@ def _read(summary: str, handler: Handler, *paths: str, answer: Any = None) -> Op
 
 def _model_read(suffix: str, summary: str, handler: Handler, answer: Any = None) -> Operation:
     return _read(summary, handler, VERSION + suffix, MODEL + suffix, answer=answer)
+
+
+def _tensors_read(suffix: str, summary: str, handler: Handler, answer: JsonSchema) -> Operation:
+    """Refused for models that generate text."""
+    return Operation(
+        method="GET",
+        paths=(VERSION + suffix, MODEL + suffix),
+        handler=handler,
+        summary=summary,
+        answer=answer,
+        also={400: _OBJECT},
+    )

@@ -136,6 +136,30 @@ class ChatAnswer(Head):
     usage: GenerationUsage
 
 
+class ChatDelta(TypedDict):
+    """What a part of a stream adds to a message; nothing in the last part of an answer."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[ToldCall]]
+
+
+class ChatPart(TypedDict):
+    """The next part of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None  # null until the last part
+
+
+class ChatEvent(Head):
+    """Each part of a stream of `/v1/chat/completions`; the one that tells usage has no choices."""
+
+    choices: list[ChatPart]
+    usage: NotRequired[GenerationUsage | None]
+
+
 def head_of(model: OpenModel, kind: str, prefix: str) -> Head:
     """The head of a fresh answer."""
     return Head(

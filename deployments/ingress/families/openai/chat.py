@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from deployments.generation.messages import Alternative, Chunk, Completion, FinishReason, Token
 from deployments.ingress.families.openai.answers import (
@@ -14,8 +13,10 @@ from deployments.ingress.families.openai.answers import (
     ChatAlternative,
     ChatAnswer,
     ChatChoice,
+    ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ChatPart,
     ChatToken,
     Finish,
     ToldCall,
@@ -117,11 +118,11 @@ class ToldChoice:
         self._text = ""
         self._tokens: list[Token] = []
 
-    def first(self) -> dict[str, Any]:
+    def first(self) -> ChatPart:
         """The part that opens the message."""
         return self._part({"role": "assistant", "content": ""})
 
-    def parts_of(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+    def parts_of(self, chunk: Chunk) -> Iterator[ChatPart]:
         """What can be told once `chunk` has come."""
         self._text += chunk.text
         if self._with_logprobs:
@@ -135,13 +136,13 @@ class ToldChoice:
             return
         calls = self._reader.calls_in(self._text) if self._reader is not None else ()
         if calls:
-            told = [{"index": i, **told_call(call)} for i, call in enumerate(calls)]
+            told = [ToldCall(index=i, **told_call(call)) for i, call in enumerate(calls)]
             yield self._part({"tool_calls": told})
         else:
             yield from self._held_back()
         yield self._part({}, finish_of(chunk.finished.reason, calls))
 
-    def _held_back(self) -> Iterator[dict[str, Any]]:
+    def _held_back(self) -> Iterator[ChatPart]:
         if self._text or self._tokens:
             part = self._part({"content": self._text})
             if self._with_logprobs:
@@ -149,7 +150,7 @@ class ToldChoice:
             self._text, self._tokens = "", []
             yield part
 
-    def _part(self, delta: dict[str, Any], finish: Finish | None = None) -> dict[str, Any]:
+    def _part(self, delta: ChatDelta, finish: Finish | None = None) -> ChatPart:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 

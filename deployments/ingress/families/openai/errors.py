@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import orjson
+from typing_extensions import TypedDict
 
 from deployments.errors import ServeError
 from deployments.ingress.http.events import event_of
 from deployments.ingress.http.wording import fields_called
 
 
-def error_object(error: ServeError) -> dict[str, str | None]:
+class ErrorObject(TypedDict):
+    """An error; `param` is the field that is at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorEvent(TypedDict):
+    """The last event of a stream that failed, and what a request that failed is answered."""
+
+    error: ErrorObject
+
+
+def error_object(error: ServeError) -> ErrorObject:
     """What an error says, under OpenAI's names."""
     kind = "invalid_request_error"
     if error.status == 429:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from deployments.config import LimitSettings
-from deployments.errors import InputTooLong, InvalidField, MalformedBody, TooManyItems
+from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import Chat, GenerationOptions, Sampling
 from deployments.ingress.families.openai.bodies import (
     ChatBody,
@@ -40,10 +39,10 @@ TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
 def completion_question(
-    body: CompletionBody, model_id: str | None, request: RequestOptions, limits: LimitSettings
+    body: CompletionBody, model_id: str | None, request: RequestOptions
 ) -> GenerationQuestion:
     """What `/v1/completions` asks. Raises what `prompts_of` and `options_of` raise."""
-    prompts = prompts_of(body.prompt, limits)
+    prompts = prompts_of(body.prompt)
     told = body.logprobs is not None
     most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if most == 0 and (not body.echo or body.stream):
@@ -69,15 +68,12 @@ def completion_question(
 
 
 def chat_question(
-    body: ChatBody, model_id: str | None, request: RequestOptions, limits: LimitSettings
+    body: ChatBody, model_id: str | None, request: RequestOptions
 ) -> GenerationQuestion:
-    """What `/v1/chat/completions` asks. Raises InvalidField, TooManyItems or InputTooLong."""
+    """What `/v1/chat/completions` asks. Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
-    check_count("messages", len(body.messages), limits)
     messages = tuple(message_of(message, i) for i, message in enumerate(body.messages))
-    contents = [str(message["content"]) for message in messages]
-    check_lengths(contents, [f"messages[{i}].content" for i in range(len(contents))], limits)
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
     options = options_of(body)
     if forced := forced_tools(body):
@@ -152,41 +148,14 @@ def _bias(key: str, bias: Any) -> tuple[int, float]:
     return int(key), float(bias)
 
 
-def prompts_of(value: Any, limits: LimitSettings) -> list[str | tuple[int, ...]]:
-    """`prompt`: one, or several. Raises InvalidField, EmptyInput, TooManyItems or InputTooLong."""
+def prompts_of(value: Any) -> list[str | tuple[int, ...]]:
+    """`prompt`: one, or several. Raises InvalidField or EmptyInput."""
     if value is None:
         raise InvalidField("Error in `prompt`: field required", field="prompt")
     read = TEXTS_OR_IDS.read(value, "prompt")
     single = isinstance(read, str) or isinstance(read[0], int)
     given: Sequence[Any] = [read] if single else read
-    check_count("prompt", len(given), limits)
-    paths = ["prompt"] if single else [f"prompt[{i}]" for i in range(len(given))]
-    check_lengths(given, paths, limits)
     return [one if isinstance(one, str) else tuple(one) for one in given]
-
-
-def check_count(path: str, items: int, limits: LimitSettings) -> None:
-    """Raises TooManyItems."""
-    if items > limits.items:
-        raise TooManyItems(
-            f"`{path}` has {items} items; at most {limits.items} are taken", field=path
-        )
-
-
-def check_lengths(given: Sequence[Any], paths: Sequence[str], limits: LimitSettings) -> None:
-    """Bound what is tokenized, in characters or token ids. Raises InputTooLong."""
-    for one, path in zip(given, paths, strict=True):
-        if len(one) > limits.item_chars:
-            what = "characters" if isinstance(one, str) else "token ids"
-            raise InputTooLong(
-                f"`{path}` has {len(one)} {what}, at most {limits.item_chars} are read", field=path
-            )
-    total, whole = sum(map(len, given)), paths[0].partition("[")[0]
-    if total > limits.request_chars:
-        raise InputTooLong(
-            f"`{whole}` has {total} characters in all, at most {limits.request_chars} are read",
-            field=whole,
-        )
 
 
 def message_of(message: Message, place: int) -> dict[str, Any]:

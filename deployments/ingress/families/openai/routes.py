@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.families.model_list import model_facts, model_list
-from deployments.ingress.families.openai.answers import ChatAnswer, CompletionAnswer
+from deployments.ingress.families.openai.answers import ChatAnswer, ChatEvent, CompletionAnswer
 from deployments.ingress.families.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from deployments.ingress.families.openai.chat import ChatEvents, chat_answer
 from deployments.ingress.families.openai.completions import CompletionEvents, completion_answer
@@ -27,7 +27,7 @@ from deployments.ingress.families.openai.embeddings import (
     embedding_objects,
     usage_of,
 )
-from deployments.ingress.families.openai.errors import error_events, error_object
+from deployments.ingress.families.openai.errors import ErrorEvent, error_events, error_object
 from deployments.ingress.families.openai.questions import (
     chat_question,
     completion_question,
@@ -40,6 +40,8 @@ from deployments.ingress.http.events import EventStream
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import read_options
 from deployments.ingress.http.replies import (
+    GENERATION_HEADERS,
+    REPLY_HEADERS,
     generation_headers,
     reply_headers,
     retry_headers,
@@ -80,6 +82,7 @@ class OpenAIRoutes:
                 answer=schema_of(Embeddings),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
                 infers=True,
+                headers=REPLY_HEADERS,
             ),
             Operation(
                 method="POST",
@@ -89,7 +92,9 @@ class OpenAIRoutes:
                 body=schema_of(ChatBody),
                 answer=schema_of(ChatAnswer),
                 examples={"a question": EXAMPLE_CHAT},
+                events=schema_of(ChatEvent | ErrorEvent),
                 infers=True,
+                headers=GENERATION_HEADERS,
             ),
             Operation(
                 method="POST",
@@ -99,7 +104,9 @@ class OpenAIRoutes:
                 body=schema_of(CompletionBody),
                 answer=schema_of(CompletionAnswer),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
+                events=schema_of(CompletionAnswer | ErrorEvent),
                 infers=True,
+                headers=GENERATION_HEADERS,
             ),
             Operation(
                 method="GET",
@@ -152,7 +159,7 @@ class OpenAIRoutes:
         raw, model_id = await self._read(request)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers)
-        question = chat_question(body, model_id, options, self._generation.settings.limits)
+        question = chat_question(body, model_id, options)
         with fields_called(names_in(body)):
             if body.stream:
                 stream = await self._generation.stream(question)
@@ -165,7 +172,7 @@ class OpenAIRoutes:
         raw, model_id = await self._read(request)
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers)
-        question = completion_question(body, model_id, options, self._generation.settings.limits)
+        question = completion_question(body, model_id, options)
         with fields_called(names_in(body)):
             if body.stream:
                 stream = await self._generation.stream(question)

@@ -35,7 +35,7 @@ from deployments.ingress.http.api import Operation, errors_told_by, parse_body, 
 from deployments.ingress.http.codec import json_response, read_json_object
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import read_options
-from deployments.ingress.http.replies import reply_headers, retry_headers
+from deployments.ingress.http.replies import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.http.wording import fields_called
 from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.manifest import TaskName
@@ -73,6 +73,7 @@ class RerankRoutes:
                     "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
                 },
                 infers=True,
+                headers=REPLY_HEADERS,
             ),
             Operation(
                 method="POST",
@@ -83,6 +84,7 @@ class RerankRoutes:
                 answer=schema_of(Classified),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
                 infers=True,
+                headers=REPLY_HEADERS,
             ),
         )
 

@@ -39,7 +39,7 @@ from deployments.ingress.http.api import Handler, Operation, parse_body, schema_
 from deployments.ingress.http.codec import json_response, read_json_object
 from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import read_options
-from deployments.ingress.http.replies import reply_headers
+from deployments.ingress.http.replies import REPLY_HEADERS, reply_headers
 from deployments.ingress.http.wording import fields_called
 from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.ingress.tokens import token_sequences, with_ids_told_apart
@@ -291,4 +291,5 @@ def _post(
         answer=schema_of(answer),
         examples=EXAMPLES.get(name, {}),
         infers=True,
+        headers=REPLY_HEADERS,
     )

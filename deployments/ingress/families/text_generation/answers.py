@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from deployments.generation.messages import Completion, FinishReason, Token
+from deployments.generation.messages import Alternative, Completion, FinishReason, Token
 from deployments.ingress.families.text_generation.messages import (
     AnswerFacts,
     Details,
@@ -80,8 +80,8 @@ class Teller:
         return facts
 
 
-def token_facts(token: Token) -> TokenFacts:
-    """One token."""
+def token_facts(token: Token | Alternative) -> TokenFacts:
+    """One token, which came or might have come."""
     return {
         "id": token.id,
         "text": token.text,
@@ -91,13 +91,5 @@ def token_facts(token: Token) -> TokenFacts:
 
 
 def top_tokens(token: Token) -> list[TokenFacts]:
-    """The likeliest tokens in its place. Only of itself is it known here whether it is special."""
-    return [
-        {
-            "id": one.id,
-            "text": one.text,
-            "logprob": one.logprob,
-            "special": token.special and one.id == token.id,
-        }
-        for one in token.alternatives
-    ]
+    """The likeliest tokens in its place."""
+    return [token_facts(one) for one in token.alternatives]

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deployments.ingress.families.text_generation.questions import Asked
 from deployments.ingress.generation import GenerationReply, GenerationStream
 from deployments.ingress.http.replies import (
+    GENERATION_HEADERS,
     generated_tokens,
     generation_headers,
     stream_headers,
 )
+
+# Those of `answer_headers`; of a stream, as far as they are known when it begins.
+HEADERS: Mapping[str, str] = {
+    **GENERATION_HEADERS,
+    "x-compute-characters": "Characters of all prompts.",
+    "x-prompt-tokens": "Tokens of all prompts.",
+    "x-generated-tokens": "Tokens of all answers, end tokens included. Not told of a stream.",
+    "x-total-time": "From the parsed body to the answer, in milliseconds. Not told of a stream.",
+    "x-validation-time": "What was neither queueing nor inference, in milliseconds; likewise.",
+    "x-queue-time": "Until a row was free, in milliseconds; likewise.",
+    "x-inference-time": "From then on, in milliseconds; likewise.",
+    "x-time-per-token": "`x-inference-time` for each token generated; likewise.",
+}
 
 
 def answer_headers(reply: GenerationReply, asked: Asked) -> dict[str, str]:

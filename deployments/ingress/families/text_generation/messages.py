@@ -14,12 +14,14 @@ from deployments.errors import UnknownParameter
 from deployments.tasks.inputs import FirstFault, NonEmptyText, parse_parameters
 
 MOST_STOPS = 16
+STOP_CHARS = 1_000
 MOST_ALTERNATIVES = 20
 MOST_TOLD = 16  # unknown keys of a body that are named in the refusal
 LAST_SEED = (1 << 64) - 1
 
 FinishWord = Literal["length", "eos_token", "stop_sequence"]
-Stops = Annotated[list[NonEmptyText], Field(max_length=MOST_STOPS), FirstFault()]
+StopText = Annotated[NonEmptyText, Field(max_length=STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS), FirstFault()]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -147,6 +149,14 @@ class TokenEvent(TypedDict):
     top_tokens: NotRequired[list[TokenFacts]]
     generated_text: str | None
     details: StreamDetails | None
+
+
+class ErrorEvent(TypedDict):
+    """The last event of a stream that failed."""
+
+    error: str
+    error_type: str
+    code: str
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GenerateParameters:

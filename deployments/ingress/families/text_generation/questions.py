@@ -39,6 +39,7 @@ NAMES = {
     "sampling.": "parameters.",
     "choices": "parameters.num_return_sequences",
     "best_of": "parameters.best_of",
+    "num_beams": "parameters.num_beams",
 }
 
 

@@ -19,8 +19,13 @@ from starlette.responses import Response
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.families.text_generation.answers import answers_of
 from deployments.ingress.families.text_generation.errors import tgi_error
-from deployments.ingress.families.text_generation.headers import answer_headers, streamed_headers
+from deployments.ingress.families.text_generation.headers import (
+    HEADERS,
+    answer_headers,
+    streamed_headers,
+)
 from deployments.ingress.families.text_generation.messages import (
+    ErrorEvent,
     Generated,
     GenerateParameters,
     TokenEvent,
@@ -63,6 +68,7 @@ EXAMPLES: Mapping[str, Any] = {
 # What the Hugging Face routes document of the dialect.
 ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
 ENVELOPE_ANSWER = list[Generated] | list[list[Generated]]
+EVENTS = schema_of(TokenEvent | ErrorEvent)
 
 
 class TextGenerationRoutes:
@@ -77,13 +83,13 @@ class TextGenerationRoutes:
     def operations(self) -> Sequence[Operation]:
         """The per-model forms must stand before the Hugging Face family's greedy path."""
         return (
-            _post("generate", self.generate, "Generate text", schema_of(Generated)),
-            _post(
-                "generate_stream",
-                self.generate_stream,
-                "Generate text, told token by token",
-                schema_of(TokenEvent),
-                media_type="text/event-stream",
+            Operation(
+                **_both("generate", self.generate, "Generate text"), answer=schema_of(Generated)
+            ),
+            Operation(
+                **_both("generate_stream", self.generate_stream, "Generate text, told by token"),
+                answer=None,
+                events=EVENTS,
             ),
         )
 
@@ -107,8 +113,8 @@ class TextGenerationRoutes:
         asked = read_asked(body, manners)
         question = asked.question(model_id, read_options(body.get("options"), request.headers))
         if asked.streams:
-            return await self._streamed(asked, question)
-        reply = await self._complete(asked, question)
+            return await self.streamed(asked, question)
+        reply = await self.complete(asked, question)
         return json_response(answers_of(reply, asked)[0][0], headers=answer_headers(reply, asked))
 
     async def answer_envelope(
@@ -125,21 +131,23 @@ class TextGenerationRoutes:
         asked = read_asked(body, Manners(full_text=True, many=True, streams=bool(streams)))
         question = asked.question(model_id, read_options(body.get("options"), request.headers))
         if asked.streams:
-            return await self._streamed(asked, question)
-        reply = await self._complete(asked, question)
+            return await self.streamed(asked, question)
+        reply = await self.complete(asked, question)
         answers = answers_of(reply, asked)
         return json_response(
             answers if asked.listed else answers[0], headers=answer_headers(reply, asked)
         )
 
-    async def _complete(self, asked: Asked, question: GenerationQuestion) -> GenerationReply:
+    async def complete(self, asked: Asked, question: GenerationQuestion) -> GenerationReply:
+        """The answers, within `max_time` where there is one. Raises ServeError."""
         max_time_s = asked.parameters.max_time
         with fields_called(NAMES):
             if max_time_s is None:
                 return await self._generation.complete(question)
             return await complete_within(self._generation, question, max_time_s)
 
-    async def _streamed(self, asked: Asked, question: GenerationQuestion) -> Response:
+    async def streamed(self, asked: Asked, question: GenerationQuestion) -> Response:
+        """Events. Raises ServeError for what fails before the first."""
         max_time_s = asked.parameters.max_time
         with fields_called(NAMES):
             if max_time_s is None:
@@ -183,21 +191,15 @@ def generation_schema() -> JsonSchema:
     return body_schema(PROMPTS, envelope=True)
 
 
-def _post(
-    name: str,
-    handler: Handler,
-    summary: str,
-    answer: JsonSchema,
-    media_type: str = "application/json",
-) -> Operation:
-    return Operation(
-        method="POST",
-        paths=(f"/{name}", f"/models/{{id:path}}/{name}"),
-        handler=handler,
-        summary=summary,
-        body=body_schema(PROMPT, envelope=False),
-        answer=answer,
-        media_type=media_type,
-        examples=EXAMPLES,
-        infers=True,
-    )
+def _both(name: str, handler: Handler, summary: str) -> dict[str, Any]:
+    """What the family's operations have in common."""
+    return {
+        "method": "POST",
+        "paths": (f"/{name}", f"/models/{{id:path}}/{name}"),
+        "handler": handler,
+        "summary": summary,
+        "body": body_schema(PROMPT, envelope=False),
+        "examples": EXAMPLES,
+        "infers": True,
+        "headers": HEADERS,
+    }

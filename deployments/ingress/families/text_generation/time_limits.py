@@ -6,15 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from deployments.errors import DeadlineExceeded
-from deployments.generation.messages import (
-    Chunk,
-    Completion,
-    Finished,
-    FinishReason,
-    GenerationTimings,
-    Started,
-    Token,
-)
+from deployments.generation.messages import Chunk, Completion, Started, Token
 from deployments.ingress.choices import timings_of
 from deployments.ingress.generation import (
     GenerationQuestion,
@@ -38,16 +30,16 @@ async def started_within(
     except TimeoutError as exc:
         if not limit.expired():
             raise
-        raise DeadlineExceeded(
+        failure = DeadlineExceeded(
             "`parameters.max_time` was over before anything was generated",
             field="parameters.max_time",
-        ) from exc
+        )
+        failure.recorded = True  # as that of a stream that was cancelled
+        raise failure from exc
 
 
 async def batches_within(stream: GenerationStream, ends_s: float) -> AsyncIterator[list[Part]]:
     """The stream's parts; answers that are not done at `ends_s` end there, for their length."""
-    counts = dict.fromkeys(range(len(stream.started)), 0)  # tokens of those not done
-    began_s = asyncio.get_running_loop().time()
     batches = stream.batches()
     while True:
         try:
@@ -59,18 +51,9 @@ async def batches_within(stream: GenerationStream, ends_s: float) -> AsyncIterat
             if not limit.expired():
                 raise
             break
-        for choice, chunk in batch:
-            counts[choice] += len(chunk.tokens)
-            if chunk.finished is not None:
-                del counts[choice]
         yield batch
-    await stream.aclose()
-    timings = GenerationTimings(decode_s=asyncio.get_running_loop().time() - began_s)
-    if counts:
-        yield [
-            Part(choice, Chunk("", (), Finished(FinishReason.LENGTH, tokens, timings)))
-            for choice, tokens in counts.items()
-        ]
+    if last := await stream.enough():
+        yield last
 
 
 async def complete_within(

@@ -14,26 +14,25 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deployments.ingress.families.documentation.components import Components, shape_of
-from deployments.ingress.families.documentation.openapi import ANSWER_HEADERS
+from deployments.ingress.http.replies import REPLY_HEADERS
+from deployments.manifest import TaskName
 from tests.deployments.in_process import InProcess
 from tests.generators import SpeakingGenerator
-from tests.hostile.zoo import ZOO, seal_zoo
+from tests.hostile.zoo import OF_LANES, ZOO, seal_zoo
 from tests.sealed import EMBEDDER, tiny_manifest
-from tests.sealed_decoder import DECODER, seal_tiny_decoder
+from tests.sealed_decoder import DECODER
 
 JSON = "application/json"
 
 
 @pytest.fixture(scope="module")
 def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = seal_zoo(tmp_path_factory.mktemp("zoo"))
-    seal_tiny_decoder(store)
-    return store
+    return seal_zoo(tmp_path_factory.mktemp("zoo"))
 
 
 def zoo(store: Path) -> InProcess:
     """A model for every task, one that writes text included."""
-    return InProcess(store, models=(*ZOO, DECODER), generator=SpeakingGenerator())
+    return InProcess(store, models=ZOO, generator=SpeakingGenerator())
 
 
 async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
@@ -106,9 +105,15 @@ async def test_every_example_fits_its_schema_and_is_answered_as_documented(
                 for reply in good:
                     kind = reply.headers["content-type"].partition(";")[0]
                     for value in told_in(reply):
-                        is_valid(value, content[kind]["schema"], document)
+                        is_valid(value, told_schema(content, kind), document)
                 tried += 1
     assert tried > 10
+
+
+def told_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The schema of an answer, or of the data of a stream's events."""
+    schema: dict[str, Any] = content[kind]["schema"]
+    return schema if kind == JSON else schema["properties"]["data"]["contentSchema"]
 
 
 def told_in(reply: httpx.Response) -> list[Any]:
@@ -133,7 +138,7 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 def version_in(path: str) -> str:
     """The version of the model that is named in `path`."""
-    named = [model_id for model_id in ZOO if model_id in path]
+    named = [model_id for model_id in OF_LANES if model_id in path]
     return tiny_manifest(named[0]).version if named else ""
 
 
@@ -166,13 +171,59 @@ async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) ->
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
         reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
-    told = document["paths"]["/models/{id}"]["post"]["responses"]["200"]["headers"]
-    assert (
-        set(told) == set(ANSWER_HEADERS) == set(reply.headers) - {"content-type", "content-length"}
-    )
+        embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
+    own = {"content-type", "content-length"}
+    assert set(REPLY_HEADERS) == set(reply.headers) - own == set(embedded.headers) - own
+    assert headers_told(document, "/v1/embeddings") == set(REPLY_HEADERS)
+    assert headers_told(document, "/models/{id}") > set(REPLY_HEADERS)
     for path in ("/models/{id}", "/v2/models/{id}/infer"):
         asked = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
         assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
+
+
+def headers_told(document: dict[str, Any], path: str) -> set[str]:
+    """The headers that answers at `path` are documented to have."""
+    return set(document["paths"][path]["post"]["responses"]["200"]["headers"])
+
+
+GENERATING = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/generate": {"inputs": "a"},
+    "/generate_stream": {"inputs": "a"},
+    "/models/{id}": {"inputs": "a"},
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_answers_and_streams_of_text_are_as_documented(path: str, zoo_store: Path) -> None:
+    own = {"content-type", "content-length", "cache-control", "x-accel-buffering"}
+    kinds: set[str] = set()
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+        told = document["paths"][path]["post"]["responses"]["200"]["content"]
+        for stream in (False, True):
+            body = {**GENERATING[path], "model": DECODER, "stream": stream}
+            reply = await http.post(path.replace("{id}", DECODER), json=body)
+            assert reply.status_code == 200, reply.text
+            kind = reply.headers["content-type"].partition(";")[0]
+            kinds.add(kind)
+            values = told_in(reply)
+            assert values
+            for value in values:
+                is_valid(value, told_schema(told, kind), document)
+            sent = set(reply.headers) - own
+            assert sent <= headers_told(document, path)
+            if kind == JSON and path != "/models/{id}":
+                assert sent == headers_told(document, path)
+    assert kinds == set(told)
+
+
+async def test_every_task_may_stand_in_a_path(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+    (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
+    assert task["schema"]["enum"] == [task.value for task in TaskName]
 
 
 def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:

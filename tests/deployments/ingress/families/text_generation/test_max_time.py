@@ -52,6 +52,16 @@ async def test_an_answer_that_is_done_in_time_is_recorded_as_one(writing_store: 
     assert [record.status for record in world.recorder.records] == [200, 200]
 
 
+async def test_an_answer_that_is_cut_is_recorded_as_one_too(writing_store: Path) -> None:
+    world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator(chunks=HANGS))
+    async with world.client() as http:
+        for path in ("/generate", "/generate_stream"):
+            await http.post(path, json=body(max_time=0.05))
+    assert [record.status for record in world.recorder.records] == [200, 200]
+    # Two of the prompt, three that came.
+    assert [record.timings.tokens for record in world.recorder.records] == [5, 5]
+
+
 async def test_several_answers_end_each_where_it_stands(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
     asked = body(max_time=0.05, num_return_sequences=2, do_sample=True, seed=1)

@@ -1,0 +1,26 @@
+"""LangChain's chat models over OpenAI's API.
+
+python langchain_chat.py URL '{"model": ..., "temperature": ...}' TEXT
+
+Prints {"whole": text, "streamed": [part, ...]} as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from langchain_openai import ChatOpenAI
+
+
+def main(url: str, settings: str, text: str) -> None:
+    chat = ChatOpenAI(base_url=url, api_key="unused", max_retries=0, **json.loads(settings))
+    told = {
+        "whole": chat.invoke(text).content,
+        "streamed": [part.content for part in chat.stream(text)],
+    }
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

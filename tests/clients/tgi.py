@@ -1,0 +1,45 @@
+"""One call of text-generation-inference's own client.
+
+python tgi.py URL METHOD '{"prompt": ..., ...}'
+
+Prints what the method returns, a stream as a list, or {"raised": class, "message": ...}, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from text_generation import Client
+from text_generation.errors import (
+    GenerationError,
+    IncompleteGenerationError,
+    NotFoundError,
+    OverloadedError,
+    ValidationError,
+)
+
+ERRORS = (
+    GenerationError,
+    IncompleteGenerationError,
+    NotFoundError,
+    OverloadedError,
+    ValidationError,
+)
+
+
+def main(url: str, method: str, arguments: str) -> None:
+    call = getattr(Client(url, timeout=60), method)
+    try:
+        answer = call(**json.loads(arguments))
+        if method == "generate_stream":
+            told = [one.model_dump() for one in answer]
+        else:
+            told = answer.model_dump()
+    except ERRORS as error:
+        told = {"raised": type(error).__name__, "message": str(error)}
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,118 @@
+"""huggingface_hub's client, unmodified, asks models that write; and curl does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import jsonschema
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, ValidationError
+
+from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.models import EMBEDDER, SAYS, SPEAKER, WRITER
+from tests.end_to_end.test_generation_openai import TALLY, USER
+
+ASKING = "\n"  # behind which the speaker speaks
+
+
+@pytest.fixture(params=[f"/models/{SPEAKER}", f"/models/{SPEAKER}/generate"])
+def speaker(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceClient:
+    return InferenceClient(cluster.url + request.param)
+
+
+def test_a_text_is_continued(speaker: InferenceClient) -> None:
+    assert speaker.text_generation(ASKING, return_full_text=False) == SAYS
+
+
+def test_details_are_told(speaker: InferenceClient) -> None:
+    told = speaker.text_generation(
+        ASKING, details=True, return_full_text=False, decoder_input_details=True, top_n_tokens=2
+    )
+    assert told.generated_text == SAYS
+    details = told.details
+    assert details is not None
+    assert (details.finish_reason, details.seed) == ("eos_token", None)
+    *words, end = details.tokens
+    assert "".join(token.text for token in words) == SAYS
+    assert [token.special for token in words] == [False] * len(words)
+    assert end.special
+    # The likeliest in the place of the end is the end itself.
+    assert details.top_tokens[-1][0]["special"]
+    assert not details.top_tokens[0][0]["special"]
+    assert [token.text for token in details.prefill] == [ASKING]
+
+
+@pytest.mark.parametrize("path", [f"/models/{SPEAKER}", f"/models/{SPEAKER}/generate_stream"])
+def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
+    client = InferenceClient(cluster.url + path)
+    assert "".join(client.text_generation(ASKING, stream=True)) == SAYS
+    *_, last = client.text_generation(ASKING, stream=True, details=True, return_full_text=False)
+    assert last.generated_text == SAYS
+    assert last.details is not None
+    assert last.details.finish_reason == "eos_token"
+
+
+@pytest.mark.parametrize("path", ["/v1", f"/models/{SPEAKER}", f"/models/{SPEAKER}/v1"])
+def test_a_chat_is_answered_whole_and_in_parts(cluster: Cluster, path: str) -> None:
+    client = InferenceClient(base_url=cluster.url + path)
+    told = client.chat_completion([USER], model=SPEAKER, temperature=0)
+    assert told.choices[0].message.content == SAYS
+    stream = client.chat_completion([USER], model=SPEAKER, temperature=0, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in stream) == SAYS
+
+
+def test_a_chat_follows_a_schema_and_a_text_its_grammar(cluster: Cluster) -> None:
+    chat = InferenceClient(base_url=f"{cluster.url}/v1")
+    form: Any = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
+    told = chat.chat_completion([USER], model=WRITER, seed=4, response_format=form)
+    jsonschema.validate(json.loads(told.choices[0].message.content or ""), TALLY)
+    writer = InferenceClient(f"{cluster.url}/models/{WRITER}")
+    dated = writer.text_generation(
+        "On ",
+        do_sample=True,
+        seed=4,
+        return_full_text=False,
+        grammar={"type": "regex", "value": "[0-9]{4}-[0-9]{2}"},
+    )
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}", dated)
+
+
+def test_errors_are_raised_as_what_they_are(cluster: Cluster) -> None:
+    writer = InferenceClient(f"{cluster.url}/models/{WRITER}")
+    with pytest.raises(ValidationError, match=r"parameters\.temperature"):
+        writer.text_generation("a", temperature=-1.0)
+    missing = InferenceClient(f"{cluster.url}/models/nobody/nothing")
+    with pytest.raises(HfHubHTTPError, match="nobody/nothing does not exist"):
+        missing.text_generation("a")
+    with pytest.raises(HfHubHTTPError, match="generates no text"):
+        InferenceClient(base_url=f"{cluster.url}/v1").chat_completion([USER], model=EMBEDDER)
+
+
+def curl(cluster: Cluster, path: str, body: Any) -> str:
+    done = subprocess.run(
+        ["curl", "-sSN", "--fail-with-body", "-d", json.dumps(body), cluster.url + path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_curl_generates(cluster: Cluster) -> None:
+    body = {"inputs": ASKING, "model": SPEAKER, "parameters": {"max_new_tokens": 20}}
+    assert json.loads(curl(cluster, "/generate", body)) == {"generated_text": SAYS}
+    assert json.loads(curl(cluster, f"/models/{SPEAKER}", body)) == [
+        {"generated_text": ASKING + SAYS}
+    ]
+
+
+@pytest.mark.parametrize("path", ["/generate_stream", f"/models/{SPEAKER}/generate_stream"])
+def test_curl_reads_events(cluster: Cluster, path: str) -> None:
+    told = curl(cluster, path, {"inputs": ASKING, "model": SPEAKER})
+    events = [json.loads(line.removeprefix("data:")) for line in told.split("\n\n") if line]
+    assert "".join(event["token"]["text"] for event in events) == SAYS
+    assert events[-1]["generated_text"] == SAYS

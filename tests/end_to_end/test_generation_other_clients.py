@@ -1,0 +1,78 @@
+"""Clients of a second environment ask models that write: an old hub client, TGI's, LangChain's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.models import EMBEDDER, SAYS, SPEAKER, WRITER
+from tests.end_to_end.second_environment import answer_of
+
+ASKING = "\n"  # behind which the speaker speaks
+
+
+def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
+    endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
+    return answer_of("old_hub.py", method, json.dumps(arguments), environment=endpoint)
+
+
+def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
+    return answer_of("tgi.py", cluster.url + path, method, json.dumps(arguments))
+
+
+def test_the_old_hub_client_continues_a_text(cluster: Cluster) -> None:
+    told = old_hub(cluster, "text_generation", prompt=ASKING, model=SPEAKER, return_full_text=False)
+    assert told == SAYS
+
+
+def test_the_old_hub_client_chats(cluster: Cluster) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    told = old_hub(cluster, "chat_completion", messages=messages, model=SPEAKER, temperature=0.01)
+    assert told["choices"][0]["message"]["content"] == SAYS
+
+
+def test_the_old_hub_client_learns_that_a_writer_is_loaded(cluster: Cluster) -> None:
+    assert old_hub(cluster, "get_model_status", model=WRITER)["loaded"]
+
+
+def test_tgis_client_generates(cluster: Cluster) -> None:
+    path = f"/models/{SPEAKER}"
+    told = tgi(cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2)
+    # At a model's own path answers begin with their prompt.
+    assert told["generated_text"].removeprefix(ASKING) == SAYS
+    assert told["details"]["finish_reason"] == "eos_token"
+    assert len(told["details"]["top_tokens"]) == len(told["details"]["tokens"])
+
+
+@pytest.mark.parametrize("path", [f"/models/{SPEAKER}", f"/models/{SPEAKER}/generate_stream"])
+def test_tgis_client_reads_a_stream(cluster: Cluster, path: str) -> None:
+    events = tgi(cluster, path, "generate_stream", prompt=ASKING)
+    assert "".join(event["token"]["text"] for event in events) == SAYS
+    assert events[-1]["generated_text"].endswith(SAYS)
+
+
+def test_tgis_client_chats(cluster: Cluster) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    told = tgi(cluster, f"/models/{SPEAKER}", "chat", messages=messages, temperature=0.01)
+    assert told["choices"][0]["message"]["content"] == SAYS
+
+
+def test_tgis_client_understands_our_errors(cluster: Cluster) -> None:
+    long = tgi(cluster, f"/models/{SPEAKER}", "generate", prompt="word " * 2_000)
+    assert long["raised"] == "ValidationError"
+    assert "tokens" in long["message"]
+    missing = tgi(cluster, "/models/nobody/nothing/generate", "generate", prompt="a")
+    assert "nobody/nothing does not exist" in missing["message"]
+    wrong = tgi(cluster, f"/models/{EMBEDDER}/generate", "generate", prompt="a")
+    assert wrong["raised"] == "GenerationError"
+    assert "generates no text" in wrong["message"]
+
+
+def test_langchain_chats(cluster: Cluster) -> None:
+    settings = {"model": SPEAKER, "temperature": 0}
+    told = answer_of("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
+    assert told["whole"] == SAYS
+    assert "".join(told["streamed"]) == SAYS

@@ -1,0 +1,156 @@
+"""Many who want text at once, some who leave before they have it, and a generator that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import jsonschema
+import psutil
+import pytest
+
+from tests.end_to_end.cluster import Cluster, wait_for
+from tests.end_to_end.conftest import ROWS
+from tests.end_to_end.models import LONG_CONTEXT, SAYS, SPEAKER, WRITER
+from tests.end_to_end.test_generation_openai import TALLY, USER
+
+COMPLETIONS = "/v1/completions"
+ACTIVE = re.compile(r"^hundredfold_active_generations\{(.*)\} (\S+)$", re.MULTILINE)
+# Metrics travel every ten seconds.
+EXPORT_S = 30
+# A row is free again long before its answer would have been done.
+FREED_S = 10
+
+
+def noise(tokens: int) -> dict[str, Any]:
+    """A request for exactly so many tokens."""
+    told = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
+    return {**told, "seed": 1}
+
+
+Tasks = list[asyncio.Task[list[str]]]
+ENDLESS = noise(LONG_CONTEXT - 100)
+
+
+@asynccontextmanager
+async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIterator[Tasks]:
+    """So many streams, each read as fast as it comes; who leaves the block hangs up."""
+    begun = asyncio.Semaphore(0)
+
+    async def read(http: httpx.AsyncClient) -> list[str]:
+        lines: list[str] = []
+        async with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as reply:
+            assert reply.status_code == 200
+            begun.release()
+            async for line in reply.aiter_lines():
+                lines.append(line)
+        return [line for line in lines if line]
+
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
+        tasks = [asyncio.create_task(read(http)) for _ in range(count)]
+        try:
+            async with asyncio.timeout(FREED_S):
+                for _ in tasks:
+                    await begun.acquire()
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def active(cluster: Cluster) -> float:
+    """Answers of the writer that are being made, as the metrics tell it."""
+    text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    found = ACTIVE.findall(text)
+    return sum(float(value) for labels, value in found if f'model="{WRITER}"' in labels)
+
+
+def is_answered(cluster: Cluster, model: str = WRITER, timeout_s: float = FREED_S) -> bool:
+    """Whether a short text is written in time."""
+    body = {**noise(3), "model": model}
+    try:
+        reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=timeout_s)
+    except httpx.TimeoutException:
+        return False
+    return reply.status_code == 200
+
+
+def test_fifty_at_once_are_all_answered_by_their_schema(cluster: Cluster) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
+
+    async def ask(http: httpx.AsyncClient, seed: int) -> httpx.Response:
+        body = {"model": WRITER, "messages": [USER], "seed": seed, "response_format": form}
+        return await http.post("/v1/chat/completions", json=body)
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as http:
+            return await asyncio.gather(*(ask(http, seed) for seed in range(50)))
+
+    replies = asyncio.run(all_of_them())
+    assert {reply.status_code for reply in replies} == {200}
+    told = [reply.json()["choices"][0]["message"]["content"] for reply in replies]
+    for text in told:
+        jsonschema.validate(json.loads(text), TALLY)
+    assert len(set(told)) > 10
+
+
+async def test_who_comes_while_all_rows_are_busy_waits_and_is_answered(cluster: Cluster) -> None:
+    client = httpx.AsyncClient(base_url=cluster.url, timeout=100)
+    async with readers(cluster, ROWS, noise(4_000)), client as http:
+        reply = await http.post(COMPLETIONS, json=noise(3))
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] == 3
+    waited = re.search(r"queue;dur=([0-9.]+)", reply.headers["server-timing"])
+    assert waited
+    assert float(waited[1]) > 10  # milliseconds
+
+
+async def test_readers_who_leave_in_mid_stream_free_their_rows(cluster: Cluster) -> None:
+    wait_for(lambda: active(cluster) == 0, EXPORT_S)
+    async with readers(cluster, ROWS, ENDLESS):
+        await asyncio.to_thread(wait_for, lambda: active(cluster) == ROWS, EXPORT_S)
+    assert is_answered(cluster)
+    wait_for(lambda: active(cluster) == 0, EXPORT_S)
+
+
+async def test_clients_who_hang_up_before_their_answer_free_their_rows(cluster: Cluster) -> None:
+    """Asked at the ingress itself: HAProxy does not tell it that a client has closed its side."""
+    (ingress,) = cluster.replicas("Ingress")
+    (address,) = {
+        f"http://127.0.0.1:{one.laddr.port}"
+        for one in ingress.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.ip == "127.0.0.1"
+    }
+
+    async def impatient(http: httpx.AsyncClient) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(COMPLETIONS, json=ENDLESS)
+
+    async with httpx.AsyncClient(base_url=address, timeout=3) as http:
+        await asyncio.gather(*(impatient(http) for _ in range(ROWS)))
+    assert is_answered(cluster)
+    wait_for(lambda: active(cluster) == 0, EXPORT_S)
+
+
+async def test_a_killed_generator_ends_its_streams_with_an_error_and_comes_back(
+    cluster: Cluster,
+) -> None:
+    (victim, *_) = cluster.replicas("CpuGenerator")
+    async with readers(cluster, 1, ENDLESS) as (stream,):
+        victim.kill()
+        first, *_, last = await stream
+    assert "error" not in json.loads(first.removeprefix("data: "))
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+    assert "lost" in error["message"]
+    wait_for(lambda: is_answered(cluster), 90)
+    assert victim.pid not in {one.pid for one in cluster.replicas("CpuGenerator")}
+    body = {"model": SPEAKER, "messages": [USER], "temperature": 0}
+    told = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=30).json()
+    assert told["choices"][0]["message"]["content"] == SAYS
