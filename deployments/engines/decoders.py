@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from deployments.config import GeneratorSettings
 from deployments.decoding import Decoding
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.errors import EngineFailed
 
+WARM_UP_TOKENS = 32
 _VALUE_BYTES = {"fp16": 2, "bf16": 2}  # of a key or a value; 4 in all other precisions
 
 
@@ -30,7 +33,20 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     options = spec.options.model_copy(update={"spinning": settings.spinning})
     spec = replace(spec, options=options)
     engine = OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
-    return engine(spec, settings, rows=rows, context=context)
+    decoder = engine(spec, settings, rows=rows, context=context)
+    _warm_up(decoder)
+    return decoder
+
+
+def _warm_up(decoder: Decoder) -> None:
+    """Do once what is slow the first time, before somebody waits for it.
+
+    Weights are laid out and memory is touched; the calls for each number of rows are bound.
+    """
+    info = decoder.info
+    decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.source_tokens or info.context - 1), 0)
+    for rows in range(1, info.rows + 1):
+        decoder.decode(np.zeros(rows, np.int64), np.ones(rows, np.int64))
 
 
 def token_bytes(decoding: Decoding, value_bytes: int) -> int:
