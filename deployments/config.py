@@ -69,7 +69,6 @@ class GeneratorSettings(HardwareSettings):
     rows: int = Field(8, ge=1)  # requests that are answered at once
     context_tokens: int = Field(2_048, ge=16)  # of prompt and answer; the model may read fewer
     memory_bytes: int = Field(2 << 30, ge=1)  # keys and values; fewer rows if not enough
-    spinning: bool = False  # idle engine threads burn their core to wake faster
 
 
 class AppArgs(_Settings):

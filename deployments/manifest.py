@@ -133,7 +133,7 @@ class EngineOptions(_Frozen):
 
     # ONNX Runtime's own optimisers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
-    spinning: bool = False  # idle engine threads burn their core to wake faster
+    spinning: bool = False  # engine threads burn their core while they wait for work within a pass
     arena: bool = False  # ONNX Runtime keeps freed CPU memory for the next pass
     providers: tuple[str, ...] = ()  # execution providers instead of the lane's
     # (items, tokens) shapes a batch is padded up to; each has memory of its own, bound once, and

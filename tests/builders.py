@@ -17,6 +17,9 @@ WORDS = (
 HIDDEN = 32
 POSITIONS = 64
 
+# Heads of graphs that take texts; what generates has engines and tests of its own.
+ENCODER_HEADS = tuple(head for head in Head if head is not Head.NEXT_TOKEN)
+
 
 def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter to it
     directory: Path,

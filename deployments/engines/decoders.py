@@ -30,8 +30,9 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
             f"{spec.path.name}: a context of {context} tokens takes {row_bytes} bytes of memory, "
             f"`memory_bytes` is {settings.memory_bytes}"
         )
-    options = spec.options.model_copy(update={"spinning": settings.spinning})
-    spec = replace(spec, options=options)
+    # A step is hundreds of small operators, between which a thread that sleeps wakes too late: a
+    # third of the time of a step for one row.
+    spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
     engine = OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
     decoder = engine(spec, settings, rows=rows, context=context)
     _warm_up(decoder)

@@ -111,9 +111,10 @@ def _session_options(
     options.intra_op_num_threads = lane.threads_per_run
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Off by default: idle engine threads burn the cores that tokenizers and ingress need.
     spinning = "1" if how.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    # Within a pass only: between passes threads that spin would take the cores from everybody.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     # Off by default: the arena keeps the largest shape ever seen, per thread, 80 MB more for
