@@ -19,6 +19,10 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForMaskedLM": TaskName.FILL_MASK,
     "ForCausalLM": TaskName.TEXT_GENERATION,
     "LMHeadModel": TaskName.TEXT_GENERATION,
+    "PegasusForConditionalGeneration": TaskName.SUMMARIZATION,
+    "M2M100ForConditionalGeneration": TaskName.TRANSLATION,
+    "ForConditionalGeneration": TaskName.TEXT2TEXT_GENERATION,
+    "MTModel": TaskName.TRANSLATION,
     "Model": TaskName.FEATURE_EXTRACTION,
 }
 

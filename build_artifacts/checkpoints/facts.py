@@ -23,6 +23,11 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
 )
 from build_artifacts.checkpoints.decoders import check_decoder, read_decoding
+from build_artifacts.checkpoints.encoder_decoders import (
+    UNBOUNDED_TOKENS,
+    read_source_decoding,
+    vocabulary_of,
+)
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     is_cross_encoder,
@@ -31,7 +36,7 @@ from build_artifacts.checkpoints.sentences import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import Decoding
-from deployments.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.manifest import HEADS, TEXT2TEXT_TASKS, TOKENIZER_NAME, Head, TaskName
 from deployments.tasks.zero_shot import judges_entailment
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
@@ -80,6 +85,8 @@ def tasks_of(
         )
     if HEADS[task] is Head.VECTOR:
         return EMBEDDING_TASKS
+    if task in TEXT2TEXT_TASKS:
+        return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
     if HEADS[task] is not Head.LABELS:
         return (task,)
     return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
@@ -139,6 +146,8 @@ def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFact
     """What a merged checkpoint says of itself. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     head = HEADS[tasks[0]]
+    if tasks[0] in TEXT2TEXT_TASKS:
+        return _source_facts(checkpoint, config, tasks)
     if head is Head.NEXT_TOKEN:
         return _decoder_facts(checkpoint, config, tasks)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is Head.VECTOR
@@ -210,6 +219,25 @@ def _decoder_facts(
         max_tokens=_max_tokens(checkpoint, config, reach),
         width=config.vocab_size,
         decoding=read_decoding(checkpoint.weights, config),
+    )
+
+
+def _source_facts(
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
+) -> ModelFacts:
+    if not config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"`{tasks[0]}` takes a model with an encoder, `{config.model_type}` has none",
+            hint="pass `--task text-generation`",
+        )
+    positions = positions_of(config) or UNBOUNDED_TOKENS
+    most = _max_tokens(checkpoint, config, positions)
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=most,
+        width=vocabulary_of(config),
+        decoding=read_source_decoding(checkpoint.weights, config, most),
     )
 
 

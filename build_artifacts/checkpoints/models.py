@@ -30,15 +30,22 @@ LOADERS: Mapping[Head, str] = {
 }
 
 
-def load_model(weights: Path, *, head: Head, dtype: Literal["float32", "float16"]) -> TorchModel:
+def load_model(
+    weights: Path,
+    *,
+    head: Head,
+    dtype: Literal["float32", "float16"],
+    has_encoder: bool = False,
+) -> TorchModel:
     """The model in `weights` with its head, on the CPU and in evaluation mode.
 
-    Raises UnsupportedModel when it cannot be read or lacks weights that would then be random.
+    `has_encoder`: of those that generate, one that reads its prompts with an encoder. Raises
+    UnsupportedModel when it cannot be read or lacks weights that would then be random.
     """
     import torch
     import transformers
 
-    loader = getattr(transformers, LOADERS[head])
+    loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:
         model, info = loader.from_pretrained(
             weights,

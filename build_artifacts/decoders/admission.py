@@ -15,6 +15,7 @@ from build_artifacts.decoders.pace import room_for_pace
 from build_artifacts.decoders.reference import Original, Tokens, answer_tokens
 from build_artifacts.decoders.rowwise import quantise_rows
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
+from build_artifacts.decoders.written.writing import ENCODER_NAME
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, digest_of
 from build_artifacts.search.lanes import lane_for
@@ -98,7 +99,9 @@ class Admission:
         )
 
         def work(into: Path) -> str:
-            quantise_rows(floating, into)
+            for graph in (floating, encoder_beside(floating)):
+                if graph is not None:
+                    quantise_rows(graph, into / graph.name)
             return megabytes(into / WEIGHTS_NAME)
 
         key = f"quantise-{_key(recipe)}"
@@ -109,6 +112,7 @@ class Admission:
         assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
         return DecoderSpec(
             path=graph,
+            encoder=encoder_beside(graph),
             device=recipe.device,
             precision=recipe.precision,
             options=recipe.run,
@@ -157,6 +161,7 @@ def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
 def opened(spec: DecoderSpec, original: Original) -> Decoder:
     """The graph with room for what the original was asked. Raises EngineFailed."""
     from deployments.engines.onnx_decoder import OnnxDecoder
+    from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 
     prompts = original.asked.prompts
     longest_prompt = max(map(len, prompts))
@@ -164,7 +169,14 @@ def opened(spec: DecoderSpec, original: Original) -> Decoder:
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = lane_for(spec.device, usable_cores())
     context = max(longest, room_for_pace(spec.most_tokens))
-    return OnnxDecoder(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+    engine = OnnxDecoder if spec.encoder is None else OnnxEncoderDecoder
+    return engine(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+
+
+def encoder_beside(graph: Path) -> Path | None:
+    """The graph of the encoder, where there is one."""
+    path = graph.with_name(ENCODER_NAME)
+    return path if path.is_file() else None
 
 
 def _named(recipe: DecoderRecipe) -> str:

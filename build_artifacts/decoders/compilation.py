@@ -16,7 +16,6 @@ from build_artifacts.decoders.conversations import (
 )
 from build_artifacts.decoders.pace import Pace, measure_pace
 from build_artifacts.decoders.reference import Original, write_original
-from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.errors import GateFailed
 from build_artifacts.recipe import Recipe
 from build_artifacts.search.lanes import is_present
@@ -50,13 +49,17 @@ class DecoderCompilation:
         return self._sealed(admission, ranked, paces, identity)
 
     def _original(self, weights: Path, facts: ModelFacts) -> Original:
+        assert facts.decoding is not None, "of a head NEXT_TOKEN; this is a bug"
+
         def work(into: Path) -> str:
             write_original(weights, facts, into)
-            perplexity = Original.read(into).perplexity()
+            perplexity = Original.read(into, facts.decoding).perplexity()
             return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
-        return Original.read(self.steps.once("reference", "reference", detail, work))
+        return Original.read(
+            self.steps.once("reference", "reference", detail, work), facts.decoding
+        )
 
     def _for_cpu(self, admission: Admission) -> list[PassedDecoder]:
         passed = self._best(admission, Device.CPU)
@@ -150,21 +153,24 @@ def _place(graph: PassedDecoder) -> str:
 
 def _graph_files(passed: Sequence[PassedDecoder]) -> dict[str, Path]:
     return {
-        f"{_place(graph)}/{name}": graph.spec.path.with_name(name)
+        f"{_place(graph)}/{file.name}": file
         for graph in passed
-        for name in (GRAPH_NAME, WEIGHTS_NAME)
+        for path in (graph.spec.path, graph.spec.encoder)
+        if path is not None
+        for file in (path, path.with_name(f"{path.name}.data"))
     }
 
 
 def _candidate(graph: PassedDecoder) -> Candidate:
-    recipe, judgement = graph.recipe, graph.judgement
+    recipe, judgement, encoder = graph.recipe, graph.judgement, graph.spec.encoder
     assert judgement.parity is not None, "it passed, so there are numbers; this is a bug"
     assert judgement.perplexity is not None, "it passed, so there are numbers; this is a bug"
     return Candidate(
         name=recipe.name,
         device=recipe.device,
         precision=recipe.precision,
-        graph=f"{_place(graph)}/{GRAPH_NAME}",
+        graph=f"{_place(graph)}/{graph.spec.path.name}",
+        encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
         options=recipe.run,
         parity=judgement.parity,
         scores={_PERPLEXITY: judgement.perplexity},

@@ -19,7 +19,7 @@ from typing import Any
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
 from build_artifacts.decoders.written.quantising import Bits, quantised
-from build_artifacts.decoders.written.writing import is_written, write_decoder
+from build_artifacts.decoders.written.writing import ENCODER_NAME, is_written, write_decoder
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
 from deployments.decoding import Decoding
@@ -58,14 +58,19 @@ def _write(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
             hint=f"these are written: {', '.join(_WRITTEN)}",
         )
     with TemporaryDirectory(dir=into) as beside:
-        graph = write_decoder(weights, Path(beside)).decoder
-        bits = _WRITTEN[recipe.precision]
-        if bits is not None:
-            quantised(graph, into / GRAPH_NAME, bits)
-            return
-        import onnx_ir as ir
+        written = write_decoder(weights, Path(beside))
+        _save(written.decoder, into / GRAPH_NAME, _WRITTEN[recipe.precision])
+        if written.encoder is not None:
+            _save(written.encoder, into / ENCODER_NAME, _WRITTEN[recipe.precision])
 
-        ir.save(ir.load(graph), into / GRAPH_NAME, external_data=WEIGHTS_NAME)
+
+def _save(graph: Path, into: Path, bits: Bits | None) -> None:
+    if bits is not None:
+        quantised(graph, into, bits)
+        return
+    import onnx_ir as ir
+
+    ir.save(ir.load(graph), into, external_data=f"{into.name}.data")
 
 
 def _run_builder(weights: Path, recipe: DecoderRecipe, into: Path, cache: Path) -> None:

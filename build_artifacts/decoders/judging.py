@@ -83,17 +83,20 @@ def judge_decoder(engine: Decoder, original: Original, gate: Gate) -> Findings:
     """
     texts, starts = original.texts, np.array(original.starts)
     whole, stepwise = Tally(original), Tally(original)
-    for text, ids in enumerate(texts):
+    # A decoder behind an encoder only ever reads token by token.
+    for text, ids in enumerate(() if original.sources else texts):
         logits = engine.prefill(0, ids, 0, every=True)
         whole.add(starts[text] + np.arange(len(ids)), logits)
     watched = max(range(len(texts)), key=lambda text: len(texts[text]))
     in_company = []
-    for left, place, logits in steps(engine, texts):
+    for left, place, logits in steps(engine, texts, original.sources):
         stepwise.add(starts[left] + place, logits)
         in_company += [logits[row].copy() for row, text in enumerate(left) if text == watched]
-    alone = [logits[0].copy() for _, _, logits in steps(engine, [texts[watched]])]
+    source = original.sources[watched : watched + 1]
+    alone = [logits[0].copy() for _, _, logits in steps(engine, [texts[watched]], source)]
+    tallies = (stepwise,) if original.sources else (whole, stepwise)
     return _judged(
-        [tally.reading(gate.decided_gap) for tally in (whole, stepwise)],
+        [tally.reading(gate.decided_gap) for tally in tallies],
         _cosine(np.stack(alone), np.stack(in_company)),
         original.perplexity(),
         gate,
@@ -130,15 +133,21 @@ def _cosine(a: Floats, b: Floats) -> float:
     return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)
 
 
-def steps(engine: Decoder, texts: Sequence[Tokens]) -> Iterator[tuple[list[int], int, Floats]]:
+def steps(
+    engine: Decoder, texts: Sequence[Tokens], sources: Sequence[Tokens] = ()
+) -> Iterator[tuple[list[int], int, Floats]]:
     """Read texts token by token, ROWS at a time: which n are left, place of the token, [n, V].
 
-    Logits are valid until the next ones.
+    With `sources` an encoder reads them first, and the first token of each text with them. Logits
+    are valid until the next ones.
     """
     order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))
     for first in range(0, len(order), ROWS):
         group = order[first : first + ROWS]  # the longest first, so that those left are the first
-        for place in range(len(texts[group[0]])):
+        if sources:
+            begun = [engine.prefill(row, sources[t], 0).copy() for row, t in enumerate(group)]
+            yield group, 0, np.stack(begun)
+        for place in range(1 if sources else 0, len(texts[group[0]])):
             left = [text for text in group if len(texts[text]) > place]
             ids = np.array([texts[text][place] for text in left])
             yield left, place, engine.decode(ids, np.full(len(left), place))
@@ -152,7 +161,9 @@ def answers_of(
     There are no more prompts than the engine has rows.
     """
     found = [[int(engine.prefill(row, ids, 0).argmax())] for row, ids in enumerate(prompts)]
-    prompt_lengths: TokenColumn = np.array([len(ids) for ids in prompts])
+    # Behind an encoder a row holds the start token only.
+    is_apart = engine.info.source_tokens is not None
+    prompt_lengths: TokenColumn = np.array([1 if is_apart else len(ids) for ids in prompts])
     for count in range(most - 1):
         last = np.array([tokens[-1] for tokens in found])
         chosen = engine.decode(last, prompt_lengths + count).argmax(axis=1)

@@ -40,7 +40,11 @@ def measure_pace(engine: Decoder, seconds: float) -> Pace:
     """Time each of the three for a third of `seconds`. Raises EngineFailed."""
     context = engine.info.context
     before = min(_BEFORE, context - 1)
-    prompt = np.arange(min(_PROMPT_TOKENS, context)) % engine.info.vocabulary
+    most = engine.info.source_tokens or context
+    prompt = np.arange(min(_PROMPT_TOKENS, most)) % engine.info.vocabulary
+    if engine.info.source_tokens is not None:  # without a source a row has little to do
+        for row in range(ROWS):
+            engine.prefill(row, prompt[:before].tolist(), 0)
 
     def decoding(rows: int) -> Callable[[], int]:
         ids = np.zeros(rows, np.int64)

@@ -40,25 +40,32 @@ class Original:
     """What the original answered; kept in `directory`, for logits are as large as the vocabulary.
 
     It read `texts`: the passages, and each prompt with its own answer. `logits` is [N, V] over the
-    N tokens of all texts, end to end.
+    N tokens of all texts, end to end. With an encoder passages are prompts too, and a text is what
+    the decoder reads: the start token, and the answer without its last.
     """
 
     asked: Asked
     answers: tuple[Tokens, ...]  # to the prompts, with the end token where one came
     logits: Floats
+    start_token: int | None = None  # of a model with an encoder
 
     @classmethod
-    def read(cls, directory: Path) -> Original:
+    def read(cls, directory: Path, decoding: Decoding) -> Original:
         """What `write_original` wrote."""
         with np.load(directory / _ASKED_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_parts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
-        return cls(Asked(passages, prompts), answers, logits)
+        return cls(Asked(passages, prompts), answers, logits, _start_token(decoding))
 
     @cached_property
     def texts(self) -> tuple[Tokens, ...]:
         """What was read."""
-        return _texts(self.asked, self.answers)
+        return _texts(self.asked, self.answers, self.start_token)
+
+    @cached_property
+    def sources(self) -> tuple[Tokens, ...]:
+        """What an encoder reads for each text; empty without one."""
+        return () if self.start_token is None else self.asked.prompts
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -67,7 +74,12 @@ class Original:
 
     @cached_property
     def following(self) -> NDArray[np.int64]:
-        """[N], the token that comes next; -1 after the last of a text, and outside of passages."""
+        """[N], the token that comes next; -1 after the last of a text, and outside of passages.
+
+        With an encoder it is the answer's own, after every token.
+        """
+        if self.start_token is not None:
+            return np.array([token for answer in self.answers for token in answer])
         parts = [[*text[1:], -1] for text in self.asked.passages]
         known = [token for part in parts for token in part]
         return np.array(known + [-1] * (len(self.logits) - len(known)), dtype=np.int64)
@@ -121,7 +133,13 @@ def _parts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
     return tuple(tuple(part.tolist()) for part in np.split(file[name], ends[:-1]))
 
 
-def _texts(asked: Asked, answers: Sequence[Tokens]) -> tuple[Tokens, ...]:
+def _start_token(decoding: Decoding) -> int | None:
+    return None if decoding.source is None else decoding.source.start_token
+
+
+def _texts(asked: Asked, answers: Sequence[Tokens], start_token: int | None) -> tuple[Tokens, ...]:
+    if start_token is not None:
+        return tuple((start_token, *answer[:-1]) for answer in answers)
     pairs = zip(asked.prompts, answers, strict=True)
     return (*asked.passages, *((*prompt, *answer) for prompt, answer in pairs))
 
@@ -132,17 +150,19 @@ def write_original(weights: Path, facts: ModelFacts, into: Path) -> None:
     Raises UnsupportedModel.
     """
     assert facts.decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
-    asked = asked_of(weights, facts.max_tokens)
-    model = load_model(weights, head=Head.NEXT_TOKEN, dtype="float32")
+    start_token = _start_token(facts.decoding)
+    has_encoder = start_token is not None
+    asked = asked_of(weights, facts.max_tokens, has_encoder=has_encoder)
+    model = load_model(weights, head=Head.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
     answers = _answers(model, asked.prompts, facts.decoding, answer_tokens(facts.max_tokens))
-    texts = _texts(asked, answers)
+    texts = _texts(asked, answers, start_token)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,
         mode="w+",
         dtype=np.float32,
         shape=(sum(map(len, texts)), facts.width),
     )
-    _read(model, texts, logits)
+    _read(model, asked.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(
             f"`{facts.architecture}` answers NaN or Inf in fp32 torch already",
@@ -161,14 +181,18 @@ def answer_tokens(max_tokens: int) -> int:
     return min(_NEW_TOKENS, max_tokens // 2)
 
 
-def asked_of(weights: Path, max_tokens: int) -> Asked:
+def asked_of(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
     """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
 
-    Raises UnsupportedModel where the checkpoint's chat template cannot be used.
+    An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
+    UnsupportedModel where the checkpoint's chat template cannot be used.
     """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    if has_encoder:
+        sources = (tokenizer.encode(text).ids for text in (*PASSAGES, *PROMPTS))
+        return Asked((), tuple(cut_source(ids, max_tokens) for ids in sources))
     prompts, is_chat = _written(weights)
     room = max_tokens - answer_tokens(max_tokens)
     return Asked(
@@ -178,6 +202,11 @@ def asked_of(weights: Path, max_tokens: int) -> Asked:
             for text in prompts
         ),
     )
+
+
+def cut_source(ids: Sequence[int], most: int) -> Tokens:
+    """The first tokens, and the last: it is what a source ends with."""
+    return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
 
 
 def _written(weights: Path) -> tuple[Sequence[str], bool]:
@@ -202,13 +231,22 @@ def _written(weights: Path) -> tuple[Sequence[str], bool]:
         ) from exc
 
 
-def _read(model: TorchModel, texts: Sequence[Tokens], logits: Floats) -> None:
+def _read(
+    model: TorchModel,
+    sources: Sequence[Tokens] | None,
+    texts: Sequence[Tokens],
+    logits: Floats,
+) -> None:
     import torch
 
     first = 0
     with torch.inference_mode():
-        for text in texts:
-            given = model(torch.tensor([text]), use_cache=False).logits[0].numpy()
+        for i, text in enumerate(texts):
+            ids = torch.tensor([text])
+            read = {"input_ids": ids}
+            if sources is not None:
+                read = {"input_ids": torch.tensor([sources[i]]), "decoder_input_ids": ids}
+            given = model(**read, use_cache=False).logits[0].numpy()
             logits[first : first + len(text)] = given
             first += len(text)
 
@@ -224,18 +262,23 @@ def _answers(
     filling = decoding.end_tokens[0]
     ids = torch.full((len(prompts), longest), filling)
     mask = torch.zeros_like(ids)
+    start_token = _start_token(decoding)
     for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
+        # An encoder's padding is behind; a decoder's before, because answers follow.
+        place = slice(len(prompt)) if start_token is not None else slice(-len(prompt), None)
+        ids[row, place] = torch.tensor(prompt)
+        mask[row, place] = 1
     # The checkpoint's own settings may draw at random or punish repetition.
     model.generation_config = GenerationConfig(
         max_new_tokens=most,
         do_sample=False,
         eos_token_id=list(decoding.end_tokens),
         pad_token_id=filling,
+        decoder_start_token_id=start_token,
     )
+    read = longest if start_token is None else 1
     with torch.inference_mode():
-        rows = model.generate(input_ids=ids, attention_mask=mask)[:, longest:].tolist()
+        rows = model.generate(input_ids=ids, attention_mask=mask)[:, read:].tolist()
     return tuple(up_to_end(row, decoding.end_tokens) for row in rows)
 
 

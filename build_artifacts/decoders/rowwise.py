@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
-
 if TYPE_CHECKING:
     import onnx
 
@@ -33,21 +31,19 @@ _FEWEST_VALUES = 1 << 12
 Weights = NDArray[np.float32]  # [K, N], or [words, hidden]
 
 
-def quantise_rows(graph: Path, into: Path) -> Path:
-    """An int8 copy of `graph`, alone with its weights in the directory `into`."""
+def quantise_rows(graph: Path, into: Path) -> None:
+    """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it."""
     import onnx
 
     model = onnx.load(graph)
     _Rewriter(model).rewrite()
-    into.mkdir(parents=True, exist_ok=True)
     onnx.save(
         model,
-        into / GRAPH_NAME,
+        into,
         save_as_external_data=True,
-        location=WEIGHTS_NAME,
+        location=f"{into.name}.data",
         size_threshold=1024,
     )
-    return into / GRAPH_NAME
 
 
 class _Rewriter:

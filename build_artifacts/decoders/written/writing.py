@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
+from build_artifacts.checkpoints.encoder_decoders import generation_of, ids_in, never_written
 from build_artifacts.decoders.written.bart import (
     BART,
     BLENDERBOT,
@@ -88,7 +89,7 @@ def write_decoder(checkpoint: Path, into: Path) -> WrittenModel:
     if drafts.encoder is not None:
         encoder = into / ENCODER_NAME
         drafts.encoder.save(encoder)
-    return _written(drafts, _generation(checkpoint, config), decoder, encoder)
+    return _written(drafts, generation_of(checkpoint, config), decoder, encoder)
 
 
 def _model_type(checkpoint: Path) -> str:
@@ -108,15 +109,6 @@ def _config(checkpoint: Path) -> Config:
         ) from exc
 
 
-def _generation(checkpoint: Path, config: Config) -> Any:
-    """What transformers would generate by: its own file, or config.json."""
-    from transformers import GenerationConfig
-
-    if (checkpoint / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(checkpoint)
-    return GenerationConfig.from_model_config(config)
-
-
 def _written(drafts: Drafts, generation: Any, decoder: Path, encoder: Path | None) -> WrittenModel:
     start = generation.decoder_start_token_id
     if start is None and encoder is not None:
@@ -132,20 +124,8 @@ def _written(drafts: Drafts, generation: Any, decoder: Path, encoder: Path | Non
         target_tokens=drafts.target_tokens,
         decoder_start_token=start,
         forced_bos_token=generation.forced_bos_token_id,
-        forced_eos_token=next(_ids(generation.forced_eos_token_id), None),
-        end_tokens=tuple(_ids(generation.eos_token_id)),
+        forced_eos_token=next(ids_in(generation.forced_eos_token_id), None),
+        end_tokens=tuple(ids_in(generation.eos_token_id)),
         pad_token=generation.pad_token_id,
-        suppressed_tokens=tuple(_suppressed(generation)),
+        suppressed_tokens=tuple(never_written(generation)),
     )
-
-
-def _suppressed(generation: Any) -> Iterator[int]:
-    yield from _ids(generation.suppress_tokens)
-    for words in generation.bad_words_ids or ():
-        if len(words) == 1:  # longer ones forbid a sequence, not a token
-            yield int(words[0])
-
-
-def _ids(said: int | list[int] | None) -> Iterator[int]:
-    if said is not None:
-        yield from said if isinstance(said, list) else [said]

@@ -6,10 +6,13 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build_artifacts.__main__ import main
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.facts import read_facts
 from build_artifacts.compilation import Effort
 from build_artifacts.decoders.conversations import GENERATION_NAME, read_generation
 from build_artifacts.errors import BuildError, GateFailed
@@ -17,14 +20,31 @@ from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import DECODER_FP32, DecoderRecipe, Recipe
 from build_artifacts.recipes import DECODER_FP16, DECODER_INT8, DECODER_INT8_BLOCKS
-from deployments.config import LaneSettings
+from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoders import open_decoder
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.manifest import ArtifactManifest, Device, Gate, TaskName
-from tests.build_artifacts.decoders.tiny import tiny_gpt2, tiny_llama
+from deployments.manifest import (
+    TEXT2TEXT_TASKS,
+    ArtifactManifest,
+    Device,
+    Gate,
+    Source,
+    TaskName,
+)
+from tests.build_artifacts.decoders.tiny import (
+    make_marian,
+    make_t5,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_writer,
+)
 from tests.sealed_decoder import CHATML
 
 pytestmark = pytest.mark.slow
+
+SOURCE = Source(ref="tiny", revision="0")
+T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
 
 # Random weights are sure of little: what is looked at here is that all of it fits together.
 LENIENT = Gate(next_token_agreement=0.5, perplexity_rise=0.5)
@@ -148,3 +168,42 @@ def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path
     assert candidate.parity.cosine_mean > 0.99
     assert candidate.parity.company_cosine_worst > 0.9999
     assert built.manifest.architecture == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("make", "own_task"),
+    [(make_t5, TaskName.TEXT2TEXT_GENERATION), (make_marian, TaskName.TRANSLATION)],
+)
+def test_a_model_with_an_encoder_is_built_and_served(
+    make: Any, own_task: TaskName, tmp_path: Path
+) -> None:
+    source = tiny_writer(tmp_path / "writer", make)
+    request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
+    built = build(request, Progress(io.StringIO()))
+    manifest = built.manifest
+    assert manifest.tasks[0] is own_task
+    assert set(manifest.tasks) == set(TEXT2TEXT_TASKS)
+    assert manifest.decoding is not None
+    assert manifest.decoding.source is not None
+    (candidate,) = manifest.candidates
+    assert candidate.encoder is not None
+    assert candidate.parity.cosine_mean > 0.98
+    assert candidate.parity.company_cosine_worst > 0.9999
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    engine = open_decoder(spec, GeneratorSettings(rows=2))
+    try:
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
+    finally:
+        engine.close()
+    told = read_generation(built.directory)
+    assert all(len(talk.original.tokens) > 0 for talk in told.conversations)
+
+
+def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
+    t5 = read_facts(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
+    assert t5.decoding is not None
+    assert t5.decoding.prefixes == {"summarization": "summarize: "}, "two languages, no prefix"
+    marian = tiny_writer(tmp_path / "marian", make_marian)
+    facts = read_facts(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
+    assert facts.decoding is not None
+    assert (facts.decoding.defaults.beams, facts.decoding.defaults.max_new_tokens) == (2, 39)

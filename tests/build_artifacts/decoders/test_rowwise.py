@@ -60,7 +60,9 @@ def graph(tables: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quantise_rows(graph, tmp_path_factory.mktemp("int8"))
+    path = tmp_path_factory.mktemp("int8") / "model.onnx"
+    quantise_rows(graph, path)
+    return path
 
 
 def scores(path: Path, ids: NDArray[np.int64]) -> Array:
@@ -108,7 +110,8 @@ def test_a_row_of_zeros_gives_zeros(graph: Path, tables: dict[str, Array], tmp_p
         if table.name == "head":
             table.CopyFrom(numpy_helper.from_array(silent, "head"))
     onnx.save(model, tmp_path / "model.onnx")
-    path = quantise_rows(tmp_path / "model.onnx", tmp_path / "int8")
+    path = tmp_path / "int8.onnx"
+    quantise_rows(tmp_path / "model.onnx", path)
     found = scores(path, np.array([[3, 5]]))
     assert not found[0, 0].any()
     assert np.isfinite(found).all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -140,3 +142,61 @@ def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
     size = weights.shape[0] // heads
     halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
+
+
+def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) -> Path:
+    """A model with an encoder, a tokenizer of bytes that ends each text; returns `directory`.
+
+    `make` gets the size of the vocabulary and the ids of the special tokens, as configs name them.
+    """
+    import torch
+    from tokenizers import processors
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    end = tokenizer.token_to_id(TURN_END)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {TURN_END}", special_tokens=[(TURN_END, end)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    pad = tokenizer.token_to_id(END)
+    ids = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad}
+    torch.manual_seed(0)
+    model: Any = make(tokenizer.get_vocab_size(), ids)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_positions" not in name:
+                parameter.normal_(std=1.0 if "shared" in name else 0.2)
+    model.save_pretrained(directory)
+    return directory
+
+
+def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
+    """A T5 that knows a prefix for summaries."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=vocabulary, d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=LAYERS,
+        num_heads=HEADS, **ids,
+        task_specific_params={
+            "summarization": {"prefix": "summarize: ", "num_beams": 4},
+            "translation_en_to_de": {"prefix": "translate English to German: "},
+            "translation_en_to_fr": {"prefix": "translate English to French: "},
+        },
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
+    """A Marian that searches with two beams."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=vocabulary, d_model=HIDDEN, encoder_layers=LAYERS, decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS, decoder_attention_heads=HEADS, encoder_ffn_dim=INNER,
+        decoder_ffn_dim=INNER, max_position_embeddings=POSITIONS, forced_eos_token_id=None, **ids,
+    )  # fmt: skip
+    model = MarianMTModel(config)
+    model.generation_config.num_beams = 2
+    model.generation_config.max_length = 40
+    return model

@@ -1,0 +1,112 @@
+"""What the files of a model with an encoder say of the texts it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from build_artifacts.checkpoints.architectures import Config
+from build_artifacts.checkpoints.checkpoint import is_plain_file
+from build_artifacts.checkpoints.decoders import special_tokens
+from build_artifacts.errors import UnsupportedModel
+from deployments.decoding import AnswerDefaults, Decoding, SourceReading
+from deployments.manifest import TEXT2TEXT_TASKS
+
+# Of models whose positions are relative, and have no end: what T5 was trained with.
+UNBOUNDED_TOKENS = 512
+
+Generation = Any  # a transformers.GenerationConfig; the library is not typed
+
+
+def generation_of(weights: Path, config: Config) -> Generation:
+    """What transformers would generate by: a file of its own, or config.json."""
+    from transformers import GenerationConfig
+
+    if is_plain_file(weights / "generation_config.json"):
+        return GenerationConfig.from_pretrained(weights)
+    return GenerationConfig.from_model_config(config)
+
+
+def read_source_decoding(weights: Path, config: Config, source_tokens: int) -> Decoding:
+    """The shape of the memory, what answers begin and end with, and how they are searched for.
+
+    Raises UnsupportedModel.
+    """
+    generation = generation_of(weights, config)
+    heads = _of_decoder(config, "attention_heads", "num_heads")
+    ends = tuple(ids_in(generation.eos_token_id))
+    if generation.decoder_start_token_id is None or not ends:
+        raise UnsupportedModel(
+            "nothing in the checkpoint says by which token answers start, or by which they end",
+            hint="set `decoder_start_token_id` and `eos_token_id` in generation_config.json",
+        )
+    return Decoding(
+        layers=_of_decoder(config, "layers", "num_decoder_layers"),
+        kv_heads=heads,
+        head_dim=getattr(config, "d_kv", None) or config.d_model // heads,
+        end_tokens=ends,
+        special_tokens=special_tokens(weights),
+        never=tuple(never_written(generation)),
+        source=SourceReading(
+            source_tokens=source_tokens,
+            start_token=generation.decoder_start_token_id,
+            first_token=generation.forced_bos_token_id,
+            last_token=next(ids_in(generation.forced_eos_token_id), None),
+        ),
+        defaults=_defaults(generation),
+        prefixes=_prefixes(config),
+    )
+
+
+def vocabulary_of(config: Config) -> int:
+    """Of the answers, which may have words of their own."""
+    own = getattr(config, "decoder_vocab_size", None)
+    shared = getattr(config, "share_encoder_decoder_embeddings", True)
+    return int(config.vocab_size if own is None or shared else own)
+
+
+def never_written(generation: Generation) -> Iterator[int]:
+    """Tokens that no answer may have."""
+    yield from ids_in(generation.suppress_tokens)
+    for words in generation.bad_words_ids or ():
+        if len(words) == 1:  # longer ones forbid a sequence, not a token
+            yield int(words[0])
+
+
+def ids_in(said: int | list[int] | None) -> Iterator[int]:
+    """One id, or several, or none."""
+    if said is not None:
+        yield from said if isinstance(said, list) else [said]
+
+
+def _of_decoder(config: Config, name: str, otherwise: str) -> int:
+    return int(getattr(config, f"decoder_{name}", None) or getattr(config, otherwise))
+
+
+def _defaults(generation: Generation) -> AnswerDefaults:
+    longest, shortest = generation.max_length, generation.min_length
+    return AnswerDefaults(
+        beams=generation.num_beams or 1,
+        length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
+        early_stopping=generation.early_stopping or False,
+        no_repeat_ngram=generation.no_repeat_ngram_size or 0,
+        # Both count the token that answers start after.
+        min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
+        max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
+    )
+
+
+def _prefixes(config: Config) -> dict[str, str]:
+    """What is put before a text, by task; translation has one only where it is not ambiguous."""
+    said = getattr(config, "task_specific_params", None) or {}
+    found: dict[str, str] = {}
+    for task in TEXT2TEXT_TASKS:
+        prefixes = {
+            settings["prefix"]
+            for name, settings in said.items()
+            if (name == task or name.startswith(f"{task}_")) and settings.get("prefix")
+        }
+        if len(prefixes) == 1:
+            found[task.value] = prefixes.pop()
+    return found
