@@ -49,17 +49,16 @@ class DecoderCompilation:
         return self._sealed(admission, ranked, paces, identity)
 
     def _original(self, weights: Path, facts: ModelFacts) -> Original:
-        assert facts.decoding is not None, "of a head NEXT_TOKEN; this is a bug"
+        decoding = facts.decoding
+        assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
 
         def work(into: Path) -> str:
             write_original(weights, facts, into)
-            perplexity = Original.read(into, facts.decoding).perplexity()
+            perplexity = Original.read(into, decoding).perplexity()
             return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
-        return Original.read(
-            self.steps.once("reference", "reference", detail, work), facts.decoding
-        )
+        return Original.read(self.steps.once("reference", "reference", detail, work), decoding)
 
     def _for_cpu(self, admission: Admission) -> list[PassedDecoder]:
         passed = self._best(admission, Device.CPU)
