@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from deployments.errors import InvalidField, ServeError, UnknownParameter
-from deployments.manifest import HEADS, TaskName
+from deployments.manifest import GENERATING_TASKS, HEADS, TaskName
 from deployments.messages import Truncation
 from deployments.tasks import TASKS, served_tasks
 from deployments.tasks.base import TextParameters, item_fields
@@ -15,10 +15,13 @@ from tests.sealed import tiny_manifest
 
 
 def test_every_task_name_has_its_task() -> None:
-    assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TaskName}
+    generating = set(GENERATING_TASKS)  # these have loops and families of their own
+    assert {name: task.name for name, task in TASKS.items()} == {
+        name: name for name in TaskName if name not in generating
+    }
 
 
-@pytest.mark.parametrize("name", TaskName)
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
     # Zero-shot classification is for those classifiers that judge entailment, ranking for those
     # that give one score.
@@ -27,7 +30,7 @@ def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
         TaskName.TEXT_RANKING: ("relevance",),
     }.get(name, ("a", "b"))
     models = {
-        own: tiny_manifest(labels=labels).model_copy(update={"tasks": (own,)}) for own in TaskName
+        own: tiny_manifest(labels=labels).model_copy(update={"tasks": (own,)}) for own in TASKS
     }
     assert TASKS[name].fits(models[name])
     fitted = {HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
