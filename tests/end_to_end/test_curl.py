@@ -149,7 +149,7 @@ def test_whoever_asks_how_it_is_gets_json(cluster: Cluster, path: str) -> None:
         ("/embed", {"inputs": []}, 400, "empty"),
         ("/rerank", {"query": "a"}, 422, "texts"),
         ("/v1/embeddings", {"input": 5}, 400, "input"),
-        ("/v1/completions", {"prompt": "a"}, 400, "No model here generates text"),
+        ("/v1/completions", {"prompt": "a", "model": CLASSIFIER}, 400, "generates no text"),
         ("/v2/models/nobody/infer", {"inputs": []}, 404, "nobody"),
     ],
 )
