@@ -27,6 +27,7 @@ from deployments.engines.row_memory import (
     MemoryLayout,
     RowMemory,
     bind_rows,
+    copy_rows,
     swap_rows,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
@@ -111,9 +112,7 @@ class CrossMemory(HostMemory):
         super().copy(source, target, tokens)
         if self.readings[source] == self.readings[target]:
             return
-        length = int(self.mask[source].sum())
-        for array in self.source_arrays:
-            array[target, :, :length] = array[source, :, :length]
+        copy_rows(self.source_arrays, source, target, int(self.mask[source].sum()))
         self.mask[target] = self.mask[source]
         self.readings[target] = self.readings[source]
 
@@ -124,7 +123,6 @@ class CrossMemory(HostMemory):
             return
         rows = [first, second]
         length = int(self.mask[rows].sum(axis=1).max())
-        for array in self.source_arrays:
-            swap_rows(array, first, second, length)
+        swap_rows(self.source_arrays, first, second, length)
         self.mask[rows] = self.mask[rows[::-1]]
         self.readings[rows] = self.readings[rows[::-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -69,13 +70,11 @@ class HostMemory:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a row."""
-        for array in self.arrays:
-            array[target, :, :tokens] = array[source, :, :tokens]
+        copy_rows(self.arrays, source, target, tokens)
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap two rows, an array at a time."""
-        for array in self.arrays:
-            swap_rows(array, first, second, tokens)
+        """Swap two rows."""
+        swap_rows(self.arrays, first, second, tokens)
 
 
 def bind_rows(
@@ -88,8 +87,15 @@ def bind_rows(
         binding.bind_output(out_of, *place)
 
 
-def swap_rows(array: NDArray[np.generic], first: int, second: int, tokens: int) -> None:
-    """Swap the first `tokens` of two rows of [rows, heads, tokens, size]."""
-    kept = array[first, :, :tokens].copy()
-    array[first, :, :tokens] = array[second, :, :tokens]
-    array[second, :, :tokens] = kept
+def copy_rows(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
+    """Copy the first `tokens` of a row, in all of several [rows, heads, tokens, size]."""
+    for array in arrays:
+        array[target, :, :tokens] = array[source, :, :tokens]
+
+
+def swap_rows(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
+    """Swap the first `tokens` of two rows, in one after the other of several arrays."""
+    for array in arrays:
+        kept = array[first, :, :tokens].copy()
+        array[first, :, :tokens] = array[second, :, :tokens]
+        array[second, :, :tokens] = kept

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
 from deployments.errors import EngineFailed
-from deployments.generation.beams import BeamRules, BeamSearch
+from deployments.generation.beams import BeamSearch
 from deployments.generation.job import Job, Words, Written
 from deployments.generation.messages import (
     Beams,
@@ -19,8 +19,8 @@ from deployments.generation.messages import (
     FinishReason,
     GenerationOptions,
     Started,
-    Token,
 )
+from deployments.generation.sampling import log_total
 
 
 class BeamJob(Job):
@@ -37,15 +37,7 @@ class BeamJob(Job):
         super().__init__(prompt, words, deadline_s)
         self.width = beams.width
         self._rules = words.rules(options, len(self.prompt))
-        self._search = BeamSearch(
-            BeamRules(
-                beams=beams.width,
-                most_tokens=self._rules.most,
-                end_tokens=frozenset(words.end_tokens),
-                length_penalty=beams.length_penalty,
-                early_stopping=beams.early_stopping,
-            )
-        )
+        self._search = BeamSearch(beams, self._rules.most, words.end_tokens)
 
     def started(self, compute_type: str) -> Started:
         """What the answer's reader is told first."""
@@ -66,10 +58,7 @@ class BeamJob(Job):
 
     def _allowed(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
         """Log-probabilities of what may follow, [V]; -inf for all that may not."""
-        top = logits.max()
-        if not np.isfinite(top):
-            raise EngineFailed("the model's logits are not numbers")
-        scores: NDArray[np.float32] = logits - (top + np.log(np.exp(logits - top).sum()))
+        scores: NDArray[np.float32] = logits - np.float32(log_total(logits))
         forced = self._rules.forced(answer)
         if forced is not None:
             scores = np.full_like(scores, -np.inf)
@@ -86,6 +75,6 @@ class BeamJob(Job):
         words = self._words
         ends = bool(ids) and ids[-1] in words.end_tokens
         text: str = words.tokenizer.decode(list(ids), skip_special_tokens=True)
-        tokens = tuple(Token(i, words.told(i, None).text, None, words.is_special(i)) for i in ids)
+        tokens = tuple(words.told(token, None) for token in ids)
         reason = FinishReason.END if ends else FinishReason.LENGTH
         return Chunk(text, tokens, Finished(reason, len(ids), self.clock.timings()))

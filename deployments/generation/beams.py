@@ -7,26 +7,14 @@ that end count only among the first, by their log-probability over length ** len
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.generation.messages import EarlyStopping
+from deployments.generation.messages import Beams
 from deployments.generation.sampling import likeliest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeamRules:
-    """How beams are kept."""
-
-    beams: int
-    most_tokens: int  # of an answer
-    end_tokens: frozenset[int]
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
 
 
 class Step(NamedTuple):
@@ -43,25 +31,26 @@ class Hypothesis(NamedTuple):
     tokens: tuple[int, ...]  # the end token included, where there is one
 
 
-@dataclass(slots=True)
-class _Beam:
+class _Beam(NamedTuple):
     score: float = 0.0  # log-probability
     tokens: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     score: float
     parent: int
     token: int
-    ends: bool = field(default=False)
+    ends: bool
 
 
 class BeamSearch:
     """One search. It starts with a single beam, which has no tokens."""
 
-    def __init__(self, rules: BeamRules) -> None:
-        self._rules = rules
+    def __init__(self, how: Beams, most_tokens: int, end_tokens: Collection[int]) -> None:
+        """For an answer of `most_tokens` at most, which any of `end_tokens` ends."""
+        self._how = how
+        self._most_tokens = most_tokens
+        self._end_tokens = frozenset(end_tokens)
         self._beams = [_Beam()]
         self._finished: list[Hypothesis] = []
         self._is_over = False
@@ -85,13 +74,10 @@ class BeamSearch:
 
     def advance(self, log_probabilities: NDArray[np.float32]) -> list[Step]:
         """One token further; what is forbidden has -inf. [beams, V]: row i follows beam i."""
-        candidates = self._candidates(log_probabilities)
         length = len(self._beams[0].tokens) + 1
-        for candidate in candidates:
-            ends = candidate.token in self._rules.end_tokens
-            candidate.ends = ends or length >= self._rules.most_tokens
-        self._finish(candidates[: self._rules.beams], length)
-        going_on = [c for c in candidates if not c.ends][: self._rules.beams]
+        candidates = self._candidates(log_probabilities, is_last=length >= self._most_tokens)
+        self._finish(candidates[: self._how.width], length)
+        going_on = [c for c in candidates if not c.ends][: self._how.width]
         if going_on:
             self._beams = [
                 _Beam(c.score, (*self._beams[c.parent].tokens, c.token)) for c in going_on
@@ -99,16 +85,19 @@ class BeamSearch:
         self._is_over = not going_on or self._is_enough(length)
         return [Step(c.parent, c.token) for c in going_on]
 
-    def _candidates(self, log_probabilities: NDArray[np.float32]) -> list[_Candidate]:
-        """The best continuations of all beams, best first."""
-        rules = self._rules
-        count = max(2, 1 + len(rules.end_tokens)) * rules.beams
+    def _candidates(
+        self, log_probabilities: NDArray[np.float32], *, is_last: bool
+    ) -> list[_Candidate]:
+        """The best continuations of all beams, best first; all of them end with the last token."""
+        count = max(2, 1 + len(self._end_tokens)) * self._how.width
         before = np.array([beam.score for beam in self._beams], np.float32)
         scores = log_probabilities + before[:, None]
         vocabulary = scores.shape[1]
         places = likeliest(scores.ravel(), min(count, scores.size))
         return [
-            _Candidate(float(scores[parent, token]), int(parent), int(token))
+            _Candidate(
+                float(scores[parent, token]), parent, token, is_last or token in self._end_tokens
+            )
             for parent, token in (divmod(int(place), vocabulary) for place in places)
             if np.isfinite(scores[parent, token])
         ]
@@ -123,17 +112,17 @@ class BeamSearch:
             if candidate.ends
         ]
         best = sorted([*self._finished, *ended], key=lambda one: -one.score)
-        self._finished = best[: self._rules.beams]
+        self._finished = best[: self._how.width]
 
     def _is_enough(self, length: int) -> bool:
-        rules = self._rules
-        if len(self._finished) < rules.beams:
+        how = self._how
+        if len(self._finished) < how.width:
             return False
-        if rules.early_stopping is True:
+        if how.early_stopping is True:
             return True
-        to_the_end = rules.early_stopping == "never" and rules.length_penalty > 0
-        hoped = self._normalised(self._beams[0].score, rules.most_tokens if to_the_end else length)
+        to_the_end = how.early_stopping == "never" and how.length_penalty > 0
+        hoped = self._normalised(self._beams[0].score, self._most_tokens if to_the_end else length)
         return hoped <= self._finished[-1].score
 
     def _normalised(self, score: float, length: int) -> float:
-        return float(score / max(length, 1) ** self._rules.length_penalty)
+        return float(score / max(length, 1) ** self._how.length_penalty)

@@ -211,7 +211,7 @@ class Words:
         return token in self.special_tokens or token in self.end_tokens
 
     def told(self, token: int, logprob: float | None) -> Token:
-        """A token of a prompt."""
+        """A token by itself: of a prompt, or of an answer that is told at once."""
         special = self.is_special(token)
         return Token(token, "" if special else single(self.tokenizer, token), logprob, special)
 

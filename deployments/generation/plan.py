@@ -7,64 +7,31 @@ the time would both be late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from deployments.config import SchedulingSettings
 
 # A single token is computed by other kernels, whose rounding is another: no part of a prompt may be
-# that short, or the answer would depend on how the prompt was cut.
-FEWEST = 2
+# that short, or the answer would depend on how the prompt was cut, or on what was read before.
+FEWEST_TOGETHER = 2
 
 
-class Unread(NamedTuple):
-    """A prompt that is not computed to its end."""
-
-    row: int
-    tokens: int  # left to read
-
-
-class PromptPart(NamedTuple):
-    """What is read of a prompt in one go."""
-
-    row: int
-    tokens: int
+def reading_budget(tokens_per_s: float, rules: SchedulingSettings, *, nobody_waits: bool) -> int:
+    """Tokens of prompts to read now: what the time allows, and a part at least."""
+    if nobody_waits:
+        return rules.part_tokens
+    return max(rules.fewest_part_tokens, int(tokens_per_s * rules.stall_ms / 1e3))
 
 
-def plan_reading(
-    unread: Sequence[Unread], answering: int, tokens_per_s: float, rules: SchedulingSettings
-) -> list[PromptPart]:
-    """The parts to read now: first come first, as many as the time allows, at least one.
-
-    `answering` streams wait meanwhile; when there are none, parts are as long as the rules allow.
-    """
-    if not unread:
-        return []
-    if not answering:
-        first = unread[0]
-        return [PromptPart(first.row, _part(first.tokens, rules.part_tokens))]
-    budget = max(rules.fewest_part_tokens, int(tokens_per_s * rules.stall_ms / 1e3))
-    parts: list[PromptPart] = []
-    for prompt in unread:
-        part = _part(prompt.tokens, min(budget, rules.part_tokens))
-        # The next in line gets what is left of the time if that finishes it or is worth a part.
-        if parts and part < min(prompt.tokens, rules.fewest_part_tokens):
-            break
-        if parts and part > budget:
-            break
-        parts.append(PromptPart(prompt.row, part))
-        budget -= part
-        if part < prompt.tokens or budget < FEWEST:
-            break
-    return parts
+def is_worth_a_part(unread: int, budget: int, rules: SchedulingSettings) -> bool:
+    """Whether what others left of the budget finishes a prompt, or is enough for a part of it."""
+    return budget >= min(unread, rules.fewest_part_tokens)
 
 
-def _part(tokens: int, most: int) -> int:
-    """About `most` of `tokens`, so that neither the part nor the rest is a single token."""
-    most = max(most, FEWEST)
-    if tokens - most == 1:
-        return most - 1 if most > FEWEST else tokens
-    return min(tokens, most)
+def part_of(unread: int, most: int) -> int:
+    """About `most` of the tokens, so that neither the part nor the rest is a single one."""
+    most = max(most, FEWEST_TOGETHER)
+    if unread - most == 1:
+        return most - 1 if most > FEWEST_TOGETHER else unread
+    return min(unread, most)
 
 
 class ReadingSpeed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, ManifestInvalid, UnknownToken
 from deployments.generation.beam_job import BeamJob
@@ -23,9 +22,8 @@ class Preparation:
         manifest = model.manifest
         if manifest.decoding is None:
             raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
-        self._path = model.directory / TOKENIZER_NAME
         self._prompts = PromptReader(model.directory, manifest.decoding)
-        tokenizer = open_tokenizer(model.directory)
+        tokenizer = self._prompts.tokenizer  # only read, so that the loop may have it too
         added = tokenizer.get_added_tokens_decoder()
         self._words = Words(
             tokenizer=tokenizer,
@@ -39,7 +37,9 @@ class Preparation:
         self._rows = info.rows
         self._most_prompt = info.source_tokens or info.context - 1  # room for one token of answer
         self._grammars = GrammarCompiler(
-            self._path.read_text(encoding="utf-8"), info.vocabulary, self._words.end_tokens
+            (model.directory / TOKENIZER_NAME).read_text(encoding="utf-8"),
+            info.vocabulary,
+            self._words.end_tokens,
         )
         # A kind of tokenizer that cannot follow grammars refuses them one by one, when asked for.
         with suppress(InvalidField):

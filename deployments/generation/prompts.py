@@ -30,7 +30,7 @@ class PromptReader:
         """Of the artifact in `directory`. Raises ArtifactError."""
         self._directory = directory
         self._decoding = decoding
-        self._tokenizer = open_tokenizer(directory)
+        self.tokenizer = open_tokenizer(directory)
 
     def ids(self, prompt: Prompt, cut: Cut | None = None) -> list[int]:
         """The tokens of a prompt, at least one.
@@ -53,7 +53,7 @@ class PromptReader:
     def _ids_of_text(self, text: str, cut: Cut | None) -> list[int]:
         if not text:
             return []
-        encoding = self._tokenizer.encode(text)
+        encoding = self.tokenizer.encode(text)
         ids: list[int] = encoding.ids
         if cut is None or cut.keep is Truncation.REFUSE or len(ids) <= cut.most:
             return ids
@@ -72,7 +72,7 @@ class PromptReader:
 
     def _ids_of_chat(self, chat: Chat) -> list[int]:
         text = self._template.render(chat) if chat.messages else ""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if not ids:
             raise EmptyInput("`messages` have no tokens", field="messages")
         return ids
@@ -91,7 +91,7 @@ class PromptReader:
     @cached_property
     def _vocabulary_end(self) -> int:
         # Vocabularies of the wild have gaps, so their count is not where they end.
-        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _kept(ids: list[int], cut: Cut | None) -> list[int]:

@@ -16,10 +16,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from deployments.generation.plan import FEWEST_TOGETHER
+
 # Shorter beginnings are not worth a copy.
 FEWEST_SHARED = 16
-# Computed again in any case: reading a single token rounds differently from reading several.
-FEWEST_COMPUTED = 2
 
 
 class Copy(NamedTuple):
@@ -151,13 +151,9 @@ class RowTable:
                 self._memory[row] = _Memory(list(memory.prompt), memory.answered, memory.used_at)
         return moves
 
-    def forget(self) -> None:
-        """Remember no prompts: the memory cannot be trusted any more."""
-        self._memory = [_Memory() for _ in self._memory]
-
     def _most_alike(self, prompt: Sequence[int]) -> tuple[int | None, int]:
         """The row that remembers most of a prompt's beginning, free ones first, and how much."""
-        most = len(prompt) - FEWEST_COMPUTED
+        most = len(prompt) - FEWEST_TOGETHER  # those are computed again in any case
         alike = [min(_shared(memory.prompt, prompt), most) for memory in self._memory]
         best = max(range(len(alike)), key=lambda row: (alike[row], row))
         return (best, alike[best]) if alike[best] >= FEWEST_SHARED else (None, 0)

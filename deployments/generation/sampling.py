@@ -123,12 +123,16 @@ def log_probabilities(
     Natural logarithms of the softmax of logits [V]; the likeliest first, equals by their ids.
     Raises EngineFailed for logits that are not numbers.
     """
-    top = float(logits.max())
-    _check(top)
-    total = float(np.exp(logits - np.float32(top)).sum(dtype=np.float64))
-    base = top + math.log(total)
+    base = log_total(logits)
     best = likeliest(logits, alternatives) if alternatives else ()
     return float(logits[token]) - base, [(int(id_), float(logits[id_]) - base) for id_ in best]
+
+
+def log_total(logits: NDArray[np.float32]) -> float:
+    """The logarithm of the sum of the exponentials of logits [V]. Raises EngineFailed as above."""
+    top = float(logits.max())
+    _check(top)
+    return top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
 
 
 def likeliest(scores: Numbers, count: int) -> Places:

@@ -13,7 +13,12 @@ from deployments.engines.decoder import Decoder, Logits
 from deployments.errors import ServeError
 from deployments.generation.job import Job
 from deployments.generation.messages import Chunk, Started
-from deployments.generation.plan import ReadingSpeed, Unread, plan_reading
+from deployments.generation.plan import (
+    ReadingSpeed,
+    is_worth_a_part,
+    part_of,
+    reading_budget,
+)
 from deployments.generation.rows import Copy, Move, RowTable
 
 # Until a part was measured. Low, so that the first prompts are read in small parts.
@@ -74,18 +79,22 @@ class Stepper:
                 self._decoder.exchange(move.first, move.second, move.tokens)
 
     def read_prompts(self, rules: SchedulingSettings) -> int:
-        """Compute parts of prompts; how many tokens."""
+        """Compute parts of prompts, first come, first served; how many tokens."""
         unread = [job for job in self.active.values() if not job.is_read]
-        jobs = {self._rows.row_of(job.seats[0]): job for job in unread}
-        answering = len(self.active) - len(unread)
-        waiting = [Unread(row, job.unread) for row, job in jobs.items()]
-        parts = plan_reading(waiting, answering, self._speed.tokens_per_s, rules)
-        # A job that is done at once leaves, and others' rows move: who is meant is looked up first.
-        return sum(
-            self._read_part(*meant, rules) for meant in [(jobs[p.row], p.tokens) for p in parts]
-        )
+        nobody_waits = len(unread) == len(self.active)
+        budget = reading_budget(self._speed.tokens_per_s, rules, nobody_waits=nobody_waits)
+        read = 0
+        for job in unread:
+            left = budget - read
+            if read and (nobody_waits or not is_worth_a_part(job.unread, left, rules)):
+                break
+            read += self._read_part(job, min(left, rules.part_tokens), rules)
+            if not job.is_read:
+                break
+        return read
 
-    def _read_part(self, job: Job, tokens: int, rules: SchedulingSettings) -> int:
+    def _read_part(self, job: Job, most: int, rules: SchedulingSettings) -> int:
+        """Compute about `most` tokens of a prompt; how many it were."""
         row = self._rows.row_of(job.seats[0])
         if self._decoder.info.source_tokens is not None:
             return self._read_source(job, row)
@@ -93,9 +102,7 @@ class Stepper:
             shared, moves = self._rows.begin(row, job.prompt, afresh=job.wants_prompt)
             self._carry_out(moves)
             job.cached, job.unread = shared, job.unread - shared
-        tokens = min(tokens, job.unread, MOST_TOLD_PART if job.wants_prompt else job.unread)
-        if job.unread - tokens == 1:  # never a single one by itself
-            tokens = job.unread
+        tokens = part_of(job.unread, min(most, MOST_TOLD_PART) if job.wants_prompt else most)
         done = len(job.prompt) - job.unread
         ids = job.prompt[done : done + tokens]
         began_s = time.perf_counter()
@@ -138,7 +145,8 @@ class Stepper:
             for row in rows:
                 self._rows.wrote(row)
         for job, rows in writing:
-            self._write(job, logits[rows])
+            # A view, where it is one: rows of logits are long.
+            self._write(job, logits[rows[0]][None] if len(rows) == 1 else logits[rows])
         return sum(len(rows) for _, rows in writing)
 
     def _write(self, job: Job, logits: Logits) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from deployments.generation.beams import BeamRules, BeamSearch
+from deployments.generation.beams import BeamSearch
+from deployments.generation.messages import Beams
 
 VOCABULARY = 40
 END = 3
@@ -24,9 +25,9 @@ def model(request: pytest.FixtureRequest) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def searched(model: GPT2LMHeadModel, rules: BeamRules) -> BeamSearch:
+def searched(model: GPT2LMHeadModel, how: Beams, most_tokens: int) -> BeamSearch:
     """The search over the model, every beam computed afresh."""
-    search = BeamSearch(rules)
+    search = BeamSearch(how, most_tokens, (END,))
     while not search.is_over:
         rows = torch.tensor([[*PROMPT, *tokens] for tokens in search.running])
         with torch.inference_mode():
@@ -46,13 +47,6 @@ def searched(model: GPT2LMHeadModel, rules: BeamRules) -> BeamSearch:
 def test_the_answers_are_those_of_generate(
     model: GPT2LMHeadModel, beams: int, length_penalty: float, early_stopping, new_tokens: int
 ) -> None:
-    rules = BeamRules(
-        beams=beams,
-        most_tokens=new_tokens,
-        end_tokens=frozenset({END}),
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-    )
     with torch.inference_mode():
         expected = model.generate(
             torch.tensor([PROMPT]),
@@ -65,7 +59,8 @@ def test_the_answers_are_those_of_generate(
             output_scores=True,
             return_dict_in_generate=True,
         )
-    found = searched(model, rules).best
+    how = Beams(beams, length_penalty, early_stopping)
+    found = searched(model, how, new_tokens).best
     for mine, theirs, score in zip(
         found, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=False
     ):

@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from deployments.config import SchedulingSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
 from deployments.generation.beam_job import BeamJob
-from deployments.generation.beams import BeamRules, BeamSearch
+from deployments.generation.beams import BeamSearch
 from deployments.generation.job import GenerationJob, Job, Words
 from deployments.generation.loop import GenerationLoop
 from deployments.generation.messages import (
@@ -217,8 +217,7 @@ def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> N
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
     """The likeliest answer, every beginning computed afresh."""
-    rules = BeamRules(beams=beams, most_tokens=most, end_tokens=frozenset({END}))
-    search, decoder = BeamSearch(rules), FakeDecoder(context=200)
+    search, decoder = BeamSearch(Beams(beams), most, (END,)), FakeDecoder(context=200)
     while not search.is_over:
         rows = []
         for tokens in search.running:
@@ -347,6 +346,20 @@ def test_closing_answers_what_was_accepted(make_bench) -> None:
     assert all(bench.reader.is_done(job) for job in jobs)
     with pytest.raises(Overloaded):
         bench.loop.submit(bench.job([1, 2]))
+
+
+def test_a_step_that_does_not_end_shows(make_bench) -> None:
+    bench = make_bench(FakeDecoder(held=threading.Event()))
+    assert bench.loop.stuck_s() == 0
+    job = bench.job([1, 2])
+    bench.loop.submit(job)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while bench.loop.stuck_s() < 0.02:
+        assert time.monotonic() < deadline_s
+    bench.decoder.held.set()
+    bench.reader.wait_until_done(job)
+    bench.loop.close()
+    assert bench.loop.stuck_s() == 0
 
 
 def test_steps_are_recorded(make_bench) -> None:

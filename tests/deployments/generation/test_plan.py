@@ -3,60 +3,65 @@ from __future__ import annotations
 import pytest
 
 from deployments.config import SchedulingSettings
-from deployments.generation.plan import FEWEST, PromptPart, ReadingSpeed, Unread, plan_reading
+from deployments.generation.plan import (
+    FEWEST_TOGETHER,
+    ReadingSpeed,
+    is_worth_a_part,
+    part_of,
+    reading_budget,
+)
 
 RULES = SchedulingSettings(stall_ms=100, part_tokens=256, fewest_part_tokens=16)
 
 
-def parts(
-    unread: list[int], answering: int, tokens_per_s: float, rules: SchedulingSettings = RULES
-) -> list[tuple[int, int]]:
-    """The plan for prompts of these lengths, in rows 0, 1, ..."""
-    waiting = [Unread(row, tokens) for row, tokens in enumerate(unread)]
-    return [tuple(part) for part in plan_reading(waiting, answering, tokens_per_s, rules)]
+@pytest.mark.parametrize(
+    ("tokens_per_s", "nobody_waits", "budget"),
+    [
+        pytest.param(1_000, False, 100, id="what the time allows"),
+        pytest.param(50, False, 16, id="the least, however slow"),
+        pytest.param(100_000, False, 10_000, id="much on a fast device"),
+        pytest.param(50, True, 256, id="a part when nobody waits"),
+    ],
+)
+def test_how_much_is_read_before_the_next_token(
+    tokens_per_s: float, nobody_waits: bool, budget: int
+) -> None:
+    assert reading_budget(tokens_per_s, RULES, nobody_waits=nobody_waits) == budget
 
 
 @pytest.mark.parametrize(
-    ("unread", "answering", "tokens_per_s", "expected"),
+    ("unread", "budget", "worth"),
     [
-        pytest.param([], 3, 1_000, [], id="nothing to read"),
-        pytest.param([40], 0, 1_000, [(0, 40)], id="whole when nobody waits"),
-        pytest.param([1_500], 0, 1_000, [(0, 256)], id="a part when nobody waits"),
-        pytest.param([1_500], 7, 1_000, [(0, 100)], id="what the time allows"),
-        pytest.param([1_500], 7, 50, [(0, 16)], id="the least, however slow"),
-        pytest.param([1_500], 7, 100_000, [(0, 256)], id="never more than a part"),
-        pytest.param([30, 30, 30, 30], 7, 1_000, [(0, 30), (1, 30), (2, 30)], id="several short"),
-        pytest.param([30, 400], 7, 1_000, [(0, 30), (1, 70)], id="the next gets the rest"),
-        pytest.param([95, 400], 7, 1_000, [(0, 95)], id="a rest too small to be worth it"),
-        pytest.param([400, 30], 7, 1_000, [(0, 100)], id="first come, first served"),
-        pytest.param([1], 7, 1_000, [(0, 1)], id="a single token"),
-        pytest.param([101], 7, 1_000, [(0, 99)], id="no rest of one token"),
-        pytest.param([257], 0, 1_000, [(0, 255)], id="nor when nobody waits"),
+        pytest.param(400, 70, True, id="a part of it"),
+        pytest.param(400, 15, False, id="too little of it"),
+        pytest.param(5, 5, True, id="the whole of a short one"),
+        pytest.param(5, 4, False, id="not the whole of a short one"),
+        pytest.param(1, 0, False, id="nothing is left"),
     ],
 )
-def test_what_is_read(
-    unread: list[int], answering: int, tokens_per_s: float, expected: list[tuple[int, int]]
+def test_what_is_left_goes_to_the_next_in_line_where_it_helps(
+    unread: int, budget: int, worth: bool
 ) -> None:
-    assert parts(unread, answering, tokens_per_s) == expected
+    assert is_worth_a_part(unread, budget, RULES) is worth
+
+
+@pytest.mark.parametrize(
+    ("unread", "most", "part"),
+    [(40, 256, 40), (1_500, 256, 256), (1, 100, 1), (101, 100, 99), (257, 256, 255), (3, 2, 3)],
+)
+def test_how_long_a_part_is(unread: int, most: int, part: int) -> None:
+    assert part_of(unread, most) == part
 
 
 @pytest.mark.parametrize("most", [2, 3, 7, 16])
-@pytest.mark.parametrize("tokens", range(2, 60))
-def test_no_part_of_a_prompt_is_a_single_token(tokens: int, most: int) -> None:
-    rules = SchedulingSettings(stall_ms=1, part_tokens=most, fewest_part_tokens=2)
-    read = []
-    while tokens:
-        ((_, part),) = parts([tokens], 1, most * 1_000, rules)
-        read.append(part)
-        tokens -= part
-    assert min(read) >= FEWEST
-    assert max(read) <= max(most, 3)
-
-
-def test_the_time_is_kept_by_all_parts_together() -> None:
-    planned = parts([20] * 50, 7, 1_000)
-    assert sum(tokens for _, tokens in planned) <= 100
-    assert planned == [(row, 20) for row in range(5)]
+@pytest.mark.parametrize("unread", range(2, 60))
+def test_no_part_of_a_prompt_is_a_single_token(unread: int, most: int) -> None:
+    parts = []
+    while unread:
+        parts.append(part_of(unread, most))
+        unread -= parts[-1]
+    assert min(parts) >= FEWEST_TOGETHER
+    assert max(parts) <= max(most, 3)
 
 
 def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
@@ -71,7 +76,3 @@ def test_a_short_part_says_nothing_of_speed() -> None:
     speed = ReadingSpeed(1_000)
     speed.learn(15, took_s=10, fewest=16)
     assert speed.tokens_per_s == 1_000
-
-
-def test_a_part_names_its_row() -> None:
-    assert plan_reading([Unread(5, 4)], 0, 1.0, RULES) == [PromptPart(5, 4)]

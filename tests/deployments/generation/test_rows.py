@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from deployments.generation.plan import FEWEST_TOGETHER
 from deployments.generation.rows import (
-    FEWEST_COMPUTED,
     FEWEST_SHARED,
     Copy,
     Exchange,
@@ -109,7 +109,7 @@ def test_an_answer_is_not_remembered() -> None:
 @pytest.mark.parametrize(
     ("before", "prompt", "shared"),
     [
-        (SYSTEM, SYSTEM, len(SYSTEM) - FEWEST_COMPUTED),
+        (SYSTEM, SYSTEM, len(SYSTEM) - FEWEST_TOGETHER),
         (SYSTEM, SYSTEM[: FEWEST_SHARED - 1] + [0] * 9, 0),
         (SYSTEM, SYSTEM[:FEWEST_SHARED] + [0] * 9, FEWEST_SHARED),
         (SYSTEM, [0, *SYSTEM], 0),

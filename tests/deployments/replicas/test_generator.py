@@ -13,6 +13,7 @@ from deployments.config import AppArgs, GeneratorSettings, ModelSettings, Schedu
 from deployments.errors import (
     DeadlineExceeded,
     EmptyInput,
+    EngineFailed,
     InputTooLong,
     InvalidField,
     ServeError,
@@ -290,6 +291,11 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
         assert completion.text == expected[number % len(prompts)]
 
 
-async def test_a_healthy_replica_says_nothing(store) -> None:
+async def test_a_replica_whose_step_hangs_says_so(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with replica(store) as running:
         await running.check()
+        monkeypatch.setattr("deployments.replicas.generator.STUCK_AFTER_S", -1.0)
+        with pytest.raises(EngineFailed, match="tiny/"):
+            await running.check()
