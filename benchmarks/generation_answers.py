@@ -128,9 +128,3 @@ class Heat:
             return {}
         p50, p99 = np.percentile(gaps, (50, 99))
         return {GAP: float(p50), GAP_P99: float(p99), GAP_MAX: float(gaps.max())}
-
-
-def leading(one: Tokens, other: Tokens) -> int:
-    """With how many equal tokens two answers begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cached_property
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.local_model import LocalModel
 from benchmarks.torch_eager import own_source
+from build_artifacts.decoders.builder import run_builder
+from build_artifacts.decoders.slicing import WEIGHTS_NAME
+from deployments.manifest import Device
 from deployments.sealed_files import file_sha256
 
 WEIGHTS_SUFFIX = ".data"
 CONFIG_NAME = "genai_config.json"
-GRAPH_NAME = "model.onnx"
 
 
 class Origin:
@@ -50,21 +49,11 @@ class Origin:
         Raises BenchmarkError or a BuildError.
         """
         made = self._scratch / "genai"
-        command = [
-            *(sys.executable, "-m", "onnxruntime_genai.models.builder"),
-            *("--input", str(self.weights.absolute())),
-            *("--output", str(made)),
-            *("--cache_dir", str(self._scratch / "genai-cache")),
-            *("--precision", precision or self._model.candidate.precision),
-            *("--execution_provider", "cpu"),
-            *("--extra_options", "hf_token=false"),
-        ]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        precision = precision or self._model.candidate.precision
+        ran = run_builder(self.weights, made, precision=precision, device=Device.CPU)
+        if ran.failure is not None:
             raise BenchmarkError(
-                f"onnxruntime-genai's model builder fails: {lines[-1]}",
+                f"onnxruntime-genai's model builder fails: {ran.failure}",
                 hint="name a directory that it made elsewhere: --genai DIR",
             )
         return made
@@ -73,7 +62,7 @@ class Origin:
 def has_same_weights(model: LocalModel, directory: Path) -> bool:
     """Whether the graph in `directory` computes with the very weights of the sealed one."""
     sealed = model.manifest.files.get(model.candidate.graph + WEIGHTS_SUFFIX)
-    weights = directory / (GRAPH_NAME + WEIGHTS_SUFFIX)
+    weights = directory / WEIGHTS_NAME
     return sealed is not None and weights.is_file() and file_sha256(weights) == sealed.sha256
 
 

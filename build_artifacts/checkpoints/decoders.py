@@ -117,7 +117,7 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     stated = [
         ids
         for name in ("generation_config.json", CONFIG_NAME)
-        for ids in _ids(read_object(weights / name).get("eos_token_id"))
+        for ids in ids_in(read_object(weights / name).get("eos_token_id"))
     ]
     found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
     if not found:
@@ -128,6 +128,7 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _ids(said: Json) -> Iterator[int]:
+def ids_in(said: Json) -> Iterator[int]:
+    """One id, or several, or none."""
     values: list[Any] = said if isinstance(said, list) else [said]
     yield from (value for value in values if isinstance(value, int) and value >= 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.architectures import Config
 from build_artifacts.checkpoints.checkpoint import is_plain_file
-from build_artifacts.checkpoints.decoders import special_tokens
+from build_artifacts.checkpoints.decoders import ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import AnswerDefaults, Decoding, SourceReading
 from deployments.manifest import TEXT2TEXT_TASKS
@@ -72,12 +72,6 @@ def never_written(generation: Generation) -> Iterator[int]:
     for words in generation.bad_words_ids or ():
         if len(words) == 1:  # longer ones forbid a sequence, not a token
             yield int(words[0])
-
-
-def ids_in(said: int | list[int] | None) -> Iterator[int]:
-    """One id, or several, or none."""
-    if said is not None:
-        yield from said if isinstance(said, list) else [said]
 
 
 def _of_decoder(config: Config, name: str, otherwise: str) -> int:

@@ -66,6 +66,12 @@ class ModelFacts:
         """What the model answers."""
         return HEADS[self.tasks[0]]
 
+    @property
+    def generating(self) -> Decoding:
+        """`decoding`, of a model whose head is NEXT_TOKEN."""
+        assert self.decoding is not None, "facts of such a head have a decoding; this is a bug"
+        return self.decoding
+
 
 def tasks_of(
     checkpoint: Checkpoint, adapter: Adapter | None, asked: TaskName | None

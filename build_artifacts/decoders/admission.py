@@ -108,15 +108,13 @@ class Admission:
         return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
 
     def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
-        decoding = self.facts.decoding
-        assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
         return DecoderSpec(
             path=graph,
             encoder=encoder_beside(graph),
             device=recipe.device,
             precision=recipe.precision,
             options=recipe.run,
-            decoding=decoding,
+            decoding=self.facts.generating,
             vocabulary=self.facts.width,
             most_tokens=self.facts.max_tokens,
         )

@@ -11,6 +11,7 @@ from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.admission import Admission, PassedDecoder, opened
 from build_artifacts.decoders.conversations import (
     GENERATION_NAME,
+    PERPLEXITY,
     Generation,
     conversations_of,
 )
@@ -26,7 +27,6 @@ from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, 
 from deployments.tuning.host import this_host
 from deployments.tuning.processors import usable_cores
 
-_PERPLEXITY = "perplexity"
 # Of measuring one graph: the medians of such loops are steady after a second each.
 _MOST_PACE_SECONDS = 4.0
 
@@ -49,16 +49,14 @@ class DecoderCompilation:
         return self._sealed(admission, ranked, paces, identity)
 
     def _original(self, weights: Path, facts: ModelFacts) -> Original:
-        decoding = facts.decoding
-        assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
-
         def work(into: Path) -> str:
             write_original(weights, facts, into)
-            perplexity = Original.read(into, decoding).perplexity()
+            perplexity = Original.read(into, facts.generating).perplexity()
             return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
-        return Original.read(self.steps.once("reference", "reference", detail, work), decoding)
+        asked = self.steps.once("reference", "reference", detail, work)
+        return Original.read(asked, facts.generating)
 
     def _for_cpu(self, admission: Admission) -> list[PassedDecoder]:
         passed = self._best(admission, Device.CPU)
@@ -122,7 +120,7 @@ class DecoderCompilation:
                 facts=facts,
                 candidates=tuple(_candidate(graph) for graph in passed),
                 gate=admission.gate,
-                scores={_PERPLEXITY: original.perplexity()},
+                scores={PERPLEXITY: original.perplexity()},
                 files={TOKENIZER_NAME: tokenizer, **written, **_graph_files(passed)},
             )
             lay_out(contents, into)
@@ -172,7 +170,7 @@ def _candidate(graph: PassedDecoder) -> Candidate:
         encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
         options=recipe.run,
         parity=judgement.parity,
-        scores={_PERPLEXITY: judgement.perplexity},
+        scores={PERPLEXITY: judgement.perplexity},
     )
 
 

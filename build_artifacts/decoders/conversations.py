@@ -14,6 +14,7 @@ from deployments.errors import ArtifactError
 from deployments.manifest import ArtifactManifest, Candidate
 
 GENERATION_NAME = "generation.json"
+PERPLEXITY = "perplexity"  # among the scores of a manifest and of its candidates
 _HEADER = (
     "CANDIDATE",
     "MB",
@@ -74,7 +75,7 @@ def conversations_of(
 
     def answer(tokens: Tokens, due: Tokens) -> Answer:
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return Answer(tokens=tokens, text=text, same_tokens=_same_start(tokens, due))
+        return Answer(tokens=tokens, text=text, same_tokens=same_start(tokens, due))
 
     return tuple(
         Conversation(
@@ -86,7 +87,8 @@ def conversations_of(
     )
 
 
-def _same_start(given: Tokens, due: Tokens) -> int:
+def same_start(given: Tokens, due: Tokens) -> int:
+    """With how many equal tokens two answers begin."""
     pairs = zip(given, due, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(due)))
 
@@ -107,7 +109,7 @@ def told(manifest: ArtifactManifest, generation: Generation) -> str:
         f"{manifest.id} {manifest.version}, tokens per second on {generation.host}, "
         f"{generation.threads} threads, as built",
         columns([_HEADER, *rows]),
-        f"perplexity of the original: {manifest.scores['perplexity']:.2f}",
+        f"perplexity of the original: {manifest.scores[PERPLEXITY]:.2f}",
         *(_dialogue(conversation) for conversation in generation.conversations),
     ]
     return "\n\n".join(blocks)
@@ -117,22 +119,22 @@ def _row(
     manifest: ArtifactManifest, generation: Generation, candidate: Candidate
 ) -> tuple[str, ...]:
     pace = generation.paces.get(candidate.name)
-    speeds = ("-",) * 3 if pace is None else (pace.alone, pace.company, pace.prompt)
+    speeds = () if pace is None else (pace.alone, pace.company, pace.prompt)
+    agreement = candidate.parity.top1_agreement
     return (
         candidate.name,
         f"{graph_bytes(manifest, candidate) / 1e6:.1f}",
-        f"{candidate.scores['perplexity']:.2f}",
-        "-"
-        if candidate.parity.top1_agreement is None
-        else f"{candidate.parity.top1_agreement:.1%}",
+        f"{candidate.scores[PERPLEXITY]:.2f}",
+        "-" if agreement is None else f"{agreement:.1%}",
         f"{generation.same_share(candidate.name):.1%}",
-        *(speed if isinstance(speed, str) else f"{speed:.0f}" for speed in speeds),
+        *([f"{speed:.0f}" for speed in speeds] or ["-"] * 3),
     )
 
 
 def graph_bytes(manifest: ArtifactManifest, candidate: Candidate) -> int:
-    """The size of a candidate's graph, with the weights that lie beside it."""
-    named = (file for name, file in manifest.files.items() if name.startswith(candidate.graph))
+    """The size of a candidate's graphs, with the weights that lie beside them."""
+    graphs = tuple(graph for graph in (candidate.graph, candidate.encoder) if graph is not None)
+    named = (file for name, file in manifest.files.items() if name.startswith(graphs))
     return sum(file.size for file in named)
 
 

@@ -1,53 +1,46 @@
-"""A checkpoint becomes a decoder's graph, by the model builder of onnxruntime-genai (MIT).
+"""A checkpoint becomes a decoder's graph, and an encoder's where there is one.
 
-The builder runs in a process of its own: it is a program rather than a library, and gives back its
-memory when it ends. Families that it does not know are written by `written/`. Either way the
-weights lie beside the graph, in one file.
+Families that onnxruntime-genai's model builder does not know are written by `written/`. Either way
+the weights lie beside the graph, in one file.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
 from build_artifacts.decoders.written.quantising import Bits, quantised
 from build_artifacts.decoders.written.writing import ENCODER_NAME, is_written, write_decoder
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
-from deployments.manifest import Device
 
 # Bits of the weights of written graphs, by precision; None: as they are.
 _WRITTEN: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _Numbers = tuple[int, int, int, int]  # layers, heads of keys and values, head size, words
-_PROVIDERS = {Device.CPU: "cpu", Device.GPU: "cuda"}
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Every layer keeps all keys and values, so that all rows of memory are of one shape.
-_ALWAYS = ("hf_token=false", "windowed_kv_cache=false")
+_ALWAYS = "windowed_kv_cache=false"
 
 
-def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> Path:
-    """The graph of the checkpoint in `weights`, alone with its weights in `into`.
+def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+    """Write the graphs of the checkpoint in `weights`, alone with their weights, to `into`.
 
     Raises UnsupportedModel.
     """
     if is_written(weights):
         _write(weights, facts, recipe, into)
-        return into / GRAPH_NAME
+        return
     with TemporaryDirectory(dir=into) as beside:
         made = Path(beside, "made")
-        _run_builder(weights, recipe, made, Path(beside, "cache"))
+        _build(weights, recipe, made)
         _check(facts, _told(made))
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (made / name).rename(into / name)
     answer_from(into / GRAPH_NAME, facts.architecture)
-    return into / GRAPH_NAME
 
 
 def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
@@ -55,6 +48,11 @@ def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) 
         raise UnsupportedModel(
             f"there is no {recipe.precision} graph of this family ({recipe.name})",
             hint=f"these are written: {', '.join(_WRITTEN)}",
+        )
+    if recipe.options:
+        raise UnsupportedModel(
+            f"the graphs of this family know nothing of {' '.join(recipe.options)} ({recipe.name})",
+            hint="leave out the options of onnxruntime-genai's model builder",
         )
     with TemporaryDirectory(dir=into) as beside:
         written = write_decoder(weights, Path(beside))
@@ -73,27 +71,15 @@ def _save(graph: Path, into: Path, bits: Bits | None) -> None:
     ir.save(ir.load(graph), into, external_data=f"{into.name}.data")
 
 
-def _run_builder(weights: Path, recipe: DecoderRecipe, into: Path, cache: Path) -> None:
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-    command += [
-        "--input",
-        str(weights.absolute()),
-        "--output",
-        str(into),
-        "--cache_dir",
-        str(cache),
-    ]
-    command += ["--precision", recipe.precision]
-    command += ["--execution_provider", _PROVIDERS[recipe.device]]
-    command += ["--extra_options", *_ALWAYS, *recipe.options]
-    done = subprocess.run(
-        command, env=os.environ | _OFFLINE, capture_output=True, text=True, check=False
+def _build(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
+    options = (_ALWAYS, *recipe.options)
+    ran = run_builder(
+        weights, into, precision=recipe.precision, device=recipe.device, options=options
     )
-    print(done.stdout, done.stderr, flush=True)  # into the log of the build
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    print(ran.log, flush=True)  # into the log of the build
+    if ran.failure is not None:
         raise UnsupportedModel(
-            f"onnxruntime-genai's model builder fails ({recipe.name}): {lines[-1]}",
+            f"onnxruntime-genai's model builder fails ({recipe.name}): {ran.failure}",
             hint="the log has the whole story; another architecture may work",
         )
 
@@ -111,8 +97,7 @@ def _told(made: Path) -> _Numbers:
 
 def _check(facts: ModelFacts, made: _Numbers) -> None:
     """The graph's own numbers must be those that the manifest is going to have."""
-    decoding = facts.decoding
-    assert decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
+    decoding = facts.generating
     due = (decoding.layers, decoding.kv_heads, decoding.head_dim, facts.width)
     if made != due:
         raise UnsupportedModel(

@@ -23,6 +23,8 @@ from deployments.manifest import TOKENIZER_NAME, Head
 _NEW_TOKENS = 32
 _LOGITS_NAME = "logits.npy"
 _ASKED_NAME = "asked.npz"
+_PARTS = ("passages", "prompts", "answers")
+_ROWS_AT_ONCE = 128
 
 Floats = NDArray[np.float32]
 Tokens = tuple[int, ...]
@@ -124,10 +126,6 @@ def perplexity(surprises: NDArray[np.float64]) -> float:
     return float(np.exp(min(surprises.mean(), 700.0))) if len(surprises) else 1.0
 
 
-_PARTS = ("passages", "prompts", "answers")
-_ROWS_AT_ONCE = 128
-
-
 def _parts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
     ends = file[f"{name}_ends"].tolist()
     return tuple(tuple(part.tolist()) for part in np.split(file[name], ends[:-1]))
@@ -149,12 +147,11 @@ def write_original(weights: Path, facts: ModelFacts, into: Path) -> None:
 
     Raises UnsupportedModel.
     """
-    assert facts.decoding is not None, "facts of a head NEXT_TOKEN have a decoding; this is a bug"
-    start_token = _start_token(facts.decoding)
+    start_token = _start_token(facts.generating)
     has_encoder = start_token is not None
     asked = asked_of(weights, facts.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
-    answers = _answers(model, asked.prompts, facts.decoding, answer_tokens(facts.max_tokens))
+    answers = _answers(model, asked.prompts, facts.generating, answer_tokens(facts.max_tokens))
     texts = _texts(asked, answers, start_token)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,

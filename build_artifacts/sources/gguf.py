@@ -73,7 +73,7 @@ def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
 
 def _on_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     """`ORGANISATION/NAME[@REVISION]/PATH.gguf`."""
-    model_id, _, revision, path = _parts_of(ref)
+    model_id, revision, path = _parts_of(ref)
     if not MODEL_ID.fullmatch(model_id) or not path:
         raise SourceNotFound(
             f"`{ref}` is no file here and none of a hub model",
@@ -89,11 +89,11 @@ def _on_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     return hub.download(model_id, listing.commit, [path]) / path, "", model_id
 
 
-def _parts_of(ref: str) -> tuple[str, str, str, str]:
+def _parts_of(ref: str) -> tuple[str, str, str]:
     organisation, _, rest = ref.partition("/")
     named, _, path = rest.partition("/")
-    name, at, revision = named.partition("@")
-    return f"{organisation}/{name}", at, revision, path
+    name, _, revision = named.partition("@")
+    return f"{organisation}/{name}", revision, path
 
 
 def _write_descriptions(file: Path, into: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.columns import columns
-from build_artifacts.decoders.conversations import graph_bytes
+from build_artifacts.decoders.conversations import PERPLEXITY, graph_bytes
 from deployments.errors import ArtifactError
 from deployments.manifest import ArtifactManifest, Candidate
 from deployments.store import LATEST_NAME, VERSION, resolve_version
@@ -72,8 +72,8 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
 
 def _parity(candidate: Candidate) -> str:
     parity = candidate.parity
-    if "perplexity" in candidate.scores:
-        perplexity = f"perplexity {candidate.scores['perplexity']:.2f}"
+    if PERPLEXITY in candidate.scores:
+        perplexity = f"perplexity {candidate.scores[PERPLEXITY]:.2f}"
         return f"{perplexity}, next tokens {parity.top1_agreement or 0:.1%}"
     labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
     return f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"

@@ -12,7 +12,6 @@ from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,
     InvalidField,
-    ModelLoading,
     Overloaded,
     TooManyItems,
     WrongTask,
@@ -30,7 +29,7 @@ from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.http.wording import fields_called
 from deployments.ingress.prompt_limits import check_prompts
 from deployments.ingress.recording import Note, OpenRecord
-from deployments.ingress.service import ESTIMATED_START_S
+from deployments.ingress.service import still_loading, tasks_told
 from deployments.manifest import Device, TaskName
 from deployments.messages import Timings
 from deployments.records import RequestRecorder
@@ -57,6 +56,11 @@ class GenerationQuestion:
     choices: int = 1  # answers wanted; their seeds count up from the one given
     best_of: int | None = None  # answers computed, of which the likeliest `choices` are told
     request: RequestOptions = field(default_factory=RequestOptions)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """All of them."""
+        return (self.prompt, *self.further_prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +170,9 @@ class GenerationService:
             return able
         model = self.registry.find(model_id)
         if not model.generates:
-            known = ", ".join(f"`{task}`" for task in model.tasks)
             raise WrongTask(
-                f"Model {model_id} generates no text; it can do: {known}", field="model"
+                f"Model {model_id} generates no text; it can do: {tasks_told(model)}",
+                field="model",
             )
         return model
 
@@ -176,11 +180,11 @@ class GenerationService:
         note.task = TaskName.TEXT_GENERATION.value
         model = self.find_model(question.model_id)
         note.model = model.ref.id
-        prompts = (question.prompt, *question.further_prompts)
+        prompts = question.prompts
         note.items = len(prompts)
         computed = self._computed(question)
         check_prompts(prompts, computed, self.settings.limits)
-        states = {d: state for d, state in self._states().items() if d in self._clients}
+        states = self._states()
         device = choose_device(question.request.device, model.manifest, states)
         deadline_s = time.time() + self.settings.generation_timeout_s
         options = question.options
@@ -249,15 +253,11 @@ class GenerationService:
             if not limit.expired():
                 raise
             if plan.cold and self._is_cold(plan.device):
-                raise ModelLoading(
-                    f"Model {plan.model.ref.id} is currently loading",
-                    estimated_time_s=ESTIMATED_START_S,
-                ) from exc
+                raise still_loading(plan.model.ref.id) from exc
             raise DeadlineExceeded("the answer was not finished in time") from exc
         finally:
             if waking is not None:
                 waking.cancel()
 
     def _is_cold(self, device: Device) -> bool:
-        state = self._states().get(device)
-        return state is None or state.running == 0
+        return self._states()[device].running == 0

@@ -1,10 +1,10 @@
-"""How long a text may be before it is even tokenized."""
+"""How many texts a request may have, and how long they may be before they are even tokenized."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.errors import InputTooLong
+from deployments.errors import InputTooLong, TooManyItems
 from deployments.messages import Text, Truncation, characters
 from deployments.tasks import TaskInput
 
@@ -50,11 +50,20 @@ def within_total(parsed: TaskInput, request_chars: int) -> TaskInput:
     A small body can ask for much: a query is read once with every text, a text with every label.
     Raises InputTooLong.
     """
-    total = sum(map(characters, parsed.texts))
-    if total > request_chars:
-        raise InputTooLong(
-            f"`{parsed.many}` makes {total} characters to read, at most {request_chars} are read "
-            "at once",
-            field=parsed.many,
-        )
+    check_total(parsed.many, sum(map(characters, parsed.texts)), request_chars)
     return parsed
+
+
+def check_total(path: str, total: int, most: int) -> None:
+    """Bound the characters that what is at `path` makes. Raises InputTooLong."""
+    if total > most:
+        raise InputTooLong(
+            f"`{path}` makes {total} characters to read, at most {most} are read at once",
+            field=path,
+        )
+
+
+def check_count(path: str, items: int, most: int) -> None:
+    """Bound the items at `path`. Raises TooManyItems."""
+    if items > most:
+        raise TooManyItems(f"`{path}` has {items} items; at most {most} are taken", field=path)

@@ -11,25 +11,24 @@ from collections.abc import Sequence
 import orjson
 
 from deployments.config import LimitSettings
-from deployments.errors import InputTooLong, TooManyItems
+from deployments.errors import InputTooLong
 from deployments.generation.messages import Chat, Prompt
+from deployments.ingress.lengths import check_count, check_total
+
+# Texts that end an answer, and characters of each.
+MOST_STOPS = 16
+STOP_CHARS = 1_000
 
 
 def check_prompts(prompts: Sequence[Prompt], times: int, limits: LimitSettings) -> None:
     """Bound what is tokenized, and read `times` over. Raises TooManyItems or InputTooLong."""
-    _check_count(len(prompts), limits)
+    check_count("prompt", len(prompts), limits.items)
     single = len(prompts) == 1
     sizes = [
         _checked_size(prompt, "prompt" if single else f"prompt[{i}]", limits)
         for i, prompt in enumerate(prompts)
     ]
-    total = sum(sizes) * times
-    if total > limits.request_chars:
-        raise InputTooLong(
-            f"`prompt` makes {total} characters to read, at most {limits.request_chars} are read "
-            "at once",
-            field="prompt",
-        )
+    check_total("prompt", sum(sizes) * times, limits.request_chars)
 
 
 def _checked_size(prompt: Prompt, path: str, limits: LimitSettings) -> int:
@@ -37,7 +36,7 @@ def _checked_size(prompt: Prompt, path: str, limits: LimitSettings) -> int:
     if not isinstance(prompt, Chat):
         what = "characters" if isinstance(prompt, str) else "token ids"
         return _bounded(len(prompt), what, path, limits)
-    _check_count(len(prompt.messages), limits)
+    check_count("prompt", len(prompt.messages), limits.items)
     told = 0
     for i, message in enumerate(prompt.messages):
         told += _bounded(len(message["content"]), "characters", f"{path}[{i}].content", limits)
@@ -53,10 +52,3 @@ def _bounded(size: int, what: str, path: str, limits: LimitSettings) -> int:
             f"`{path}` has {size} {what}, at most {limits.item_chars} are read", field=path
         )
     return size
-
-
-def _check_count(items: int, limits: LimitSettings) -> None:
-    if items > limits.items:
-        raise TooManyItems(
-            f"`prompt` has {items} items; at most {limits.items} are taken", field="prompt"
-        )

@@ -39,17 +39,14 @@ class Note:
 @contextmanager
 def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[Note]:
     """Record the request that the block answers, or fails with a ServeError."""
-    note = Note()
-    started_s = time.perf_counter()
+    record = OpenRecord(recorder)
     try:
-        yield note
+        yield record.note
     except ServeError as error:
         error.recorded = True
-        note.total_s = time.perf_counter() - started_s
-        _record(recorder, note, error.status, cache.bytes)
+        record.close(error.status, cache.bytes)
         raise
-    note.total_s = time.perf_counter() - started_s
-    _record(recorder, note, 200, cache.bytes)
+    record.close(200, cache.bytes)
 
 
 class OpenRecord:
@@ -74,12 +71,12 @@ class OpenRecord:
             self.close(CLIENT_GONE)
             raise
 
-    def close(self, status: int) -> None:
+    def close(self, status: int, cache_bytes: int = 0) -> None:
         """Record the request, unless that is done."""
         if not self._closed:
             self._closed = True
             self.note.total_s = time.perf_counter() - self._started_s
-            _record(self._recorder, self.note, status, cache_bytes=0)
+            _record(self._recorder, self.note, status, cache_bytes)
 
 
 def record_refusal(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:

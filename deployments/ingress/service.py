@@ -17,13 +17,12 @@ from deployments.errors import (
     ModelLoading,
     Overloaded,
     ServeError,
-    TooManyItems,
     WrongTask,
 )
 from deployments.ingress.hardware import choose_device
 from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.lanes import LaneBoard
-from deployments.ingress.lengths import within_characters, within_total
+from deployments.ingress.lengths import check_count, within_characters, within_total
 from deployments.ingress.recording import Note, record_refusal, recorded
 from deployments.ingress.router import Router
 from deployments.ingress.sizes import answer_bytes
@@ -111,7 +110,7 @@ class InferenceService:
         with recorded(self._recorder, self.cache) as note:
             model = self._noted_model(question, note, "tokenize")
             texts = self._tokens.texts_of(question.inputs, question.parameters, model.manifest)
-            self._check_count("inputs", len(texts))
+            check_count("inputs", len(texts), self.settings.limits.items)
             note.items = len(texts)
             with self._admitted(len(texts)):
                 return await self._tokens.tokens(model.ref, texts, self.settings, special=special)
@@ -125,7 +124,7 @@ class InferenceService:
     async def _decoded(
         self, given: TokenSequences, model: OpenModel, note: Note, *, skip_special: bool
     ) -> tuple[str, ...]:
-        self._check_count(given.path, len(given.sequences))
+        check_count(given.path, len(given.sequences), self.settings.limits.items)
         note.items = len(given.sequences)
         with self._admitted(len(given.sequences)):
             return await self._tokens.texts(
@@ -193,10 +192,7 @@ class InferenceService:
         except DeadlineExceeded:
             await self.board.refresh()
             if self.board.states[key.device].running == 0:
-                raise ModelLoading(
-                    f"Model {key.model.id} is currently loading",
-                    estimated_time_s=ESTIMATED_START_S,
-                ) from None
+                raise still_loading(key.model.id) from None
             raise
 
     def _noted_model(self, question: Question, note: Note, task: str) -> OpenModel:
@@ -227,14 +223,9 @@ class InferenceService:
         return (made or able or models)[0]
 
     def _limited(self, parsed: TaskInput) -> TaskInput:
-        self._check_count(parsed.many, len(parsed.texts))
         limits = self.settings.limits
+        check_count(parsed.many, len(parsed.texts), limits.items)
         return within_total(within_characters(parsed, limits.item_chars), limits.request_chars)
-
-    def _check_count(self, path: str, items: int) -> None:
-        most = self.settings.limits.items
-        if items > most:
-            raise TooManyItems(f"`{path}` has {items} items; at most {most} are taken", field=path)
 
     @contextmanager
     def _admitted(self, items: int) -> Iterator[None]:
@@ -253,17 +244,33 @@ def choose_task(question: Question, model: OpenModel) -> TaskName:
 
     Raises WrongTask naming what the model can do.
     """
-    served = model.tasks
     if model.generates:
         raise asked_elsewhere(model)
     if question.task is None:
-        return claiming_task(question, model) or served[0]
-    if question.task not in served:
-        known = ", ".join(f"`{task}`" for task in served)
+        return claiming_task(question, model) or model.tasks[0]
+    return served_task(question.task, model)
+
+
+def served_task(named: TaskName, model: OpenModel) -> TaskName:
+    """`named`, which the model can do. Raises WrongTask naming what it can do."""
+    if named not in model.tasks:
         raise WrongTask(
-            f"Model {model.ref.id} cannot do `{question.task}`; it can do: {known}", field="task"
+            f"Model {model.ref.id} cannot do `{named}`; it can do: {tasks_told(model)}",
+            field="task",
         )
-    return question.task
+    return named
+
+
+def tasks_told(model: OpenModel) -> str:
+    """What the model can do, in an error."""
+    return ", ".join(f"`{task}`" for task in model.tasks)
+
+
+def still_loading(model_id: str) -> ModelLoading:
+    """What is said where nothing runs yet that has the model."""
+    return ModelLoading(
+        f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
+    )
 
 
 def asked_elsewhere(model: OpenModel) -> WrongTask:

@@ -14,7 +14,6 @@ from benchmarks.generation_answers import (
     Ask,
     Heat,
     ask_all,
-    leading,
 )
 from deployments.errors import EngineFailed
 from tests.benchmarks.generating import ScriptedText, answer
@@ -50,14 +49,6 @@ def test_waits_are_told_in_milliseconds() -> None:
 
 def test_a_single_token_has_no_gap() -> None:
     assert set(Heat((answer([1.0]),)).figures) == {WHOLE, FIRST, LAST_FIRST}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "count"),
-    [((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3), (1, 9, 3), 1), ((1, 2), (1, 2, 3), 2), ((), (1,), 0)],
-)
-def test_leading_tokens_are_those_before_the_first_difference(one, other, count) -> None:
-    assert leading(one, other) == count
 
 
 async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> None:

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from build_artifacts.decoders.written.drafts import Config, Drafts
 from build_artifacts.decoders.written.graph import GraphWriter, Value
 from build_artifacts.decoders.written.memory import CrossMemory, HeadShape, RowMemory
 from build_artifacts.decoders.written.positions import sinusoids, stretched_sinusoids
 from build_artifacts.decoders.written.source import SourceText
-from build_artifacts.decoders.written.weights import Array, Weights
+from build_artifacts.decoders.written.weights import Array, Side, Weights, embedding_names
 
 _EPSILON = 1e-5  # of torch's LayerNorm, which no config of the family changes
 _FAIRSEQ_OFFSET = 2  # rows that fairseq's tables have before that of the first token
 
 Table = Callable[[int, int], Array]  # rows and width to positions
-Side = Literal["encoder", "decoder"]
 Sublayer = Callable[[Value], Value]
 
 
@@ -45,8 +43,6 @@ class BartLike:
             layers=config.decoder_layers,
             shape=decoder.shape,
             vocabulary=vocabulary,
-            source_tokens=config.max_position_embeddings,
-            target_tokens=config.max_position_embeddings,
         )
 
 
@@ -179,11 +175,6 @@ class _Decoder(_Stack):
         hidden = self._added(hidden, f"{name}.self_attn_layer_norm", attention)
         hidden = self._added(hidden, f"{name}.encoder_attn_layer_norm", cross_attention)
         return self._feed_forward(name, hidden)
-
-
-def embedding_names(side: Side) -> list[str]:
-    """Under which the words of a side are stored: by itself, or shared by both."""
-    return [f"{side}.embed_tokens.weight", "shared.weight"]
 
 
 BART = BartLike(norms_first=False, norms_words=True, offset=_FAIRSEQ_OFFSET)

@@ -22,8 +22,6 @@ class Drafts:
     layers: int  # of the decoder
     shape: HeadShape  # of the decoder
     vocabulary: int
-    source_tokens: int | None = None  # None where positions have no end, or there is no source
-    target_tokens: int | None = None  # None where positions have no end
 
 
 # Reads config.json and the weights. Raises UnsupportedModel.

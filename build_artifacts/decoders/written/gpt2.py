@@ -35,7 +35,6 @@ def draw_gpt2(config: Config, checkpoint: Path) -> Drafts:
         layers=config.n_layer,
         shape=_heads(config, 0),
         vocabulary=vocabulary,
-        target_tokens=weights.shape("wpe.weight")[0],
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -12,11 +11,9 @@ from build_artifacts.decoders.written.graph import GraphWriter, Value
 from build_artifacts.decoders.written.memory import CrossMemory, HeadShape, RowMemory
 from build_artifacts.decoders.written.positions import distance_buckets
 from build_artifacts.decoders.written.source import SourceText
-from build_artifacts.decoders.written.weights import Array, Weights
+from build_artifacts.decoders.written.weights import Array, Side, Weights, embedding_names
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
-
-Side = Literal["encoder", "decoder"]
 
 
 def draw_t5(config: Config, checkpoint: Path) -> Drafts:
@@ -42,7 +39,7 @@ class _Stack:
         self._config, self._side = config, side
 
     def _embed(self, ids: Value) -> Value:
-        name = self.graph.weights.first([f"{self._side}.embed_tokens.weight", "shared.weight"])
+        name = self.graph.weights.first(embedding_names(self._side))
         return self.graph.op("Gather", self.graph.stored(name), ids)
 
     def _norm(self, hidden: Value, module: str) -> Value:
@@ -137,8 +134,7 @@ class _Decoder(_Stack):
         for layer in range(self._config.num_decoder_layers):
             hidden = self._layer(layer, hidden, bias)
         states = self._norm_by(self._rows.wanted(hidden), self._last_scale())
-        names = ["lm_head.weight", "decoder.embed_tokens.weight", "shared.weight"]
-        logits, vocabulary = graph.head(states, names)
+        logits, vocabulary = graph.head(states, ["lm_head.weight", *embedding_names("decoder")])
         graph.output(logits, "logits", "B", "L", vocabulary)
         return vocabulary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from build_artifacts.errors import UnsupportedModel
 
 Array = NDArray[np.float32]
+Side = Literal["encoder", "decoder"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -60,6 +61,11 @@ class Weights:
                 hint="download it again; or it is of another architecture than config.json says",
             )
         return self._files[name]
+
+
+def embedding_names(side: Side) -> list[str]:
+    """Under which the words of a side are stored: by itself, or shared by both."""
+    return [f"{side}.embed_tokens.weight", "shared.weight"]
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
-from build_artifacts.checkpoints.encoder_decoders import generation_of, ids_in, never_written
+from build_artifacts.checkpoints.decoders import ids_in
+from build_artifacts.checkpoints.encoder_decoders import Generation, generation_of
 from build_artifacts.decoders.written.bart import (
     BART,
     BLENDERBOT,
@@ -56,14 +56,8 @@ class WrittenModel:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    source_tokens: int | None  # most of them; None where there is no limit, or no encoder
-    target_tokens: int | None  # most of them, of a prompt and its answer where there is no encoder
     decoder_start_token: int | None
-    forced_bos_token: int | None  # the first that is answered, whatever its logits
-    forced_eos_token: int | None  # the last of an answer that reaches its limit
     end_tokens: tuple[int, ...]
-    pad_token: int | None
-    suppressed_tokens: tuple[int, ...]  # never answered
 
 
 def is_written(checkpoint: Path) -> bool:
@@ -109,7 +103,9 @@ def _config(checkpoint: Path) -> Config:
         ) from exc
 
 
-def _written(drafts: Drafts, generation: Any, decoder: Path, encoder: Path | None) -> WrittenModel:
+def _written(
+    drafts: Drafts, generation: Generation, decoder: Path, encoder: Path | None
+) -> WrittenModel:
     start = generation.decoder_start_token_id
     if start is None and encoder is not None:
         start = generation.bos_token_id
@@ -120,12 +116,6 @@ def _written(drafts: Drafts, generation: Any, decoder: Path, encoder: Path | Non
         kv_heads=drafts.shape.heads,
         head_dim=drafts.shape.size,
         vocabulary=drafts.vocabulary,
-        source_tokens=drafts.source_tokens,
-        target_tokens=drafts.target_tokens,
         decoder_start_token=start,
-        forced_bos_token=generation.forced_bos_token_id,
-        forced_eos_token=next(ids_in(generation.forced_eos_token_id), None),
         end_tokens=tuple(ids_in(generation.eos_token_id)),
-        pad_token=generation.pad_token_id,
-        suppressed_tokens=tuple(never_written(generation)),
     )

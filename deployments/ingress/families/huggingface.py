@@ -23,6 +23,7 @@ from starlette.responses import Response
 from deployments.errors import InvalidField, ModelLoading, ServeError
 from deployments.ingress.families.huggingface_bodies import (
     envelope_of,
+    given_parameters,
     inputs_of,
     parameters_of,
     task_of,
@@ -41,7 +42,6 @@ from deployments.ingress.families.text2text.routes import (
     text_to_text_schemas,
 )
 from deployments.ingress.families.text_generation.headers import HEADERS
-from deployments.ingress.families.text_generation.questions import given_parameters
 from deployments.ingress.families.text_generation.routes import (
     ENVELOPE_ANSWER,
     ENVELOPE_EXAMPLE,
@@ -56,11 +56,11 @@ from deployments.ingress.http.naming import model_in_body, model_in_path
 from deployments.ingress.http.options import RequestOptions, read_options
 from deployments.ingress.http.replies import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.service import (
-    ESTIMATED_START_S,
     InferenceService,
     Question,
     Reply,
     claiming_task,
+    still_loading,
 )
 from deployments.manifest import TaskName
 from deployments.registry import OpenModel
@@ -220,9 +220,7 @@ class HuggingFaceRoutes:
         model_id = model_in_path(request) or ""
         model = self._service.registry.find(model_id)
         if not is_loaded(model, self._service.board):
-            raise ModelLoading(
-                f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
-            )
+            raise still_loading(model_id)
         return json_response({"status": "ok"})
 
     def error_response(self, error: ServeError) -> Response:

@@ -10,7 +10,7 @@ from deployments.manifest import GENERATING_TASKS, TaskName
 from deployments.tasks import TASKS
 
 # Top-level keys every body may have. `stream` is sent by clients out of habit.
-ENVELOPE = {"inputs", "parameters", "options", "stream", "model"}
+ENVELOPE = frozenset({"inputs", "parameters", "options", "stream", "model"})
 # Clients before 0.30, and those of text-embeddings-inference, send these in place of `inputs`.
 LIFTED = ("source_sentence", "sentences", "question", "context", "query", "texts")
 # Parameters newer clients write at the top level.
@@ -56,11 +56,25 @@ def parameters_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InvalidField, or UnknownParameter for a top-level key no task knows.
     """
+    given = given_parameters({key: value for key, value in body.items() if key not in LIFTED})
+    for key in body:
+        if key not in PARAMETERS and key not in ENVELOPE and key not in LIFTED:
+            raise UnknownParameter(f"`{key}` is not known here", field=key)
+    return given
+
+
+def given_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`parameters`, and all that stands beside it. Raises InvalidField."""
     nested = body.get("parameters")
     if nested is not None and not isinstance(nested, dict):
         raise InvalidField("`parameters` must be an object", field="parameters")
-    loose = {k: v for k, v in body.items() if k not in ENVELOPE and k not in LIFTED}
-    for key in loose:
-        if key not in PARAMETERS:
-            raise UnknownParameter(f"`{key}` is not known here", field=key)
+    loose = {key: value for key, value in body.items() if key not in ENVELOPE}
     return {**loose, **(nested or {})}
+
+
+def wants_stream(body: Mapping[str, Any]) -> bool:
+    """Whether events are to be answered. Raises InvalidField."""
+    streams = body.get("stream")
+    if streams is not None and not isinstance(streams, bool):
+        raise InvalidField("`stream` must be a boolean", field="stream")
+    return bool(streams)

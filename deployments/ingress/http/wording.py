@@ -15,23 +15,47 @@ FIELD_CHARS = 200
 
 @contextmanager
 def fields_called(names: Mapping[str, str]) -> Iterator[None]:
-    """Reword the ServeErrors of the block: the longest fitting prefix of `names` is replaced.
-
-    Errors name the fields of our own request; another API's client knows them by other names.
-    The error raised is a copy, because requests that share a computation get one and the same.
-    """
+    """Raise the ServeErrors of the block as `reworded` by `names`."""
     try:
         yield
     except ServeError as error:
-        if error.field is None:
+        told = reworded(error, names)
+        if told is error:
             raise
-        prefix = max((n for n in names if error.field.startswith(n)), key=len, default=None)
-        if prefix is None:
-            raise
-        reworded = copy.copy(error)
-        reworded.field = names[prefix] + error.field.removeprefix(prefix)
-        reworded.message = error.message.replace(f"`{prefix}", f"`{names[prefix]}")
-        raise reworded from error
+        raise told from error
+
+
+def reworded(error: ServeError, names: Mapping[str, str]) -> ServeError:
+    """The error, its field called by `names`: the longest fitting prefix of these is replaced.
+
+    Errors name the fields of our own request; another API's client knows them by other names.
+    What is reworded is a copy, because requests that share a computation get one and the same.
+    """
+    field = error.field
+    if field is None:
+        return error
+    prefix = max((n for n in names if field.startswith(n)), key=len, default=None)
+    if prefix is None:
+        return error
+    told = copy.copy(error)
+    told.field = names[prefix] + field.removeprefix(prefix)
+    told.message = error.message.replace(f"`{prefix}", f"`{names[prefix]}")
+    return told
+
+
+def status_and_type(
+    error: ServeError,
+    known: Mapping[type[ServeError], tuple[int, str]],
+    *,
+    refused: str,
+    failed: str,
+) -> tuple[int, str]:
+    """What an API says of a kind of error: the first row of `known` that fits.
+
+    Others keep their status, and are `refused` below 500, else `failed`.
+    """
+    rows = (told for kind, told in known.items() if isinstance(error, kind))
+    return next(rows, (error.status, refused if error.status < 500 else failed))
 
 
 def told_briefly(error: ServeError) -> ServeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import read_facts
 from build_artifacts.compilation import Effort
-from build_artifacts.decoders.conversations import GENERATION_NAME, read_generation
+from build_artifacts.decoders.conversations import (
+    GENERATION_NAME,
+    graph_bytes,
+    read_generation,
+)
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
@@ -24,6 +29,7 @@ from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.errors import DigestMismatch
 from deployments.manifest import (
     TEXT2TEXT_TASKS,
     ArtifactManifest,
@@ -130,10 +136,13 @@ def test_commands_for_encoders_say_so(
     assert "not for models that generate text" in capsys.readouterr().err
 
 
-def test_a_changed_answer_is_noticed(built: BuildResult) -> None:
-    content = json.loads((built.directory / GENERATION_NAME).read_bytes())
-    assert content["conversations"][0]["original"]["tokens"]
-    assert GENERATION_NAME in built.manifest.files
+def test_a_changed_answer_is_noticed(built: BuildResult, tmp_path: Path) -> None:
+    copy = shutil.copytree(built.directory, tmp_path / built.directory.name)
+    content = json.loads((copy / GENERATION_NAME).read_bytes())
+    content["conversations"][0]["original"]["tokens"][0] += 1
+    (copy / GENERATION_NAME).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(DigestMismatch, match=GENERATION_NAME):
+        ArtifactManifest.read(copy)
 
 
 def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_path: Path) -> None:
@@ -187,6 +196,8 @@ def test_a_model_with_an_encoder_is_built_and_served(
     assert manifest.decoding.source is not None
     (candidate,) = manifest.candidates
     assert candidate.encoder is not None
+    graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
+    assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
     assert candidate.parity.cosine_mean > 0.98
     assert candidate.parity.company_cosine_worst > 0.9999
     spec = DecoderSpec.of(built.directory, manifest, candidate)

@@ -87,7 +87,7 @@ def logprobs_of(tokens: Sequence[Token]) -> ChatLogprobs:
     """The tokens that made the text."""
     content = [
         ChatToken(
-            **told_token(Alternative(token.id, token.text, told_logprob(token.logprob))),
+            **told_token(token),
             top_logprobs=[told_token(one) for one in token.alternatives],
         )
         for token in tokens
@@ -96,7 +96,7 @@ def logprobs_of(tokens: Sequence[Token]) -> ChatLogprobs:
     return ChatLogprobs(content=content, refusal=None)
 
 
-def told_token(token: Alternative) -> ChatAlternative:
+def told_token(token: Token | Alternative) -> ChatAlternative:
     """A token and how likely it was."""
     return ChatAlternative(
         token=token.text,

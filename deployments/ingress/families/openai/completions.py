@@ -29,12 +29,11 @@ def completion_answer(
     reply: GenerationReply, question: GenerationQuestion, body: CompletionBody
 ) -> CompletionAnswer:
     """The whole answers."""
-    prompts = (question.prompt, *question.further_prompts)
     choices = [
         whole_choice(
             index,
             silent(one) if body.max_tokens == 0 else one,
-            _prompt_of(prompts, index, body),
+            _prompt_of(question, index),
             body,
         )
         for index, one in enumerate(reply.completions)
@@ -50,8 +49,8 @@ def silent(completion: Completion) -> Completion:
     return completion._replace(text="", tokens=())
 
 
-def _prompt_of(prompts: Sequence[Prompt], index: int, body: CompletionBody) -> Prompt:
-    return prompts[index // (body.n or 1)]
+def _prompt_of(question: GenerationQuestion, index: int) -> Prompt:
+    return question.prompts[index // question.choices]
 
 
 def whole_choice(
@@ -122,9 +121,8 @@ class CompletionEvents:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event for each part, and `[DONE]`; those that are ready together in one piece."""
         head = head_of(self.stream.model, OBJECT, PREFIX)
-        prompts = (self.question.prompt, *self.question.further_prompts)
         texts = [
-            ToldText(self.body, _prompt_of(prompts, index, self.body), started)
+            ToldText(self.body, _prompt_of(self.question, index), started)
             for index, started in enumerate(self.stream.started)
         ]
         usage_wanted = self.body.usage_wanted

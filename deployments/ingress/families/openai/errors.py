@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from deployments.errors import ServeError
 from deployments.ingress.http.events import event_of
-from deployments.ingress.http.wording import fields_called
+from deployments.ingress.http.wording import reworded
 
 
 class ErrorObject(TypedDict):
@@ -41,10 +41,6 @@ def error_events(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
     """What turns an error in the middle of a stream into an event, its fields called by `names`."""
 
     def told(error: ServeError) -> bytes:
-        try:
-            with fields_called(names):
-                raise error
-        except ServeError as reworded:
-            return event_of(orjson.dumps({"error": error_object(reworded)}))
+        return event_of(orjson.dumps({"error": error_object(reworded(error, names))}))
 
     return told

@@ -21,11 +21,10 @@ from deployments.ingress.families.openai.tools import call_grammar, forced_tools
 from deployments.ingress.generation import GenerationQuestion
 from deployments.ingress.http.codec import parse_json
 from deployments.ingress.http.options import RequestOptions
+from deployments.ingress.prompt_limits import MOST_STOPS, STOP_CHARS
 from deployments.ingress.tokens import TEXTS_OR_IDS
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
-MOST_STOPS = 16
-STOP_CHARS = 1_000
 MOST_BIASES = 1_024
 MOST_BIAS = 100.0
 # As OpenAI has it; conversations may go on until the context is full.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -37,20 +37,15 @@ class CallReader:
     """
 
     names: frozenset[str]
+    _heads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_heads", tuple(call_heads(self.names)))
 
     def may_become_call(self, text: str) -> bool:
         """Whether an answer that begins with `text` may still be a call."""
         head = "".join(text[:HEAD_CHARS].split())
-        return any(one.startswith(head) or head.startswith(one) for one in self._heads())
-
-    def _heads(self) -> Iterator[str]:
-        for mark in ("", OPEN):
-            for bracket in ("", "["):
-                start = f"{mark}{bracket}{{"
-                yield f'{start}"arguments":'
-                yield f'{start}"parameters":'
-                for name in self.names:
-                    yield f'{start}"name":"{name}"'
+        return head.startswith(self._heads) or any(one.startswith(head) for one in self._heads)
 
     def calls_in(self, text: str) -> tuple[FunctionCall, ...]:
         """The calls that a whole answer is; none where it is something else."""
@@ -76,6 +71,17 @@ class CallReader:
         if isinstance(arguments, dict):
             return FunctionCall(value["name"], orjson.dumps(arguments).decode())
         return None
+
+
+def call_heads(names: Iterable[str]) -> Iterator[str]:
+    """How a call of one of the functions may begin, without its spaces."""
+    for mark in ("", OPEN):
+        for bracket in ("", "["):
+            start = f"{mark}{bracket}{{"
+            yield f'{start}"arguments":'
+            yield f'{start}"parameters":'
+            for name in names:
+                yield f'{start}"name":"{name}"'
 
 
 def offered_tools(body: ChatBody) -> Sequence[Tool]:

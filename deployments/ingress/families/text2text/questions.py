@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.decoding import AnswerDefaults, Decoding
-from deployments.errors import InvalidField, WrongTask
 from deployments.generation.messages import Beams, GenerationOptions, Sampling
+from deployments.ingress.families.huggingface_bodies import given_parameters
 from deployments.ingress.families.text2text.messages import (
     TextToTextParameters,
     read_text_to_text,
 )
 from deployments.ingress.families.text_generation.questions import (
-    PROMPTS,
     Asked,
-    given_parameters,
+    Manners,
+    asked_for,
+    clash,
     options_of,
-    refuse_impossible,
-    refuse_unstreamable,
+    read_inputs,
 )
 from deployments.ingress.generation import GenerationQuestion
 from deployments.ingress.http.options import RequestOptions
+from deployments.ingress.service import served_task, tasks_told
 from deployments.manifest import TaskName
 from deployments.messages import Truncation
 from deployments.registry import OpenModel
@@ -48,23 +49,12 @@ class TextToText:
         cls, body: Mapping[str, Any], model: OpenModel, task: TaskName, *, streams: bool
     ) -> TextToText:
         """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
-        if body.get("inputs") is None:
-            raise InvalidField("Error in `inputs`: field required", field="inputs")
-        inputs = PROMPTS.read(body["inputs"])
-        listed = isinstance(inputs, list)
+        manners = Manners(many=True, streams=streams)
+        inputs = read_inputs(body, manners)
         parameters = read_text_to_text(given_parameters(body))
         _refuse_languages(parameters, model)
         _refuse_clashes(parameters, streams=streams)
-        refuse_impossible(parameters)
-        if streams:
-            refuse_unstreamable(parameters, listed=listed)
-        asked = Asked(
-            prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
-            listed=listed,
-            parameters=parameters,
-            full_text=bool(parameters.return_full_text),
-            streams=streams,
-        )
+        asked = asked_for(inputs, parameters, manners)
         return cls(model=model, task=task, asked=asked, parameters=parameters)
 
     @property
@@ -113,13 +103,7 @@ def has_encoder(model: OpenModel) -> bool:
 
 def task_for(model: OpenModel, named: TaskName | None) -> TaskName:
     """The task asked for, else the model's own. Raises WrongTask naming what it can do."""
-    if named is None:
-        return model.tasks[0]
-    if named not in model.tasks:
-        raise WrongTask(
-            f"Model {model.ref.id} cannot do `{named}`; it can do: {_known(model)}", field="task"
-        )
-    return named
+    return model.tasks[0] if named is None else served_task(named, model)
 
 
 def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple[int, int | None]:
@@ -131,7 +115,7 @@ def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple
         most = parameters.max_length - 1
     if fewest is not None and most is not None and fewest > most:
         name = "min_length" if parameters.min_new_tokens is None else "min_new_tokens"
-        raise _clash(name, "asks for more tokens than there may be")
+        raise clash(name, "asks for more tokens than there may be")
     if fewest is None:
         own = defaults.min_new_tokens
         return own if most is None else min(own, most), most or defaults.max_new_tokens
@@ -179,17 +163,17 @@ def truncation_of(parameters: TextToTextParameters) -> Truncation:
 def _refuse_clashes(parameters: TextToTextParameters, *, streams: bool) -> None:
     """Raise InvalidField for what beam search, when it is asked for, cannot go together with."""
     if parameters.truncation == "only_second":
-        raise _clash("truncation", "cannot be `only_second`: there is no second text")
+        raise clash("truncation", "cannot be `only_second`: there is no second text")
     if not parameters.wants_beams:
         return
     if streams:
-        raise _clash("num_beams", "must be 1 when streaming")
+        raise clash("num_beams", "must be 1 when streaming")
     if parameters.samples:
-        raise _clash("num_beams", "must be 1 where tokens are drawn: leave `do_sample` out")
+        raise clash("num_beams", "must be 1 where tokens are drawn: leave `do_sample` out")
     if (name := _stepwise(parameters)) is not None:
-        raise _clash("num_beams", f"must be 1 where `{name}` is given")
+        raise clash("num_beams", f"must be 1 where `{name}` is given")
     if (parameters.num_return_sequences or 1) > 1:
-        raise _clash("num_return_sequences", "is not possible with beam search")
+        raise clash("num_return_sequences", "is not possible with beam search")
 
 
 def _stepwise(parameters: TextToTextParameters) -> str | None:
@@ -204,17 +188,9 @@ def _refuse_languages(parameters: TextToTextParameters, model: OpenModel) -> Non
     if not given:
         return
     if len(given) == 1:
-        raise _clash(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
-    raise _clash(
+        raise clash(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
+    raise clash(
         "src_lang",
         f"is not possible: model {model.ref.id} takes no languages by name. Without them it can "
-        f"do: {_known(model)}",
+        f"do: {tasks_told(model)}",
     )
-
-
-def _known(model: OpenModel) -> str:
-    return ", ".join(f"`{task}`" for task in model.tasks)
-
-
-def _clash(name: str, why: str) -> InvalidField:
-    return InvalidField(f"`parameters.{name}` {why}", field=f"parameters.{name}")

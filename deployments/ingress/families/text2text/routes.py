@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.errors import DeadlineExceeded, InvalidField
+from deployments.ingress.families.huggingface_bodies import wants_stream
 from deployments.ingress.families.text2text.answers import told_answers
 from deployments.ingress.families.text2text.messages import (
     NESTED,
@@ -20,6 +20,7 @@ from deployments.ingress.families.text2text.questions import TextToText, task_fo
 from deployments.ingress.families.text_generation.headers import answer_headers
 from deployments.ingress.families.text_generation.questions import NAMES, PROMPTS
 from deployments.ingress.families.text_generation.routes import TextGenerationRoutes, body_schema
+from deployments.ingress.families.text_generation.time_limits import over_at
 from deployments.ingress.generation import (
     GenerationQuestion,
     GenerationReply,
@@ -54,12 +55,10 @@ class TextToTextAnswers:
         where that names no task, its answer has both their keys.
         """
         task = task_for(model, named)
-        streams = body.get("stream")
-        if streams is not None and not isinstance(streams, bool):
-            raise InvalidField("`stream` must be a boolean", field="stream")
+        streams = wants_stream(body)
         if streams:
             errors_told_by(request, self._writing)
-        question = TextToText.read(body, model, task, streams=bool(streams))
+        question = TextToText.read(body, model, task, streams=streams)
         wanted = question.question(read_options(body.get("options"), request.headers))
         if streams:
             return await self._writing.streamed(question.asked, wanted)
@@ -78,18 +77,15 @@ class TextToTextAnswers:
 
         Raises DeadlineExceeded where `max_time` is over before, and other ServeErrors.
         """
-        try:
-            async with asyncio.timeout(question.parameters.max_time) as limit:
-                with fields_called(NAMES):
-                    return await self._generation.complete(wanted)
-        except TimeoutError as exc:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
-                "`parameters.max_time` was over before beam search was done; without beams, by "
-                "`num_beams` 1, what is there by then is the answer",
-                field="parameters.max_time",
-            ) from exc
+        max_time_s = question.parameters.max_time
+        ends_s = None if max_time_s is None else asyncio.get_running_loop().time() + max_time_s
+        async with over_at(
+            ends_s,
+            "before beam search was done; without beams, by `num_beams` 1, what is there by then "
+            "is the answer",
+        ):
+            with fields_called(NAMES):
+                return await self._generation.complete(wanted)
 
 
 def text_to_text_schemas() -> list[JsonSchema]:

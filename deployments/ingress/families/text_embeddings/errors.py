@@ -23,6 +23,7 @@ from deployments.errors import (
 )
 from deployments.ingress.http.codec import json_response
 from deployments.ingress.http.replies import retry_headers
+from deployments.ingress.http.wording import status_and_type
 
 # Status and `error_type` by kind of error; others keep their status.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
@@ -43,8 +44,6 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 def tei_error(error: ServeError) -> Response:
     """`error_type` in Title case, as its server writes it, not as its documents say."""
-    known = (told for kind, told in ERRORS.items() if isinstance(error, kind))
-    other = "Validation" if error.status < 500 else "Backend"
-    status, kind = next(known, (error.status, other))
+    status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))

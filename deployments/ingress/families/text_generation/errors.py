@@ -26,6 +26,7 @@ from deployments.errors import (
 )
 from deployments.ingress.http.codec import json_response
 from deployments.ingress.http.replies import retry_headers
+from deployments.ingress.http.wording import status_and_type
 
 VALIDATION, GENERATION = "validation", "generation"
 INCOMPLETE, OVERLOADED = "incomplete_generation", "overloaded"
@@ -53,9 +54,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 def words_of(error: ServeError) -> tuple[int, dict[str, Any]]:
     """Status and body; the body is also an event of its own in the middle of a stream."""
-    known = (words for kind, words in ERRORS.items() if isinstance(error, kind))
-    other = VALIDATION if error.status < 500 else INCOMPLETE
-    status, kind = next(known, (error.status, other))
+    status, kind = status_and_type(error, ERRORS, refused=VALIDATION, failed=INCOMPLETE)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
     if isinstance(error, ModelLoading):
         body["estimated_time"] = error.estimated_time_s

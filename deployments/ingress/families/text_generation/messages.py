@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from deployments.errors import UnknownParameter
+from deployments.ingress.prompt_limits import MOST_STOPS, STOP_CHARS
 from deployments.tasks.inputs import FirstFault, NonEmptyText, parse_parameters
 
-MOST_STOPS = 16
-STOP_CHARS = 1_000
 MOST_ALTERNATIVES = 20
 MOST_TOLD = 16  # unknown keys of a body that are named in the refusal
 LAST_SEED = (1 << 64) - 1

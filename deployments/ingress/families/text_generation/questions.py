@@ -10,6 +10,7 @@ import orjson
 
 from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import GenerationOptions, Grammar, Sampling, Started
+from deployments.ingress.families.huggingface_bodies import given_parameters
 from deployments.ingress.families.text_generation.messages import (
     GenerateParameters,
     GrammarParameter,
@@ -19,9 +20,6 @@ from deployments.ingress.generation import GenerationQuestion
 from deployments.ingress.http.codec import parse_json
 from deployments.ingress.http.options import RequestOptions
 from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
-
-# What a body says besides its parameters; newer clients may write these at the top level too.
-ENVELOPE = frozenset({"inputs", "parameters", "options", "stream", "model"})
 
 PROMPT = Inputs[str](NonEmptyText, "a text")
 PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
@@ -86,16 +84,25 @@ class Asked:
 
 def read_asked(body: Mapping[str, Any], manners: Manners) -> Asked:
     """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
+    inputs = read_inputs(body, manners)
+    return asked_for(inputs, read_parameters(given_parameters(body)), manners)
+
+
+def read_inputs(body: Mapping[str, Any], manners: Manners) -> str | list[str]:
+    """A text, or several where they may be asked. Raises InvalidField or EmptyInput."""
     if body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
-    inputs = (PROMPTS if manners.many else PROMPT).read(body["inputs"])
+    return (PROMPTS if manners.many else PROMPT).read(body["inputs"])
+
+
+def asked_for(inputs: str | list[str], parameters: GenerateParameters, manners: Manners) -> Asked:
+    """What was read, put together. Raises InvalidField for what does not go together."""
     listed = isinstance(inputs, list)
-    parameters = read_parameters(given_parameters(body))
-    refuse_impossible(parameters)
+    _refuse_impossible(parameters)
     if manners.streams:
-        refuse_unstreamable(parameters, listed=listed)
+        _refuse_unstreamable(parameters, listed=listed)
     if not manners.many and (parameters.num_return_sequences or 1) > 1:
-        raise _clash("num_return_sequences", "is not possible here: one object is answered")
+        raise clash("num_return_sequences", "is not possible here: one object is answered")
     full_text = parameters.return_full_text
     return Asked(
         prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
@@ -106,47 +113,38 @@ def read_asked(body: Mapping[str, Any], manners: Manners) -> Asked:
     )
 
 
-def given_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters`, and those that stand beside it. Raises InvalidField."""
-    nested = body.get("parameters")
-    if nested is not None and not isinstance(nested, dict):
-        raise InvalidField("`parameters` must be an object", field="parameters")
-    loose = {key: value for key, value in body.items() if key not in ENVELOPE}
-    return {**loose, **(nested or {})}
-
-
-def refuse_impossible(parameters: GenerateParameters) -> None:
+def _refuse_impossible(parameters: GenerateParameters) -> None:
     """Raise InvalidField for parameters that do not go with each other, or with this server."""
     several = (parameters.best_of or 1) > 1
     if parameters.watermark:
-        raise _clash("watermark", "is not supported here")
+        raise clash("watermark", "is not supported here")
     if parameters.adapter_id is not None:
-        raise _clash(
+        raise clash(
             "adapter_id", "is not supported here: a model with its adapter has an id of its own"
         )
     if several and not parameters.samples:
-        raise _clash("best_of", "needs sampling: set `do_sample` or `temperature`")
+        raise clash("best_of", "needs sampling: set `do_sample` or `temperature`")
     if several and parameters.seed is not None:
-        raise _clash("seed", "must not be set when `best_of` is above 1")
+        raise clash("seed", "must not be set when `best_of` is above 1")
     if several and parameters.max_time is not None:
-        raise _clash("max_time", "is not possible with `best_of`")
+        raise clash("max_time", "is not possible with `best_of`")
     if (parameters.num_return_sequences or 1) > 1:
         if several:
-            raise _clash("num_return_sequences", "is not possible with `best_of`")
+            raise clash("num_return_sequences", "is not possible with `best_of`")
         if not parameters.samples:
-            raise _clash("num_return_sequences", "needs sampling: set `do_sample` or `temperature`")
+            raise clash("num_return_sequences", "needs sampling: set `do_sample` or `temperature`")
 
 
-def refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
+def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
     """Raise InvalidField for what a stream of one text's tokens cannot tell."""
     if listed:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
     if (parameters.best_of or 1) > 1:
-        raise _clash("best_of", "is not possible when streaming")
+        raise clash("best_of", "is not possible when streaming")
     if (parameters.num_return_sequences or 1) > 1:
-        raise _clash("num_return_sequences", "is not possible when streaming")
+        raise clash("num_return_sequences", "is not possible when streaming")
     if parameters.decoder_input_details:
-        raise _clash("decoder_input_details", "is not possible when streaming")
+        raise clash("decoder_input_details", "is not possible when streaming")
 
 
 def options_of(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
@@ -217,5 +215,6 @@ def schema_in(text: str) -> JsonSchema:
     return value
 
 
-def _clash(name: str, why: str) -> InvalidField:
+def clash(name: str, why: str) -> InvalidField:
+    """What is said of a parameter that cannot be."""
     return InvalidField(f"`parameters.{name}` {why}", field=f"parameters.{name}")

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.errors import InvalidField, ServeError
+from deployments.errors import ServeError
+from deployments.ingress.families.huggingface_bodies import wants_stream
 from deployments.ingress.families.text_generation.answers import answers_of
 from deployments.ingress.families.text_generation.errors import tgi_error
 from deployments.ingress.families.text_generation.headers import (
@@ -83,12 +84,11 @@ class TextGenerationRoutes:
     def operations(self) -> Sequence[Operation]:
         """The per-model forms must stand before the Hugging Face family's greedy path."""
         return (
-            Operation(
-                **_both("generate", self.generate, "Generate text"), answer=schema_of(Generated)
-            ),
-            Operation(
-                **_both("generate_stream", self.generate_stream, "Generate text, told by token"),
-                answer=None,
+            _asked_at("generate", self.generate, "Generate text", answer=schema_of(Generated)),
+            _asked_at(
+                "generate_stream",
+                self.generate_stream,
+                "Generate text, told by token",
                 events=EVENTS,
             ),
         )
@@ -101,21 +101,16 @@ class TextGenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         """One object; a `stream` in the body means nothing here."""
-        return await self._answer(request, Manners())
+        return await self._answer_own(request, Manners())
 
     async def generate_stream(self, request: Request) -> Response:
         """Events."""
-        return await self._answer(request, Manners(streams=True))
+        return await self._answer_own(request, Manners(streams=True))
 
-    async def _answer(self, request: Request, manners: Manners) -> Response:
+    async def _answer_own(self, request: Request, manners: Manners) -> Response:
         body = await read_json_object(request, self._service.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
-        asked = read_asked(body, manners)
-        question = asked.question(model_id, read_options(body.get("options"), request.headers))
-        if asked.streams:
-            return await self.streamed(asked, question)
-        reply = await self.complete(asked, question)
-        return json_response(answers_of(reply, asked)[0][0], headers=answer_headers(reply, asked))
+        return await self._answer(request, body, model_id, manners)
 
     async def answer_envelope(
         self, request: Request, body: Mapping[str, Any], model_id: str | None
@@ -125,18 +120,21 @@ class TextGenerationRoutes:
         Errors are told in this family's words from here on.
         """
         errors_told_by(request, self)
-        streams = body.get("stream")
-        if streams is not None and not isinstance(streams, bool):
-            raise InvalidField("`stream` must be a boolean", field="stream")
-        asked = read_asked(body, Manners(full_text=True, many=True, streams=bool(streams)))
+        manners = Manners(full_text=True, many=True, streams=wants_stream(body))
+        return await self._answer(request, body, model_id, manners)
+
+    async def _answer(
+        self, request: Request, body: Mapping[str, Any], model_id: str | None, manners: Manners
+    ) -> Response:
+        asked = read_asked(body, manners)
         question = asked.question(model_id, read_options(body.get("options"), request.headers))
         if asked.streams:
             return await self.streamed(asked, question)
         reply = await self.complete(asked, question)
-        answers = answers_of(reply, asked)
-        return json_response(
-            answers if asked.listed else answers[0], headers=answer_headers(reply, asked)
-        )
+        answers: Any = answers_of(reply, asked)
+        if not asked.listed:
+            answers = answers[0] if manners.many else answers[0][0]
+        return json_response(answers, headers=answer_headers(reply, asked))
 
     async def complete(self, asked: Asked, question: GenerationQuestion) -> GenerationReply:
         """The answers, within `max_time` where there is one. Raises ServeError."""
@@ -191,15 +189,23 @@ def generation_schema() -> JsonSchema:
     return body_schema(PROMPTS, envelope=True)
 
 
-def _both(name: str, handler: Handler, summary: str) -> dict[str, Any]:
-    """What the family's operations have in common."""
-    return {
-        "method": "POST",
-        "paths": (f"/{name}", f"/models/{{id:path}}/{name}"),
-        "handler": handler,
-        "summary": summary,
-        "body": body_schema(PROMPT, envelope=False),
-        "examples": EXAMPLES,
-        "infers": True,
-        "headers": HEADERS,
-    }
+def _asked_at(
+    name: str,
+    handler: Handler,
+    summary: str,
+    *,
+    answer: JsonSchema | None = None,
+    events: JsonSchema | None = None,
+) -> Operation:
+    return Operation(
+        method="POST",
+        paths=(f"/{name}", f"/models/{{id:path}}/{name}"),
+        handler=handler,
+        summary=summary,
+        body=body_schema(PROMPT, envelope=False),
+        answer=answer,
+        events=events,
+        examples=EXAMPLES,
+        infers=True,
+        headers=HEADERS,
+    )

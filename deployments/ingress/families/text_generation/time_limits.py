@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from deployments.errors import DeadlineExceeded
-from deployments.generation.messages import Chunk, Completion, Started, Token
+from deployments.generation.mailbox import joined
+from deployments.generation.messages import Chunk, Completion, Started
 from deployments.ingress.choices import timings_of
 from deployments.ingress.generation import (
     GenerationQuestion,
@@ -17,6 +19,25 @@ from deployments.ingress.generation import (
 )
 
 
+@asynccontextmanager
+async def over_at(ends_s: float | None, when: str) -> AsyncIterator[None]:
+    """Cancel the block, in which a generator is asked, at `ends_s` on the loop's clock.
+
+    Raises DeadlineExceeded, which says `when` that was.
+    """
+    try:
+        async with asyncio.timeout_at(ends_s) as limit:
+            yield
+    except TimeoutError as exc:
+        if not limit.expired():
+            raise
+        failure = DeadlineExceeded(
+            f"`parameters.max_time` was over {when}", field="parameters.max_time"
+        )
+        failure.recorded = True  # as a question that was cancelled
+        raise failure from exc
+
+
 async def started_within(
     generation: GenerationService, question: GenerationQuestion, ends_s: float
 ) -> GenerationStream:
@@ -24,18 +45,8 @@ async def started_within(
 
     Raises DeadlineExceeded where nothing came until then, and what `stream` raises.
     """
-    try:
-        async with asyncio.timeout_at(ends_s) as limit:
-            return await generation.stream(question)
-    except TimeoutError as exc:
-        if not limit.expired():
-            raise
-        failure = DeadlineExceeded(
-            "`parameters.max_time` was over before anything was generated",
-            field="parameters.max_time",
-        )
-        failure.recorded = True  # as that of a stream that was cancelled
-        raise failure from exc
+    async with over_at(ends_s, "before anything was generated"):
+        return await generation.stream(question)
 
 
 async def batches_within(stream: GenerationStream, ends_s: float) -> AsyncIterator[list[Part]]:
@@ -69,7 +80,7 @@ async def complete_within(
     finally:
         await stream.aclose()
     completions = tuple(
-        joined(started, [part.chunk for part in parts if part.choice == choice])
+        completed(started, [part.chunk for part in parts if part.choice == choice])
         for choice, started in enumerate(stream.started)
     )
     ended = [one.finished for one in completions]
@@ -77,12 +88,9 @@ async def complete_within(
     return GenerationReply(stream.model, completions, loop.time() - began_s, timings=timings)
 
 
-def joined(started: Started, chunks: Sequence[Chunk]) -> Completion:
+def completed(started: Started, chunks: list[Chunk]) -> Completion:
     """The chunks of one answer in one piece."""
-    tokens: list[Token] = []
-    for chunk in chunks:
-        tokens += chunk.tokens
-    finished = chunks[-1].finished
-    if finished is None:
+    whole = joined(chunks)
+    if whole.finished is None:
         raise AssertionError("this is a bug: a stream ended without saying how")
-    return Completion(started, "".join(chunk.text for chunk in chunks), tuple(tokens), finished)
+    return Completion(started, whole.text, whole.tokens, whole.finished)

@@ -82,8 +82,6 @@ def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make)
 def test_what_is_said_of_a_decoder(made: Make) -> None:
     written = made("gpt2").written
     assert written.encoder is None
-    assert written.source_tokens is None
-    assert written.target_tokens == 48
     assert (written.layers, written.kv_heads, written.head_dim) == (2, 4, 8)
     assert written.vocabulary == VOCABULARY
     assert written.end_tokens == (END,)

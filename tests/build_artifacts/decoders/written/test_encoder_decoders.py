@@ -145,12 +145,10 @@ def test_the_last_position_there_is(made: Make, name: str) -> None:
 def test_what_is_said_of_a_model_with_an_encoder(made: Make) -> None:
     written = made("bart").written
     assert (written.layers, written.kv_heads, written.head_dim) == (3, 4, 8)
-    assert (written.source_tokens, written.target_tokens) == (POSITIONS, POSITIONS)
-    assert (written.decoder_start_token, written.pad_token) == (START, PAD)
+    assert written.decoder_start_token == START
     assert written.end_tokens == (END,)
 
 
-def test_positions_of_t5_have_no_end(made: Make) -> None:
+def test_heads_of_t5_have_a_size_of_their_own(made: Make) -> None:
     written = made("t5").written
-    assert (written.source_tokens, written.target_tokens) == (None, None)
     assert (written.kv_heads, written.head_dim) == (4, 16)

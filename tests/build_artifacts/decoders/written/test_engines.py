@@ -42,7 +42,7 @@ def opened(made: Made) -> Iterator[Decoder]:
             source=source,
         ),
         vocabulary=written.vocabulary,
-        most_tokens=written.target_tokens or POSITIONS,
+        most_tokens=POSITIONS,
     )
     engine = open_decoder(spec, GeneratorSettings(rows=3))
     yield engine

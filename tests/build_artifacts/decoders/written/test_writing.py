@@ -13,8 +13,10 @@ import onnx
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
+from build_artifacts.checkpoints.encoder_decoders import read_source_decoding
 from build_artifacts.decoders.written.writing import is_written, write_decoder
 from build_artifacts.errors import UnsupportedModel
 from tests.build_artifacts.decoders.written.checkpoints import START
@@ -95,9 +97,7 @@ def test_weights_lie_beside_the_graphs_and_nothing_else_does(made: Make) -> None
         onnx.checker.check_model(directory / name)
 
 
-def test_tokens_of_generation_are_those_of_its_own_file(
-    copied: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], Path]) -> None:
     checkpoint = copied("bart")
     configure(
         checkpoint,
@@ -108,10 +108,13 @@ def test_tokens_of_generation_are_those_of_its_own_file(
         bad_words_ids=[[1], [6, 7]],
         suppress_tokens=[11],
     )
-    written = write_decoder(checkpoint, tmp_path / "graphs")
-    assert written.end_tokens == (3, 5)
-    assert (written.forced_bos_token, written.forced_eos_token) == (9, 3)
-    assert written.suppressed_tokens == (11, 1)
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    decoding = read_source_decoding(checkpoint, config, 20)
+    assert decoding.end_tokens == (3, 5)
+    assert decoding.never == (11, 1)
+    assert decoding.source is not None
+    assert (decoding.source.start_token, decoding.source.source_tokens) == (START, 20)
+    assert (decoding.source.first_token, decoding.source.last_token) == (9, 3)
 
 
 def test_another_family_is_refused_by_its_name(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from deployments.ingress.families.text2text.answers import tidied
-from tests.deployments.ingress.families.text2text.conftest import OWN_WAY_SAID, PREFIX
-from tests.deployments.ingress.families.text_generation.scripted import events_in
+from tests.deployments.in_process import InProcess
+from tests.deployments.ingress.families.text2text.conftest import MODELS, OWN_WAY_SAID, PREFIX
+from tests.deployments.ingress.families.text_generation.scripted import (
+    ScriptedGenerator,
+    events_in,
+)
 from tests.sealed_encoder_decoder import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
 
 RIVER, BRIDGE = "the river rose over the road .", "a bridge was closed , and the road is open"
@@ -207,6 +212,15 @@ async def test_a_model_that_ran_out_of_time_says_what_it_has(http: httpx.AsyncCl
         body = {"inputs": RIVER, "parameters": {"max_time": number, "num_beams": 2}}
         reply = await http.post(f"/models/{WRITER}", json=body)
         assert (reply.status_code, reply.json()["field"]) == (504, "parameters.max_time")
+
+
+async def test_a_beam_search_that_ran_out_of_time_is_recorded_once(rewriting_store: Path) -> None:
+    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator(pause_s=60))
+    body = {"inputs": RIVER, "parameters": {"max_time": 0.05, "num_beams": 2}}
+    async with world.client() as http:
+        reply = await http.post(f"/models/{WRITER}", json=body)
+    assert reply.status_code == 504
+    assert [record.model for record in world.recorder.records] == [WRITER]
 
 
 @pytest.mark.parametrize(
