@@ -30,7 +30,7 @@ def choose(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     ones the first in the order of `rows`. When no `MOST_VARIANTS` variants are near the fastest
     everywhere, the smallest set that on the whole misses by nearly as little as any is taken.
     """
-    times = [_completed(row, rows) for row in rows]
+    times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
     best = {shape: min(row[shape] for row in times if shape in row) for shape in shapes}
     for count in range(1, min(MOST_VARIANTS, len(rows)) + 1):
@@ -48,13 +48,6 @@ def choose(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     )
     winners = [(shape, min(members, key=lambda i: _time([times[i]], shape))) for shape in shapes]
     return tuple((shape, rows[i].variant) for shape, i in winners)
-
-
-def _completed(row: VariantCosts, rows: Sequence[VariantCosts]) -> Times:
-    """The row's times, and where it was not measured those of the same graph with other options."""
-    same_graph = [other for other in rows if other.variant.candidate == row.variant.candidate]
-    times = {shape: ms for other in same_graph for shape, ms in other.by_shape().items()}
-    return times | row.by_shape()
 
 
 def _of_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:

@@ -145,8 +145,8 @@ def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCo
 def worthwhile(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
     """`rows` without session options that gain no more than the tolerance on the whole.
 
-    The first row of a candidate is what its others have to beat. At a single shape noise gains as
-    much, and an arena costs memory, a spinning thread its core.
+    The first row of a candidate is what its others have to beat, at all of its shapes together. At
+    a few of them noise gains as much, and an arena costs memory, a spinning thread its core.
     """
     plain: dict[str, VariantCosts] = {}
     for row in rows:
@@ -154,14 +154,17 @@ def worthwhile(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
     return [
         row
         for row in rows
-        if (base := plain[row.variant.candidate]) is row or _gain(base.by_shape(), row) > TOLERANCE
+        if (base := plain[row.variant.candidate]) is row or _gain(base, row) > TOLERANCE
     ]
 
 
-def _gain(base: Mapping[Shape, float], row: VariantCosts) -> float:
-    """How much faster than `base` on the whole, as a share; 0 where nothing can be compared."""
-    ratios = [math.log(ms / base[shape]) for shape, ms in row.by_shape().items() if shape in base]
-    return 1 - math.exp(sum(ratios) / len(ratios)) if ratios else 0.0
+def _gain(base: VariantCosts, row: VariantCosts) -> float:
+    """How much faster than `base` on the whole, as a share; 0 where a shape was not measured."""
+    times = row.by_shape()
+    if not base.by_shape().keys() <= times.keys():
+        return 0.0
+    ratios = [math.log(times[shape] / ms) for shape, ms in base.by_shape().items()]
+    return 1 - math.exp(sum(ratios) / len(ratios))
 
 
 def merged(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:

@@ -43,10 +43,6 @@ CASES = {
         ],
         {"1x16": "c", "8x128": "c"},
     ),
-    "the other option only where it was measured to be faster": (
-        [row("a", {"1x16": 1.0, "32x512": 900}), row("a+arena", {"1x16": 0.8})],
-        {"1x16": "a+arena", "32x512": "a+arena"},
-    ),
     "a graph never where it was not measured": (
         [row("a", {"1x16": 1.0, "8x128": 10.0}), row("b", {"1x16": 0.5})],
         {"1x16": "b", "8x128": "a"},

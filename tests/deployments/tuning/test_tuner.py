@@ -9,7 +9,7 @@ from deployments.config import LaneSettings
 from deployments.errors import EngineFailed
 from deployments.manifest import REFERENCE_NAME, EngineOptions
 from deployments.tuning.choose import choose
-from deployments.tuning.costs import Cost, CostTable, Shape, Variant, VariantCosts
+from deployments.tuning.costs import CostTable
 from deployments.tuning.memory import free_bytes
 from deployments.tuning.parity import Reference
 from deployments.tuning.placement import Placement
@@ -154,16 +154,11 @@ def test_new_figures_replace_old_ones_where_there_was_time_for_them() -> None:
     }
 
 
-def test_options_must_gain_on_the_whole_and_not_at_one_shape_only() -> None:
-    def row(arena: bool, *times_ms: float) -> VariantCosts:
-        shapes = (Shape(items=1, tokens=tokens) for tokens in (16, 64, 256))
-        costs = (
-            Cost(shape=shape, median_ms=ms, low_ms=ms, rounds=5)
-            for shape, ms in zip(shapes, times_ms, strict=True)
-        )
-        variant = Variant(candidate="plain", arena=arena)
-        return VariantCosts(variant=variant, precision="int8", costs=tuple(costs))
-
-    plain, once, always = row(False, 1, 5, 20), row(True, 0.9, 5, 20), row(True, 0.9, 4.5, 18)
+def test_options_must_gain_on_the_whole_and_not_at_some_shapes_only() -> None:
+    plain = row("a", {"1x16": 1.0, "1x64": 5.0, "1x256": 20.0})
+    once = row("a+arena", {"1x16": 0.9, "1x64": 5.0, "1x256": 20.0})
+    little_seen = row("a+arena", {"1x16": 0.5, "1x64": 2.5})
+    always = row("a+arena", {"1x16": 0.9, "1x64": 4.5, "1x256": 18.0})
     assert worthwhile([plain, once]) == [plain]
+    assert worthwhile([plain, little_seen]) == [plain]
     assert worthwhile([plain, always]) == [plain, always]
