@@ -27,10 +27,13 @@ from benchmarks.generation_figures import (
     describe,
     require_correct,
 )
+from benchmarks.generation_filling import SchemaFigures, fill_all
 from benchmarks.generation_goals import Board, goals_of
+from benchmarks.generation_http import HttpService
 from benchmarks.generation_loop import LoopService
 from benchmarks.generation_prompts import PromptBook
 from benchmarks.generation_scenarios import SCENARIOS, STREAMS
+from benchmarks.generation_schemas import draw_forms
 from benchmarks.generation_sources import Origin
 from benchmarks.local_model import LocalModel
 from benchmarks.options import (
@@ -44,8 +47,8 @@ from benchmarks.report import start_run, write_result
 from deployments.tuning.processors import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-LEVELS, CHURN = "levels", "churn"
-PARTS = (LEVELS, *SCENARIOS, CHURN)
+LEVELS, CHURN, SCHEMAS = "levels", "churn", "schemas"
+PARTS = (LEVELS, *SCENARIOS, CHURN, SCHEMAS)
 PACKAGES = ("onnxruntime-genai", "llama-cpp-python")
 
 
@@ -119,7 +122,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigures:
-    """All rounds, then what is asked again alone, then churn. Raises ServeError."""
+    """All rounds, then what is asked again alone, churn and schemas. Raises ServeError."""
     model = LocalModel.named(arguments.store, arguments.model)
     threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
@@ -137,11 +140,24 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigure
     churned: ChurnFigures | None = None
     if CHURN in arguments.parts:
         churned = runner.run(churn(service, campaign.book, campaign.dice, arguments.churn, rows))
-    return figures_of(entrance, campaign, alone, churned)
+    filled = schemas(campaign, arguments.seed) if SCHEMAS in arguments.parts else None
+    return figures_of(entrance, campaign, alone, churned, filled)
+
+
+def schemas(campaign: Campaign, seed: int) -> SchemaFigures | None:
+    """What the server makes of them; None where none takes part, or it has failed before."""
+    for one in campaign.others:
+        if isinstance(one, Streaming) and isinstance(one.service, HttpService):
+            return one.runner.run(fill_all(one.service, draw_forms(random.Random(seed))))
+    return None
 
 
 def figures_of(
-    entrance: Entrance, campaign: Campaign, alone: Likeness | None, churned: ChurnFigures | None
+    entrance: Entrance,
+    campaign: Campaign,
+    alone: Likeness | None,
+    churned: ChurnFigures | None,
+    filled: SchemaFigures | None,
 ) -> GenerationFigures:
     """Everything in its place."""
     board = Board((*campaign.levels, *campaign.scenes))
@@ -156,13 +172,14 @@ def figures_of(
         levels=campaign.levels,
         scenarios=campaign.scenes,
         churn=churned,
+        schemas=filled,
         alone=alone,
         likenesses=campaign.likenesses,
         notes=tuple(entrance.notes),
         packages=installed_versions(PACKAGES),
         missing=campaign.missing,
         ratios=ratios,
-        goals=goals_of(board, ratios, churned),
+        goals=goals_of(board, ratios, churned, filled),
     )
 
 

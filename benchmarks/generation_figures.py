@@ -15,13 +15,14 @@ from benchmarks.generation_answers import (
     GAP_P99,
     WHOLE,
     Answer,
-    leading,
 )
 from benchmarks.generation_churn import ChurnFigures
+from benchmarks.generation_filling import SchemaFigures
 from benchmarks.goals import Goal
 from benchmarks.measures import Summary, summarise
 from benchmarks.report import number
 from build_artifacts.columns import columns
+from build_artifacts.decoders.conversations import same_start
 
 _TABLE = (DECODE, WHOLE, FIRST, GAP, GAP_P99, GAP_MAX)
 
@@ -56,7 +57,7 @@ class Likeness:
     def of(cls, what: str, pairs: Sequence[tuple[Answer, Answer]]) -> Self:
         """Of answers with their tokens, or with nothing but text."""
         if all(one.ids and other.ids for one, other in pairs):
-            leads = [leading(one.ids, other.ids) for one, other in pairs]
+            leads = [same_start(one.ids, other.ids) for one, other in pairs]
             same = sum(one.ids == other.ids for one, other in pairs)
             return cls(what, len(pairs), same, sum(leads) / len(leads))
         return cls(what, len(pairs), sum(one.text == other.text for one, other in pairs), None)
@@ -83,6 +84,7 @@ class GenerationFigures:
     levels: tuple[Measured, ...]
     scenarios: tuple[Measured, ...]
     churn: ChurnFigures | None
+    schemas: SchemaFigures | None
     alone: Likeness | None  # our answers in company beside those alone
     likenesses: tuple[Likeness, ...]  # the others' beside ours
     notes: tuple[str, ...]  # on how far they can be compared
@@ -98,7 +100,7 @@ def streams_part(streams: int) -> str:
 
 
 def require_correct(figures: GenerationFigures) -> None:
-    """Raises BenchmarkError when our answers depend on company, or when something leaked."""
+    """Raises BenchmarkError when our answers depend on company, break a schema, or leak."""
     alone = figures.alone
     if alone is not None and alone.same < alone.compared:
         raise BenchmarkError(
@@ -111,6 +113,12 @@ def require_correct(figures: GenerationFigures) -> None:
             f"after churn {churned.still_active} rows are in use and {churned.still_waiting} "
             f"requests wait; {churned.different} of {churned.compared} answers are wrong",
             hint="look at how the loop lets go of rows",
+        )
+    filled = figures.schemas
+    if filled is not None and filled.wrong:
+        raise BenchmarkError(
+            f"{filled.wrong} of {filled.asked} answers break their schemas",
+            hint="the lines above say where: see tests of the grammar",
         )
 
 
@@ -133,6 +141,8 @@ def describe(figures: GenerationFigures) -> str:
             f"churn: {churned.requests} requests in {churned.seconds:.1f} s, {churned.left} left; "
             f"{churned.different} of {churned.compared} answers wrong, {churned.grown_mb:+.1f} MB"
         )
+    if figures.schemas is not None:
+        lines += [figures.schemas.sentence, *figures.schemas.faults]
     likenesses = [*([figures.alone] if figures.alone else []), *figures.likenesses]
     lines += [one.sentence for one in likenesses]
     lines += [f"note: {note}" for note in figures.notes]

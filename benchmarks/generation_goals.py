@@ -8,6 +8,7 @@ from benchmarks.generation_answers import DECODE, WHOLE
 from benchmarks.generation_churn import ChurnFigures
 from benchmarks.generation_contenders import GENAI, OURS, SERVED, TRANSFORMERS
 from benchmarks.generation_figures import Measured, streams_part
+from benchmarks.generation_filling import SchemaFigures
 from benchmarks.generation_scenarios import JOIN_GAP, STREAMS, Join
 from benchmarks.goals import Goal
 from benchmarks.measures import Summary, summarise
@@ -26,6 +27,7 @@ LEAST: Mapping[str, float] = {
 }
 MOST_GAP_MS = 250.0
 MOST_GROWN_MB = 8.0
+FORMS = 50  # every one of them is to be valid
 
 
 class Board:
@@ -59,9 +61,12 @@ class Board:
 
 
 def goals_of(
-    board: Board, ratios: Mapping[str, Summary], churned: ChurnFigures | None
+    board: Board,
+    ratios: Mapping[str, Summary],
+    churned: ChurnFigures | None,
+    filled: SchemaFigures | None,
 ) -> tuple[Goal, ...]:
-    """Ratios by their medians, waits by the worst round."""
+    """Ratios by their medians, waits by the worst round, answers one by one."""
     found = [
         Goal.at_least(what, ratios[what].median if what in ratios else None, least)
         for what, least in LEAST.items()
@@ -72,4 +77,6 @@ def goals_of(
         found.append(Goal.at_most(what, gap.high if gap else None, MOST_GAP_MS))
     grown = churned.grown_mb if churned else None
     found.append(Goal.at_most("MB that churn leaves behind", grown, MOST_GROWN_MB))
+    valid = filled.valid if filled else None
+    found.append(Goal.at_least(f"valid answers to {FORMS} JSON schemas", valid, FORMS))
     return tuple(found)

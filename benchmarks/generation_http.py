@@ -1,4 +1,4 @@
-"""Streams of a running server: `/v1/completions` as events, and when each of them came.
+"""Answers of a running server: `/v1/completions` as events, and when each of them came.
 
 As light as the load generator, for the same reason: what it takes, the server does not get. While
 the clock runs nothing is done but note when bytes came; they are read after the stream's end.
@@ -37,8 +37,8 @@ class HttpService:
 
     def __init__(self, target: Target, model_id: str, version: str = "") -> None:
         self.version = version  # of the model, as the server says
+        self.model_id = model_id
         self._target = target
-        self._model_id = model_id
 
     @classmethod
     def found(cls, url: str, model_id: str) -> HttpService:
@@ -53,21 +53,33 @@ class HttpService:
 
         Raises BenchmarkError for anything but that.
         """
-        stream = _Stream(self._target.post_bytes(PATH, body_of(self._model_id, ask)), ask)
-        loop = asyncio.get_running_loop()
+        stream = _Stream(self._target.post_bytes(PATH, body_of(self.model_id, ask)), ask)
         asked_s = time.perf_counter()
+        await self._follow(stream, PATH)
+        if stream.status != 200:
+            told = stream.body[:_MOST_TOLD].decode(errors="replace")
+            raise self._failed(PATH, f"{stream.status}: {told}")
+        return self._read(asked_s, stream.pieces, is_whole=ask.leaves_after is None)
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer that comes as a whole.
+
+        Raises BenchmarkError when none comes.
+        """
+        stream = _Stream(self._target.post_bytes(path, body))
+        await self._follow(stream, path)
+        return stream.status, stream.body
+
+    async def _follow(self, stream: _Stream, path: str) -> None:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await loop.create_connection(lambda: stream, self._target.host, self._target.port)
                 await stream.done
         except (OSError, TimeoutError) as exc:
-            raise self._failed(f"{exc!r}") from exc
+            raise self._failed(path, f"{exc!r}") from exc
         finally:
             stream.close()
-        if stream.status != 200:
-            told = b"".join(piece.data for piece in stream.pieces)
-            raise self._failed(f"{stream.status}: {told[:_MOST_TOLD].decode(errors='replace')}")
-        return self._read(asked_s, stream.pieces, is_whole=ask.leaves_after is None)
 
     def _read(self, asked_s: float, pieces: Sequence[Piece], *, is_whole: bool) -> Answer:
         arrivals_s: list[float] = []
@@ -76,13 +88,13 @@ class HttpService:
         for at_s, data in events_of(pieces):
             told = orjson.loads(data)
             if "error" in told:
-                raise self._failed(str(told["error"])[:_MOST_TOLD])
+                raise self._failed(PATH, str(told["error"])[:_MOST_TOLD])
             usage = told.get("usage") or usage
             for choice in told["choices"]:
                 arrivals_s.append(at_s)
                 texts.append(choice["text"])
         if is_whole and (usage is None or not arrivals_s):
-            raise self._failed("a stream without its end")
+            raise self._failed(PATH, "a stream without its end")
         details = (usage or {}).get("prompt_tokens_details") or {}
         return Answer(
             asked_s=asked_s,
@@ -92,9 +104,9 @@ class HttpService:
             cached_tokens=details.get("cached_tokens", 0),
         )
 
-    def _failed(self, how: str) -> BenchmarkError:
+    def _failed(self, path: str, how: str) -> BenchmarkError:
         return BenchmarkError(
-            f"`{PATH}` of {self._target.url} answered {how}", hint="look into the server's log"
+            f"`{path}` of {self._target.url} answered {how}", hint="look into the server's log"
         )
 
 
@@ -127,14 +139,20 @@ def events_of(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
 class _Stream(asyncio.Protocol):
     """One request and its answer. `done` is set when nothing more is to come, or is wanted."""
 
-    def __init__(self, request: bytes, ask: Ask) -> None:
+    def __init__(self, request: bytes, ask: Ask | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pieces: list[Piece] = []
         self.status = 0
         self._request = request
-        self._ask = ask
+        self._begun = ask.begun if ask else None
+        self._leaves_after = ask.leaves_after if ask else None
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+
+    @property
+    def body(self) -> bytes:
+        """All that came behind the head."""
+        return b"".join(piece.data for piece in self.pieces)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A promise, not a check: uvloop's transports do not derive from asyncio's.
@@ -154,9 +172,9 @@ class _Stream(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         """Called by the parser for each chunk of a body."""
         self.pieces.append(Piece(time.perf_counter(), data))
-        if self._ask.begun is not None:
-            self._ask.begun.set()
-        if len(self.pieces) == self._ask.leaves_after:
+        if self._begun is not None:
+            self._begun.set()
+        if len(self.pieces) == self._leaves_after:
             self._end()
 
     def on_message_complete(self) -> None:

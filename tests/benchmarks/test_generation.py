@@ -71,6 +71,9 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     alone = part(figures["levels"], "1 stream", OURS)
     assert 0 < alone["gap_ms_p50"]["median"] <= alone["gap_ms_max"]["median"]
     assert figures["churn"]["requests"] == 40
+    schemas = figures["schemas"]
+    assert (schemas["asked"], schemas["wrong"], schemas["refused"]) == (50, 0, 0)
+    assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
     alone = figures["alone"]
     assert (alone["compared"], alone["same"]) == (8, 8)
     (likeness,) = figures["likenesses"]
@@ -84,6 +87,7 @@ def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> 
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
     figures = only_result(tmp_path)["figures"]
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
+    assert figures["schemas"] is None
     parts = [(level["part"], level["contender"]) for level in figures["levels"]]
     assert parts == [("1 stream", OURS), ("8 streams", OURS)]
 
@@ -101,7 +105,7 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
     assert missing[LLAMA] == "no GGUF file was named"
-    assert [goal["reached"] for goal in figures["goals"]].count(None) == 7
+    assert [goal["reached"] for goal in figures["goals"]].count(None) == 8
     assert "over HTTP was not measured, or not to the end: no answer" in capsys.readouterr().out
 
 

@@ -16,6 +16,7 @@ from benchmarks.generation_figures import (
     require_correct,
     streams_part,
 )
+from benchmarks.generation_filling import SchemaFigures
 from benchmarks.generation_goals import (
     EIGHT_TO_ONE,
     ONE_TO_GENAI,
@@ -37,6 +38,17 @@ CLEAN = ChurnFigures(
     resident_bytes_before=100_000_000,
     resident_bytes_after=102_500_000,
     seconds=1.5,
+)
+FILLED = SchemaFigures(
+    asked=50,
+    valid=49,
+    cut=1,
+    wrong=0,
+    refused=0,
+    answer_ms={"p50": 800.0, "p90": 1_500.0, "p95": 1_600.0, "p99": 1_700.0},
+    tokens=2_500,
+    seconds=12.5,
+    faults=("quiz_1 is cut short: after 200 tokens: '...'",),
 )
 
 
@@ -69,13 +81,14 @@ def figures(**changed: object) -> GenerationFigures:
         levels=LEVELS,
         scenarios=JOINS,
         churn=CLEAN,
+        schemas=FILLED,
         alone=Likeness("ours alone", 3, 3, 32.0),
         likenesses=(Likeness("theirs", 4, 1, 7.25),),
         notes=("other weights",),
         packages={},
         missing={"llama.cpp": "no GGUF file"},
         ratios=board.ratios(),
-        goals=goals_of(board, board.ratios(), CLEAN),
+        goals=goals_of(board, board.ratios(), CLEAN, FILLED),
     )
     return replace(whole, **changed)
 
@@ -106,6 +119,7 @@ def test_goals_take_the_median_ratio_and_the_worst_wait() -> None:
     waits = [told[what] for what in told if "waits while a long prompt joins" in what]
     assert waits == [(251.0, False), (240.0, True)]
     assert told["MB that churn leaves behind"] == (2.5, True)
+    assert told["valid answers to 50 JSON schemas"] == (49, False)
 
 
 def test_answers_are_alike_up_to_the_first_difference() -> None:
@@ -125,6 +139,8 @@ def test_all_of_it_is_told() -> None:
     text = describe(figures())
     assert "org/model 0123 cpu-int4, 2 threads, prompts of 64 tokens, answers of 32" in text
     assert "churn: 10 requests in 1.5 s, 4 left; 0 of 6 answers wrong, +2.5 MB" in text
+    assert "schemas: 49 of 50 answers valid, 1 cut short, 0 wrong, 0 refused; " in text
+    assert "; 0.80 s an answer, p95 1.60 s, 200.0 tokens/s\nquiz_1 is cut short: after" in text
     assert "theirs: 1 of 4 answers are the same, 7.2 leading tokens on average" in text
     assert "note: other weights" in text
     assert "llama.cpp was not measured, or not to the end: no GGUF file" in text
@@ -133,7 +149,7 @@ def test_all_of_it_is_told() -> None:
 
 def test_right_answers_pass() -> None:
     require_correct(figures())
-    require_correct(figures(alone=None, churn=None))
+    require_correct(figures(alone=None, churn=None, schemas=None))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +159,7 @@ def test_right_answers_pass() -> None:
         ({"churn": replace(CLEAN, still_active=1)}, "1 rows are in use"),
         ({"churn": replace(CLEAN, still_waiting=2)}, "2 requests wait"),
         ({"churn": replace(CLEAN, different=3)}, "3 of 6 answers are wrong"),
+        ({"schemas": replace(FILLED, wrong=2)}, "2 of 50 answers break their schemas"),
     ],
 )
 def test_wrong_answers_and_leaks_fail_the_run(changed: dict[str, object], told: str) -> None:

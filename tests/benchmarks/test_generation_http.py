@@ -102,3 +102,33 @@ def test_the_version_that_is_served_is_known() -> None:
     described = FakeServer(lambda n, request: FakeAnswer(body=b'{"version": "0123abc"}'))
     with described.in_thread() as server:
         assert HttpService.found(server.target.url, "org/model").version == "0123abc"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(FakeAnswer(422, b'{"error": "no"}'), (422, b'{"error": "no"}'), id="status"),
+        pytest.param(
+            FakeAnswer(
+                raw=b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+                b"3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n"
+            ),
+            (200, b"[1,2]"),
+            id="in chunks",
+        ),
+    ],
+)
+async def test_a_whole_answer_is_handed_on_as_it_is(
+    answer: FakeAnswer, told: tuple[int, bytes]
+) -> None:
+    async with FakeServer(lambda n, request: answer).running() as server:
+        assert await HttpService(server.target, "org/model").post("/a/path", b"{}") == told
+        (seen,) = server.seen
+    assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
+
+
+async def test_that_no_whole_answer_comes_is_told_with_its_path() -> None:
+    hung_up = FakeServer(lambda n, request: FakeAnswer(hang_up=True))
+    async with hung_up.running() as server:
+        with pytest.raises(BenchmarkError, match=r"`/a/path` of http://.* connection was closed"):
+            await HttpService(server.target, "org/model").post("/a/path", b"{}")
