@@ -13,7 +13,7 @@ from deployments.manifest import Device, EngineOptions, Gate, Precision
 Dtype: TypeAlias = Literal["float32", "float16"]
 
 # Counts changes of the code of the steps that change what they write.
-RECIPE_REVISION = 5
+RECIPE_REVISION = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +113,23 @@ CPU_FP32 = CandidateRecipe(
     options=NO_SKIP_FUSION,
 )
 
+Attention: TypeAlias = Literal["sdpa", "eager"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRecipe:
     """One graph of a model that generates: what onnxruntime-genai's model builder is asked for.
 
-    With `rowwise` the builder writes fp32, and `decoders/rowwise.py` makes it int8.
+    Or `decoders/written/`, which knows no `options`. With `rowwise` either writes fp32, and
+    `decoders/rowwise.py` makes it int8. With the engine "torch" it is a program of transformers'
+    own model instead (`decoders/torch_export.py`), in fp16 or fp32.
     """
 
     name: str
     device: Device
     precision: Precision
+    engine: Literal["onnxruntime", "torch"] = "onnxruntime"
+    attention: Attention = "sdpa"  # torch only: its fused kernels, or transformers' own products
     rowwise: bool = False
     options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
     # Tried in order instead of them when the gate is missed; each is more accurate and slower.

@@ -83,6 +83,7 @@ HEADS: Mapping[TaskName, Head] = {
 
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+EngineName = Literal["onnxruntime", "openvino", "torch"]
 
 
 class Device(StrEnum):
@@ -150,7 +151,7 @@ class Candidate(_Frozen):
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     device: Device
     precision: Precision
-    engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
+    engine: EngineName = "onnxruntime"
     graph: str
     encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()

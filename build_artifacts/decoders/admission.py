@@ -9,10 +9,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.asked import Tokens, answer_tokens, calibration_of
+from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
 from build_artifacts.decoders.judging import ROWS, answers_of, judge_decoder
 from build_artifacts.decoders.pace import room_for_pace
-from build_artifacts.decoders.reference import Original, Tokens, answer_tokens
+from build_artifacts.decoders.reference import Original
 from build_artifacts.decoders.rowwise import quantise_rows
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.written.writing import ENCODER_NAME
@@ -21,6 +22,7 @@ from build_artifacts.recipe import DecoderRecipe, digest_of
 from build_artifacts.search.lanes import lane_for
 from build_artifacts.steprunner import StepRunner, megabytes
 from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoders import engine_for
 from deployments.errors import EngineFailed
 from deployments.manifest import Gate, Parity
 from deployments.tuning.processors import usable_cores
@@ -86,12 +88,16 @@ class Admission:
         if recipe.rowwise:
             return self._quantised(recipe)
 
+        name, weights = GRAPH_NAME, WEIGHTS_NAME
+        if recipe.engine == "torch":
+            name = weights = PROGRAM_NAME
+
         def work(into: Path) -> str:
             export_decoder(self.weights, self.facts, recipe, into)
-            return megabytes(into / WEIGHTS_NAME)
+            return megabytes(into / weights)
 
         key = f"export-{_key(recipe)}"
-        return self.steps.once(key, "export", _named(recipe), work) / GRAPH_NAME
+        return self.steps.once(key, "export", _named(recipe), work) / name
 
     def _quantised(self, recipe: DecoderRecipe) -> Path:
         floating = self._graph(
@@ -99,9 +105,13 @@ class Admission:
         )
 
         def work(into: Path) -> str:
-            for graph in (floating, encoder_beside(floating)):
-                if graph is not None:
-                    quantise_rows(graph, into / graph.name)
+            encoder = encoder_beside(floating)
+            if encoder is None:
+                texts = calibration_of(self.weights, self.facts.max_tokens)
+                quantise_rows(floating, into / GRAPH_NAME, texts, self.facts.generating)
+            else:
+                quantise_rows(floating, into / GRAPH_NAME)
+                quantise_rows(encoder, into / encoder.name)
             return megabytes(into / WEIGHTS_NAME)
 
         key = f"quantise-{_key(recipe)}"
@@ -111,6 +121,7 @@ class Admission:
         return DecoderSpec(
             path=graph,
             encoder=encoder_beside(graph),
+            engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
             options=recipe.run,
@@ -158,17 +169,13 @@ def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
 
 def opened(spec: DecoderSpec, original: Original) -> Decoder:
     """The graph with room for what the original was asked. Raises EngineFailed."""
-    from deployments.engines.onnx_decoder import OnnxDecoder
-    from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
-
     prompts = original.asked.prompts
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = lane_for(spec.device, usable_cores())
     context = max(longest, room_for_pace(spec.most_tokens))
-    engine = OnnxDecoder if spec.encoder is None else OnnxEncoderDecoder
-    return engine(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+    return engine_for(spec)(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
 
 
 def encoder_beside(graph: Path) -> Path | None:
@@ -182,5 +189,5 @@ def _named(recipe: DecoderRecipe) -> str:
 
 
 def _key(recipe: DecoderRecipe) -> str:
-    how = (recipe.device, recipe.precision, recipe.rowwise, recipe.options, recipe.run)
-    return digest_of(how)[:12]
+    unnamed = replace(recipe, name="", other_options=())
+    return digest_of(unnamed)[:12]

@@ -155,6 +155,7 @@ def _graph_files(passed: Sequence[PassedDecoder]) -> dict[str, Path]:
         for path in (graph.spec.path, graph.spec.encoder)
         if path is not None
         for file in (path, path.with_name(f"{path.name}.data"))
+        if file.is_file()  # a torch program has its weights in it
     }
 
 
@@ -166,6 +167,7 @@ def _candidate(graph: PassedDecoder) -> Candidate:
         name=recipe.name,
         device=recipe.device,
         precision=recipe.precision,
+        engine=recipe.engine,
         graph=f"{_place(graph)}/{graph.spec.path.name}",
         encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
         options=recipe.run,

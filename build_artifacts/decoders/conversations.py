@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from build_artifacts.columns import columns
+from build_artifacts.decoders.asked import Tokens
 from build_artifacts.decoders.pace import Pace
-from build_artifacts.decoders.reference import Tokens
 from deployments.errors import ArtifactError
 from deployments.manifest import ArtifactManifest, Candidate
 

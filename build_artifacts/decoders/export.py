@@ -1,7 +1,7 @@
 """A checkpoint becomes a decoder's graph, and an encoder's where there is one.
 
 Families that onnxruntime-genai's model builder does not know are written by `written/`. Either way
-the weights lie beside the graph, in one file.
+the weights lie beside the graph, in one file. A torch program (`torch_export.py`) has them in it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from tempfile import TemporaryDirectory
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
+from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.decoders.written.quantising import Bits, quantised
 from build_artifacts.decoders.written.writing import ENCODER_NAME, is_written, write_decoder
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
 
+# A torch program, weights included.
+PROGRAM_NAME = "model.safetensors"
 # Bits of the weights of written graphs, by precision; None: as they are.
 _WRITTEN: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _Numbers = tuple[int, int, int, int]  # layers, heads of keys and values, head size, words
@@ -31,6 +34,9 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
 
     Raises UnsupportedModel.
     """
+    if recipe.engine == "torch":
+        export_program(weights, facts, recipe, into / PROGRAM_NAME)
+        return
     if is_written(weights):
         _write(weights, facts, recipe, into)
         return

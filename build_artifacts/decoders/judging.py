@@ -12,14 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.reference import (
-    Floats,
-    Original,
-    Tokens,
-    perplexity,
-    seen,
-    up_to_end,
-)
+from build_artifacts.decoders.asked import Tokens
+from build_artifacts.decoders.reference import Floats, Original, perplexity, seen, up_to_end
 from deployments.engines.decoder import Decoder, TokenColumn
 from deployments.manifest import Gate, Parity
 

@@ -12,29 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.decoders import chat_template
 from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.checkpoints.models import TorchModel, first_line, load_model
-from build_artifacts.decoders.texts import PASSAGES, PROMPTS
+from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.decoders.asked import Asked, Tokens, answer_tokens, asked_of
 from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import Decoding
-from deployments.manifest import TOKENIZER_NAME, Head
+from deployments.manifest import Head
 
-_NEW_TOKENS = 32
 _LOGITS_NAME = "logits.npy"
 _ASKED_NAME = "asked.npz"
 _PARTS = ("passages", "prompts", "answers")
 _ROWS_AT_ONCE = 128
 
 Floats = NDArray[np.float32]
-Tokens = tuple[int, ...]
-
-
-class Asked(NamedTuple):
-    """What the original and every graph of it read."""
-
-    passages: tuple[Tokens, ...]
-    prompts: tuple[Tokens, ...]
 
 
 @dataclass(frozen=True)
@@ -171,61 +161,6 @@ def write_original(weights: Path, facts: ModelFacts, into: Path) -> None:
         kept[name] = np.array([token for part in parts for token in part], dtype=np.int64)
         kept[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
     np.savez(into / _ASKED_NAME, **kept)
-
-
-def answer_tokens(max_tokens: int) -> int:
-    """How long answers may get, of a model that reads `max_tokens`."""
-    return min(_NEW_TOKENS, max_tokens // 2)
-
-
-def asked_of(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
-    """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
-
-    An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
-    UnsupportedModel where the checkpoint's chat template cannot be used.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    if has_encoder:
-        sources = (tokenizer.encode(text).ids for text in (*PASSAGES, *PROMPTS))
-        return Asked((), tuple(cut_source(ids, max_tokens) for ids in sources))
-    prompts, is_chat = _written(weights)
-    room = max_tokens - answer_tokens(max_tokens)
-    return Asked(
-        tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in PASSAGES),
-        tuple(
-            tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-room:])
-            for text in prompts
-        ),
-    )
-
-
-def cut_source(ids: Sequence[int], most: int) -> Tokens:
-    """The first tokens, and the last: it is what a source ends with."""
-    return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
-
-
-def _written(weights: Path) -> tuple[Sequence[str], bool]:
-    """The prompts as the model is to read them, and whether its chat template wrote them."""
-    template = chat_template(weights)
-    if template is None:
-        return PROMPTS, False
-    from transformers import AutoTokenizer
-
-    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            weights, trust_remote_code=False, local_files_only=True
-        )
-        return tokenizer.apply_chat_template(
-            chats, chat_template=template, tokenize=False, add_generation_prompt=True
-        ), True
-    except Exception as exc:  # a template is a program, and raises what it likes
-        raise UnsupportedModel(
-            f"the chat template cannot be used: {first_line(exc)}",
-            hint="mend it, or remove it from the checkpoint",
-        ) from exc
 
 
 def _read(

@@ -69,3 +69,46 @@ PROMPTS: tuple[str, ...] = (
     "What is 12 plus 30?",
     "Tell me a fact about whales.",
 )
+
+# Read to choose scales; no graph is judged by them. As varied as what people ask, because the
+# largest value of each channel counts.
+OTHER_PASSAGES: tuple[str, ...] = (
+    "The city grew around a small fort on the river. By the year 1200 it had become a place of "
+    "trade between north and south, with a large market where wool, salt and amber were sold. Its "
+    "walls were pulled down in 1786, and the stones went into the new harbour.",
+    "Green plants use sunlight to make their own food from carbon dioxide and water. This happens "
+    "in the chloroplasts, which contain a pigment called chlorophyll; oxygen is what is left over. "
+    "At night, when there is no light, plants breathe as animals do.",
+    "Tomato soup for four: heat two tablespoons of olive oil in a large pot, add 1 chopped onion "
+    "and cook it for 5 minutes. Stir in 2 cloves of garlic, 800 g of tomatoes, 500 ml of stock and "
+    "a pinch of sugar. Simmer for 20 minutes, then blend.",
+    "def fibonacci(n: int) -> int:\n"
+    '    """The n-th number, counted from zero."""\n'
+    "    a, b = 0, 1\n"
+    "    for _ in range(n):\n"
+    "        a, b = b, a + b\n"
+    "    return a\n\n\n"
+    "print([fibonacci(i) for i in range(10)])  # [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]\n",
+    '{"order": 48213, "customer": {"name": "A. Meyer", "city": "Graz"}, "items": [{"sku": '
+    '"KB-104", "price": 39.9, "count": 2}, {"sku": "MS-7", "price": 12.5, "count": 1}], "paid": '
+    'true, "note": null}',
+    "# Release notes\n\n## 2.3.0 (2021-04-17)\n\n- **Fixed**: a crash of empty lists (#412)\n"
+    "- **Added**: `--quiet`, see https://example.org/docs/cli?version=2.3&lang=en#quiet\n\n"
+    "| size | before | after |\n|---|---|---|\n| 10 MB | 1.2 s | 0.4 s |\n",
+    "Der Zug nach Hamburg fährt heute von Gleis 7. ¿Dónde está la biblioteca? Elle a dit qu'elle "
+    "viendrait demain, peut-être à huit heures. 今日はいい天気ですね。 Привет, как дела? 🙂🚀",
+    "Let f(x) = 3x^2 - 12x + 7. Its derivative is f'(x) = 6x - 12, which is zero at x = 2, so that "
+    "the least value is f(2) = 12 - 24 + 7 = -5. For x > 2 the function rises; hence 0.5 < x < 3.5 "
+    "holds at both roots, and their sum is 4.",
+    "WHEREAS the Tenant has asked for an EXTENSION of the term, and the Landlord is WILLING to "
+    "grant it; NOW, THEREFORE, the parties agree: (a) the rent is $1,450.00 per month, due on the "
+    "1st; (b) notice must be given in writing at least sixty (60) days before.",
+    "ok so i tried it again lol... still doesnt work!!! any ideas?? thx :)\n\n> did u restart?\n\n"
+    "yes, twice. same error: `ConnectionResetError: [Errno 104] Connection reset by peer`",
+)
+OTHER_PROMPTS: tuple[str, ...] = (
+    "Who wrote Hamlet, and when?",
+    "Write a function in Python that reverses a string, and explain each line.",
+    "Summarise in three bullet points why regular sleep matters.",
+    "My order #48213 has not arrived yet. Please write a polite e-mail to the shop.",
+)

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from deployments.decoding import Decoding
 from deployments.errors import ManifestInvalid
-from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Precision
+from deployments.manifest import (
+    ArtifactManifest,
+    Candidate,
+    Device,
+    EngineName,
+    EngineOptions,
+    Precision,
+)
 
 # The input of a decoder's graph that says from which token on logits are wanted, [1].
 LOGITS_FROM = "logits_from"
@@ -31,6 +38,7 @@ class DecoderSpec:
 
     path: Path
     encoder: Path | None = None
+    engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
     options: EngineOptions
@@ -46,6 +54,7 @@ class DecoderSpec:
         return cls(
             path=directory / candidate.graph,
             encoder=None if candidate.encoder is None else directory / candidate.encoder,
+            engine=candidate.engine,
             device=candidate.device,
             precision=candidate.precision,
             options=candidate.options,

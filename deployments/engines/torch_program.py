@@ -31,41 +31,50 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         operator.ge,
     )
 }
-# Operators that encoders need beside the core ones; none of them changes its arguments.
+# Operators that models need beside the core ones; none of them changes its arguments.
 _BESIDE_CORE = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "layer_norm", "linear", "masked_fill", "matmul", "min"),
-        *("new_ones", "ones", "rms_norm", "scaled_dot_product_attention", "silu", "softmax"),
-        *("split", "stack", "transpose", "type_as", "unbind", "where", "zeros"),
+        *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
+        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
+        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
+        *("softmax", "split", "square", "stack", "to", "transpose", "type_as", "unbind", "where"),
+        "zeros",
     }
 )
+# The one operator that writes into a tensor it is given: a decoder's memory.
+_IN_PLACE = "aten.scatter_.src"
 _ENUMS = ("dtype", "layout", "memory_format")
 
 
-def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Write an exported program whose inputs are those of `heads.INPUTS`.
+def write_program(
+    program: torch.export.ExportedProgram, path: Path, *, in_place: bool = False
+) -> None:
+    """Write an exported program, whose first output is the answer.
 
-    Its first output is the answer. Raises EngineFailed when the program does what a file cannot
-    say. Export under `torch.no_grad()`, or changes of the gradient mode become part of it.
+    With `in_place` it may write into tensors that it is given, by `scatter_` only; otherwise copies
+    take the place of whatever is written. Raises EngineFailed when the program does what a file
+    cannot say. Export under `torch.no_grad()`, or changes of the gradient mode become part of it.
     """
     from safetensors.torch import save_file
 
-    program = program.run_decompositions({})  # leaves nothing that writes in place
+    program = program if in_place else program.run_decompositions({})
     weights: dict[str, torch.Tensor] = {}
     nodes: list[dict[str, Any]] = []
     sources = {**program.state_dict, **program.constants}
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-    for node in program.graph.nodes:
+    firsts: dict[Any, str] = {}  # tensors that go by several names are kept once
+    for node in _computing(program):
         if node.op == "placeholder":
             target = targets[node.name]
             if target is None:
                 nodes.append({"name": node.name, "input": node.name})
             else:
-                weights[target] = sources[target].detach().clone().contiguous()
+                tensor = sources[target].detach()
+                where = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+                target = firsts.setdefault(where, target)
+                weights[target] = tensor.clone().contiguous()
                 nodes.append({"name": node.name, "weight": target})
         elif node.op == "call_function":
-            if str(node.target).startswith("aten._assert") or not node.users:
-                continue  # says something of the shapes, computes nothing
             nodes.append(_call(node))
         elif node.op == "output":
             nodes.append({"output": _plain(node.args[0][0])})
@@ -75,14 +84,22 @@ def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def read_program(path: Path, device: str) -> torch.fx.GraphModule:
-    """The module of a file, on `device`; its parameters are named like the inputs it reads.
+    """The module of an encoder's file, on `device`; its inputs are those of `heads.INPUTS`.
 
     Raises EngineFailed when the file is damaged or names what it must not.
     """
+    module = read_module(path, device)
+    check_inputs(input_names(module))
+    return module
+
+
+def read_module(path: Path, device: str) -> torch.fx.GraphModule:
+    """As `read_program`, of any inputs: the parameters of the module are named like them."""
     import torch
     from safetensors import safe_open
 
     root, graph, values = torch.nn.Module(), torch.fx.Graph(), dict[str, torch.fx.Node]()
+    buffers: dict[str, str] = {}
     with safe_open(path, framework="pt", device=device) as file:
         nodes = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
         if not isinstance(nodes, list):
@@ -91,8 +108,10 @@ def read_program(path: Path, device: str) -> torch.fx.GraphModule:
             if "input" in node:
                 values[node["name"]] = graph.placeholder(node["input"])
             elif "weight" in node:
-                root.register_buffer(f"w{number}", file.get_tensor(node["weight"]))
-                values[node["name"]] = graph.get_attr(f"w{number}")
+                if node["weight"] not in buffers:
+                    buffers[node["weight"]] = f"w{number}"
+                    root.register_buffer(f"w{number}", file.get_tensor(node["weight"]))
+                values[node["name"]] = graph.get_attr(buffers[node["weight"]])
             elif "call" in node:
                 values[node["name"]] = graph.call_function(
                     _function(node["call"]),
@@ -101,14 +120,25 @@ def read_program(path: Path, device: str) -> torch.fx.GraphModule:
                 )
             else:
                 graph.output(_rebuilt(node["output"], values, device))
-    module = torch.fx.GraphModule(root, graph)
-    check_inputs(input_names(module))
-    return module.eval()
+    return torch.fx.GraphModule(root, graph).eval()
 
 
 def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
     """The inputs of a module in the order it takes them."""
     return tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
+
+
+def _computing(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """Inputs, and what an answer or the memory depends on; not what is said of shapes."""
+    needed: list[torch.fx.Node] = []
+    seen: set[torch.fx.Node] = set()
+    inputs = set(program.graph_signature.user_inputs)
+    for node in reversed(program.graph.nodes):
+        is_wanted = node.op == "output" or node.name in inputs or str(node.target) == _IN_PLACE
+        if is_wanted or any(user in seen for user in node.users):
+            seen.add(node)
+            needed.append(node)
+    return needed[::-1]
 
 
 def _call(node: torch.fx.Node) -> dict[str, Any]:
@@ -138,9 +168,10 @@ def _function(name: str) -> Callable[..., Any]:
     found: Any = None
     if namespace == "aten" and packet.isidentifier() and overload.isidentifier():
         found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+    if not isinstance(found, torch._ops.OpOverload):
         raise EngineFailed(f"a torch program cannot call `{name}`")
-    if torch.Tag.core not in found.tags and packet not in _BESIDE_CORE:
+    is_known = torch.Tag.core in found.tags or packet in _BESIDE_CORE
+    if name != _IN_PLACE and (found._schema.is_mutable or not is_known):
         raise EngineFailed(f"a torch program cannot call `{name}`")
     known: Callable[..., Any] = found
     return known

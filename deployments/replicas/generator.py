@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
-from deployments.engines.decoders import open_decoder
+from deployments.engines.decoders import candidate_here, open_decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
 from deployments.generation.loop import GenerationLoop
@@ -117,7 +117,7 @@ class GeneratorReplica:
         self._desk.shutdown()
 
     def _open(self, model: OpenModel) -> _Served:
-        candidate = model.manifest.candidate_for(self._device)
+        candidate = candidate_here(model.manifest, self._device, self._hardware)
         if candidate is None:
             raise HardwareUnavailable(
                 f"Model {model.ref.id} was built without a graph for `{self._device}`"

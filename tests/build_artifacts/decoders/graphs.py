@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from build_artifacts.decoders.reference import Asked, Original
+from build_artifacts.decoders.asked import Asked
+from build_artifacts.decoders.reference import Original
 from deployments.config import LaneSettings
 from deployments.decoding import Decoding
 from deployments.engines.decoder import DecoderSpec

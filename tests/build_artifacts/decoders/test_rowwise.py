@@ -9,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.decoders.rowwise import quantise_rows
+from build_artifacts.decoders.rowwise import fixed_scale, quantise_rows
+from tests.build_artifacts.decoders.graphs import VOCABULARY, open_graph, spec_of
+from tests.build_artifacts.decoders.outliers import graph_with_outliers
 
 HIDDEN, INNER, WORDS = 64, 96, 200
 Array = NDArray[np.float32]
@@ -120,3 +122,54 @@ def test_a_row_of_zeros_gives_zeros(graph: Path, tables: dict[str, Array], tmp_p
 
 def test_the_weights_lie_in_one_file_beside_the_graph(quantised: Path) -> None:
     assert {path.name for path in quantised.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+
+
+TEXTS = tuple(
+    tuple(np.random.default_rng(seed).integers(0, VOCABULARY, 24).tolist()) for seed in range(6)
+)
+
+
+def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_path: Path) -> None:
+    path = graph_with_outliers(tmp_path / "model.onnx")
+    plain, taught = tmp_path / "plain" / "model.onnx", tmp_path / "taught" / "model.onnx"
+    for into in (plain, taught):
+        into.parent.mkdir()
+    quantise_rows(path, plain)
+    quantise_rows(path, taught, TEXTS[:4], spec_of(path).decoding)
+    exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
+    assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
+    kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
+    # What norms and attention put out has a fixed scale in both layers; the rest still measures.
+    assert [found.count("ReduceMax") for found in kinds] == [9, 3]
+    assert [found.count("MatMulIntegerToFloat") for found in kinds] == [11, 11]
+
+
+def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
+    path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
+    quantise_rows(path, into, TEXTS[:4], spec_of(path).decoding)
+    engine = open_graph(into)
+    for row in range(4):
+        engine.prefill(row, TEXTS[row], 0)
+    ids, lengths = np.array([5, 6, 7, 8]), np.array([len(text) for text in TEXTS[:4]])
+    together = engine.decode(ids, lengths).copy()
+    alone = engine.decode(ids[:1], lengths[:1]).copy()
+    engine.close()
+    np.testing.assert_array_equal(alone[0], together[0])
+
+
+def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
+    rows = np.random.default_rng(4).normal(size=(50, 64)).astype(np.float32)
+    scale = fixed_scale(rows)
+    assert scale is not None
+    assert np.abs(rows).max() / 127 < scale < np.abs(rows).max() / 100
+    rows[0] *= 100
+    assert fixed_scale(rows) is None
+    assert fixed_scale(np.zeros((4, 8), np.float32)) is None
+
+
+def logits_of(graph: Path) -> Array:
+    """After every token of the texts that were not read before."""
+    engine = open_graph(graph)
+    read = [engine.prefill(0, text, 0, every=True).copy() for text in TEXTS[4:]]
+    engine.close()
+    return np.concatenate(read)

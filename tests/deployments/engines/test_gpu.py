@@ -1,4 +1,4 @@
-"""The same promises on a real GPU: bound buckets as CUDA graphs, TensorRT, torch."""
+"""The same promises on a real GPU: bound buckets as CUDA graphs, TensorRT, torch; decoders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from deployments.config import LaneSettings
+from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines import lacking, open_engine
+from deployments.engines.decoder import Decoder
+from deployments.engines.decoders import lacking as lacking_to_generate
+from deployments.engines.torch_decoder import TorchDecoder
 from deployments.manifest import EngineOptions, Head
 from tests.deployments.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
 from tests.deployments.engines.test_contract import ITEMS, check
@@ -44,3 +48,49 @@ def test_the_gpu_answers_as_by_hand(
     with closing(open_engine(spec, lane)) as engine:
         for items in (ITEMS[:1], ITEMS[:3], ITEMS, ITEMS[:1]):
             check(engine, head, items)
+
+
+class Uncaptured(TorchDecoder):
+    """Launches every kernel of a step itself."""
+
+    def _graph(self, rows: int) -> Uncaptured:
+        self.rows = rows
+        return self
+
+    def replay(self) -> None:
+        self.loaded.step(self.rows)
+
+
+def decoded(decoder: Decoder) -> list[np.ndarray]:
+    """The logits of steps of several numbers of rows, the second time of a graph made before."""
+    lengths = np.array([30, 7, 30, 0])
+    decoder.prefill(0, list(range(10, 40)), 0)
+    decoder.prefill(1, list(range(90, 83, -1)), 0)
+    decoder.copy(0, 2, 30)
+    found = []
+    for step, rows in enumerate((4, 1, 3, 3, 1, 4, 2)):
+        ids = np.arange(rows) + 5 * step
+        found.append(decoder.decode(ids, lengths[:rows]).copy())
+        lengths[:rows] += 1
+    return found
+
+
+def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path) -> None:
+    on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
+    if reason := lacking_to_generate("torch", on_gpu):
+        pytest.skip(reason)
+    from tests.build_artifacts.decoders.programs import PROGRAM, program_spec
+    from tests.build_artifacts.decoders.tiny import tiny_llama
+
+    spec = program_spec(tiny_llama(tmp_path), tmp_path, replace(PROGRAM, precision="fp16"))
+    with (
+        closing(TorchDecoder(spec, on_gpu, rows=4, context=128)) as captured,
+        closing(Uncaptured(spec, on_gpu, rows=4, context=128)) as plain,
+        closing(TorchDecoder(spec, on_cpu, rows=4, context=128)) as host,
+    ):
+        due = decoded(host)
+        for decoder in (captured, plain):
+            for found, expected in zip(decoded(decoder), due, strict=True):
+                np.testing.assert_allclose(found, expected, atol=0.5)
+        for found, expected in zip(decoded(captured), decoded(plain), strict=True):
+            np.testing.assert_allclose(found, expected, atol=0.01)

@@ -1,0 +1,57 @@
+"""What the products of a decoder's graph read: values of a few hundred tokens, seen in floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.asked import Tokens
+from build_artifacts.decoders.float_graph import Floats
+from deployments.decoding import Decoding
+from deployments.engines.decoder import LOGITS_FROM
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def observe(
+    graph: Path, values: Sequence[str], texts: Sequence[Tokens], decoding: Decoding
+) -> Mapping[str, Floats]:
+    """The named values of a float graph without an encoder for the tokens of all texts, [N, K]."""
+    import onnx
+    import onnxruntime as ort
+
+    model = onnx.load(graph, load_external_data=False)
+    for name in values:
+        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(graph.parent)
+    )
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    seen = [session.run(list(values), _feeds(model, text, decoding)) for text in texts]
+    return {
+        name: np.concatenate([each[i].reshape(-1, each[i].shape[-1]) for each in seen])
+        for i, name in enumerate(values)
+    }
+
+
+def _feeds(
+    model: onnx.ModelProto, text: Tokens, decoding: Decoding
+) -> dict[str, NDArray[np.generic]]:
+    """A prompt into a memory of its own length, which holds nothing yet."""
+    count = len(text)
+    memory = np.zeros((1, decoding.kv_heads, count, decoding.head_dim), np.float32)
+    return {
+        **{i.name: memory for i in model.graph.input if i.name.startswith("past_key_values.")},
+        "input_ids": np.array([text]),
+        "attention_mask": np.ones((1, count), np.int64),
+        LOGITS_FROM: np.array([count - 1]),
+    }
