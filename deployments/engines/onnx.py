@@ -19,6 +19,10 @@ from deployments.messages import Batch, Outputs
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+# How long threads that may spin do so: over the gaps within a pass, and that between two steps of a
+# decoder. Longer, and idle threads would take the cores from everybody.
+_SPINNING_US = "500"
+
 
 class OnnxEngine:
     """An Engine over one ONNX Runtime session; any batch shape, memory allocated per pass."""
@@ -113,8 +117,7 @@ def _session_options(
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     spinning = "1" if how.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-    # Within a pass only: between passes threads that spin would take the cores from everybody.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     # Off by default: the arena keeps the largest shape ever seen, per thread, 80 MB more for
