@@ -21,12 +21,17 @@ from deployments.engines.base import EngineInfo, GraphSpec
 from deployments.engines.border import failures_of
 from deployments.engines.buckets import Bucket, empty_arrays, fill, padded, smallest_holding
 from deployments.engines.heads import feeds_of, split
-from deployments.engines.onnx import CUDA, TENSORRT, open_session, output_names, providers_for
+from deployments.engines.onnx import (
+    CUDA,
+    TENSORRT,
+    UNCAPTURED,
+    graph_options,
+    open_session,
+    output_names,
+    providers_for,
+)
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
-
-# Passes with this graph id are neither captured nor replayed.
-_UNCAPTURED = "-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class BoundEngine:
                 bucket = Bucket(*sides)
                 self._lines[bucket] = _Line()
                 for _ in range(1 if captured else lane.runs):
-                    graph_id = str(number) if captured else _UNCAPTURED
+                    graph_id = str(number) if captured else UNCAPTURED
                     buffers = self._bind(session, bucket, graph_id)
                     if captured:
                         self._pass(session, buffers)
@@ -115,7 +120,7 @@ class BoundEngine:
         self, session: ort.InferenceSession, output: str, arrays: dict[str, NDArray[np.int64]]
     ) -> NDArray[np.float32]:
         with self._turn:
-            answers = session.run([output], arrays, _run_options(_UNCAPTURED))
+            answers = session.run([output], arrays, graph_options(UNCAPTURED))
         return np.asarray(answers[0], dtype=np.float32)
 
     def _pass(self, session: ort.InferenceSession, buffers: _Buffers) -> NDArray[np.float32]:
@@ -137,13 +142,7 @@ class BoundEngine:
         # How large the answer is, the graph says by answering once into memory of its own choice.
         binding.bind_output(self._outputs.answer, self._device)
         with self._turn:
-            session.run_with_iobinding(binding, _run_options(_UNCAPTURED))
+            session.run_with_iobinding(binding, graph_options(UNCAPTURED))
         (output,) = binding.get_outputs()
         binding.bind_ortvalue_output(self._outputs.answer, output)
-        return _Buffers(staged, inputs, output, binding, _run_options(graph_id))
-
-
-def _run_options(graph_id: str) -> ort.RunOptions:
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", graph_id)
-    return options
+        return _Buffers(staged, inputs, output, binding, graph_options(graph_id))

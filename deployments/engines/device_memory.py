@@ -1,17 +1,22 @@
-"""Rows of keys and values in the memory of a device.
+"""Rows of keys and values in the memory of a device, and what goes there and back.
 
 ONNX Runtime has no call that copies device memory, but a graph of one Identity does, bound to where
 it reads and where it writes. Whole rows are copied: what lies beyond their tokens is noise anyway.
+
+An array of the host that is bound for a device is copied when it is bound, and never again
+(onnxruntime issue 5857), so what changes between calls has a place on the device.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
-from deployments.engines.row_memory import MemoryLayout
+from deployments.engines.row_memory import MemoryLayout, Transfer
 
 _TYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # of onnx.TensorProto
 
@@ -39,6 +44,23 @@ class DeviceMemory:
             place = self._place(shape, array.data_ptr() + first * self._row_bytes)
             binding.bind_input(f"past_key_values.{name}", *place)
             binding.bind_output(f"present.{name}", *place)
+
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+        """Read the values from a place on the device."""
+        # Of a copy: where the device is the host, the place would be the array itself.
+        place = ort.OrtValue.ortvalue_from_numpy(values.copy(), self._device)
+        binding.bind_ortvalue_input(name, place)
+        return partial(place.update_inplace, values)
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
+    ) -> Transfer:
+        """Write the answer to a place on the device."""
+        place = ort.OrtValue.ortvalue_from_shape_and_type(
+            values.shape, values.dtype.type, self._device
+        )
+        binding.bind_ortvalue_output(name, place)
+        return lambda: np.copyto(values, place.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a row."""

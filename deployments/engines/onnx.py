@@ -19,6 +19,8 @@ from deployments.messages import Batch, Outputs
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+# Calls with this graph id are neither captured nor replayed.
+UNCAPTURED = "-1"
 # How long threads that may spin do so: over the gaps within a pass, and that between two steps of a
 # decoder. Longer, and idle threads would take the cores from everybody.
 _SPINNING_US = "500"
@@ -106,6 +108,13 @@ def open_bare_session(
         if idle := sorted(set(providers) - set(session.get_providers())):
             raise EngineFailed(f"`{idle[0]}` could not be started")
     return session
+
+
+def graph_options(graph_id: str) -> ort.RunOptions:
+    """Of a call that a capturing session keeps as the CUDA graph of that id, or replays."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", graph_id)
+    return options
 
 
 def _session_options(

@@ -3,7 +3,8 @@
 Their attention (com.microsoft GroupQueryAttention) takes each row's own length from the sums of
 `attention_mask`, and writes what it reads behind what is there. With past and present bound to the
 same memory nothing is copied, rows of different lengths decode in one call, and a row that stands
-anywhere in the memory is filled by a call of its own: continuous batching on any provider.
+anywhere in the memory is filled by a call of its own: continuous batching on any provider. On CUDA
+the step of each number of rows is captured as one graph, where the provider can.
 
 Inputs: input_ids [B, T], attention_mask [B, rows of memory], past_key_values.{layer}.{key,value}
 [B, heads, tokens, size], logits_from [1] (from which of the T tokens on logits are wanted).
@@ -12,11 +13,11 @@ Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
@@ -28,9 +29,11 @@ from deployments.engines.decoder import (
     TokenColumn,
 )
 from deployments.engines.device_memory import DeviceMemory
-from deployments.engines.onnx import CUDA, open_bare_session
+from deployments.engines.onnx import CUDA, UNCAPTURED, graph_options, open_bare_session
 from deployments.engines.row_memory import HostMemory, MemoryLayout, RowMemory, bind_rows
 from deployments.errors import EngineFailed
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 class OnnxDecoder:
@@ -41,7 +44,7 @@ class OnnxDecoder:
     ) -> None:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
-        session = open_bare_session(spec.path, spec.options, hardware, spec.precision)
+        session, self._captures = self._open(spec, hardware)
         self.layout = MemoryLayout.of(session, spec, rows, context)
         self._positions = np.arange(context)
         self._session: ort.InferenceSession | None = session
@@ -63,7 +66,8 @@ class OnnxDecoder:
         rows = len(ids)
         step = self._steps.get(rows)
         if step is None:
-            step = self._steps[rows] = _Step(self, range(rows), tokens=1, logits=1)
+            graph = str(rows) if self._captures else UNCAPTURED
+            step = self._steps[rows] = _Step(self, range(rows), 1, 1, graph)
         step.ids[:, 0] = ids
         np.less_equal(self._positions, lengths[:, None], out=step.mask, casting="unsafe")
         return self._run(step)[:, 0]
@@ -92,6 +96,18 @@ class OnnxDecoder:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         return self._session
 
+    def _open(
+        self, spec: DecoderSpec, hardware: HardwareSettings
+    ) -> tuple[ort.InferenceSession, bool]:
+        """The session, and whether a step of each number of rows is captured as a CUDA graph."""
+        what = (spec.path, spec.options, hardware, spec.precision)
+        if CUDA in (spec.options.providers or hardware.providers):
+            try:
+                return open_bare_session(*what, captured=True), True
+            except EngineFailed as exc:  # some operator of it runs on the host
+                log.info("%s: steps are not captured: %s", spec.path.name, exc.message)
+        return open_bare_session(*what), False
+
     def _make_memory(self) -> RowMemory:
         if CUDA in self.session.get_providers():
             return DeviceMemory(self.layout, "cuda", CUDA)
@@ -100,28 +116,35 @@ class OnnxDecoder:
     def _run(self, step: _Step) -> Logits:
         session = self.session
         with failures_of(self.info.compute_type):
-            session.run_with_iobinding(step.binding)
-        return step.logits
+            return step.run(session)
 
 
 class _Step:
     """One kind of call, bound once: the rows it is about, and memory for what goes in and out."""
 
-    def __init__(self, decoder: OnnxDecoder, rows: range, tokens: int, logits: int) -> None:
-        layout = decoder.layout
-        self.binding = decoder.session.io_binding()
+    def __init__(
+        self, decoder: OnnxDecoder, rows: range, tokens: int, logits: int, graph: str = UNCAPTURED
+    ) -> None:
+        self._binding = decoder.session.io_binding()
+        memory, layout = decoder.memory, decoder.layout
+        self._options = graph_options(graph)
         self.ids = np.zeros((len(rows), tokens), np.int64)
         self.mask = np.zeros((len(rows), decoder.info.context), np.int64)
         self._from = np.array([tokens - logits], np.int64)
         self._raw = np.empty((len(rows), logits, decoder.info.vocabulary), layout.dtype)
-        bind_rows(self.binding, self.ids, "input_ids")
-        bind_rows(self.binding, self.mask, "attention_mask")
-        bind_rows(self.binding, self._from, LOGITS_FROM)
-        place = ("cpu", 0, layout.dtype.type, self._raw.shape, self._raw.ctypes.data)
-        self.binding.bind_output("logits", *place)
-        decoder.memory.bind(self.binding, rows.start, rows.stop)
+        self._send = (
+            memory.bind_input(self._binding, "input_ids", self.ids),
+            memory.bind_input(self._binding, "attention_mask", self.mask),
+        )
+        # Stays as it is, and is read on the host, whatever the device.
+        bind_rows(self._binding, self._from, LOGITS_FROM)
+        self._receive = memory.bind_output(self._binding, "logits", self._raw)
+        memory.bind(self._binding, rows.start, rows.stop)
 
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """What the last call answered, [rows, logits, V]."""
+    def run(self, session: ort.InferenceSession) -> Logits:
+        """One call: what it answers, [rows, logits, V]."""
+        for send in self._send:
+            send()
+        session.run_with_iobinding(self._binding, self._options)
+        self._receive()
         return self._raw.astype(np.float32, copy=False)

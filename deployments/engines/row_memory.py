@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -35,11 +35,25 @@ class MemoryLayout:
         )
 
 
+# Done before, or after, each call.
+Transfer = Callable[[], object]
+
+
 class RowMemory(Protocol):
-    """The memory of one decoder."""
+    """The memory of one decoder, and of what goes in and out of its calls."""
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         """Let a call read and write the rows from `first` up to `end`, where they lie."""
+        ...
+
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+        """Let a call read values of the host: what brings them to where it reads."""
+        ...
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
+    ) -> Transfer:
+        """Let a call answer into an array of the host: what brings the answer there."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -68,6 +82,18 @@ class HostMemory:
         for name, array in zip(self.names, self.arrays, strict=True):
             bind_rows(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+        """Read the values where they are."""
+        bind_rows(binding, values, name)
+        return _nothing
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
+    ) -> Transfer:
+        """Write the answer where it is wanted."""
+        binding.bind_output(name, *_place(values))
+        return _nothing
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a row."""
         copy_rows(self.arrays, source, target, tokens)
@@ -81,10 +107,17 @@ def bind_rows(
     binding: ort.IOBinding, rows: NDArray[np.generic], into: str, out_of: str | None = None
 ) -> None:
     """Bind an array of the host as an input, and as an output where one is named."""
-    place = ("cpu", 0, rows.dtype.type, rows.shape, rows.ctypes.data)
-    binding.bind_input(into, *place)
+    binding.bind_input(into, *_place(rows))
     if out_of is not None:
-        binding.bind_output(out_of, *place)
+        binding.bind_output(out_of, *_place(rows))
+
+
+def _place(values: NDArray[np.generic]) -> tuple[object, ...]:
+    return "cpu", 0, values.dtype.type, values.shape, values.ctypes.data
+
+
+def _nothing() -> None:
+    """There is nothing to bring: on the host a call works where the arrays are."""
 
 
 def copy_rows(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:

@@ -13,6 +13,8 @@ from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines import lacking, open_engine
 from deployments.engines.decoder import Decoder
 from deployments.engines.decoders import lacking as lacking_to_generate
+from deployments.engines.onnx import missing_provider
+from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.torch_decoder import TorchDecoder
 from deployments.manifest import EngineOptions, Head
 from tests.deployments.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
@@ -94,3 +96,19 @@ def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path) -> None:
                 np.testing.assert_allclose(found, expected, atol=0.5)
         for found, expected in zip(decoded(captured), decoded(plain), strict=True):
             np.testing.assert_allclose(found, expected, atol=0.01)
+
+
+def test_onnx_runtime_generates_on_a_gpu_as_on_the_host(tmp_path: Path) -> None:
+    on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
+    if missing := missing_provider(CUDA):
+        pytest.skip(f"onnxruntime has no `{missing}` here")
+    from tests.build_artifacts.decoders.graphs import CONTEXT, tiny_graph
+    from tests.build_artifacts.decoders.graphs import spec_of as decoder_spec
+
+    spec = decoder_spec(tiny_graph(tmp_path / "model.onnx"))
+    with (
+        closing(OnnxDecoder(spec, on_gpu, rows=4, context=CONTEXT)) as device,
+        closing(OnnxDecoder(spec, on_cpu, rows=4, context=CONTEXT)) as host,
+    ):
+        for found, due in zip(decoded(device), decoded(host), strict=True):
+            np.testing.assert_allclose(found, due, atol=0.05)
