@@ -55,6 +55,7 @@ class GenerationQuestion:
     model_id: str | None = None  # None: the first model that generates text
     choices: int = 1  # answers wanted; their seeds count up from the one given
     best_of: int | None = None  # answers computed, of which the likeliest `choices` are told
+    task: TaskName | None = None  # for the records; None: the model's own
     request: RequestOptions = field(default_factory=RequestOptions)
 
     @property
@@ -179,7 +180,7 @@ class GenerationService:
     def _plan(self, question: GenerationQuestion, note: Note) -> _Plan:
         note.task = TaskName.TEXT_GENERATION.value
         model = self.find_model(question.model_id)
-        note.model = model.ref.id
+        note.model, note.task = model.ref.id, (question.task or model.tasks[0]).value
         prompts = question.prompts
         note.items = len(prompts)
         computed = self._computed(question)

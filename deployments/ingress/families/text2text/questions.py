@@ -85,6 +85,7 @@ class TextToText:
             prompt=first,
             further_prompts=tuple(further),
             options=self.options,
+            task=self.task,
         )
 
     @property

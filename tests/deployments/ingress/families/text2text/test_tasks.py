@@ -60,6 +60,14 @@ async def test_a_model_of_several_tasks_is_asked_for_each_by_its_name(
     assert answer == {key: tiny_writer.answer(RIVER)}
 
 
+async def test_the_records_say_which_task_was_asked_for(rewriting_store: Path) -> None:
+    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator())
+    async with world.client() as http:
+        await told(http, f"/pipeline/translation/{WRITER}", {"inputs": RIVER})
+        await told(http, f"/models/{SUMMARIZER}", {"inputs": RIVER})
+    assert [record.task for record in world.recorder.records] == ["translation", "summarization"]
+
+
 async def test_several_texts_have_an_answer_each_in_one_list(
     http: httpx.AsyncClient, tiny_writer: TinyWriter
 ) -> None:
