@@ -40,8 +40,8 @@ from benchmarks.report import say, start_run, write_result
 from benchmarks.sentences import Sentences, load_sentences
 from benchmarks.torch_eager import open_torch
 from deployments.engines import Engine
+from deployments.processors import usable_cores
 from deployments.store import LATEST_NAME
-from deployments.tuning.processors import usable_cores
 
 # Sentences on which torch and the engine are compared, each computed alone.
 COMPARED_WITH_TORCH = 32

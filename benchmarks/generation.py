@@ -44,7 +44,7 @@ from benchmarks.options import (
     positive_count,
 )
 from benchmarks.report import start_run, write_result
-from deployments.tuning.processors import installed_versions, usable_cores
+from deployments.processors import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LEVELS, CHURN, SCHEMAS = "levels", "churn", "schemas"

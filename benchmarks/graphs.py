@@ -39,9 +39,9 @@ from build_artifacts.journey.travel import evaluation_for
 from build_artifacts.storage.workspace import workspace
 from deployments.engines import Engine
 from deployments.manifest import REFERENCE_NAME, Device, Gate
+from deployments.processors import usable_cores
 from deployments.tuning import placement as tuning
 from deployments.tuning.parity import Reference
-from deployments.tuning.processors import usable_cores
 
 ROUNDS = 7
 SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))

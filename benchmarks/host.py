@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.tuning.processors import (
+from deployments.processors import (
     UNKNOWN,
     installed_versions,
     this_processor,

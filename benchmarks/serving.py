@@ -44,7 +44,7 @@ from benchmarks.serving_figures import (
 )
 from benchmarks.target import Target, inference_body, task_path
 from deployments.manifest import TaskName
-from deployments.tuning.processors import usable_cores
+from deployments.processors import usable_cores
 
 TASK = TaskName.FEATURE_EXTRACTION
 KEPT_ANSWERS = 200  # per level, compared after the timing

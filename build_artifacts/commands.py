@@ -31,9 +31,9 @@ from build_artifacts.storage.costs_view import costs_view
 from build_artifacts.storage.scratch import scratch
 from deployments.config import LaneSettings
 from deployments.manifest import HEADS, ArtifactManifest, Head
+from deployments.processors import usable_cores
 from deployments.store import LATEST_NAME, model_directory, resolve_version
 from deployments.tuning.placement import Placement
-from deployments.tuning.processors import usable_cores
 from deployments.tuning.session import tune_once
 
 

@@ -34,8 +34,8 @@ from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.seal import Identity, Sealing, assemble
 from build_artifacts.storage.workspace import Workspace
 from deployments.manifest import Device, Head, TaskName
+from deployments.processors import usable_cores
 from deployments.tuning.costs import CostTable
-from deployments.tuning.processors import usable_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

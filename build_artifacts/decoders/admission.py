@@ -25,7 +25,7 @@ from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.engines.decoders import engine_for
 from deployments.errors import EngineFailed
 from deployments.manifest import Gate, Parity
-from deployments.tuning.processors import usable_cores
+from deployments.processors import usable_cores
 
 _JUDGEMENT_NAME = "judgement.json"
 

@@ -24,8 +24,8 @@ from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.seal import Contents, Identity, lay_out
 from deployments.errors import EngineFailed
 from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, Device
+from deployments.processors import usable_cores
 from deployments.tuning.host import this_host
-from deployments.tuning.processors import usable_cores
 
 # Of measuring one graph: the medians of such loops are steady after a second each.
 _MOST_PACE_SECONDS = 4.0

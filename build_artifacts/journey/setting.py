@@ -12,11 +12,11 @@ from build_artifacts.steps.seal import build_tools
 from deployments.config import LaneSettings
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.manifest import ArtifactManifest, Candidate, Device
+from deployments.processors import usable_cores
 from deployments.tuning.costs import Variant, read_costs
 from deployments.tuning.host import Host, this_host
 from deployments.tuning.opening import default_candidate
 from deployments.tuning.placement import Placement
-from deployments.tuning.processors import usable_cores
 
 GPU_LANE = LaneSettings(providers=("CUDAExecutionProvider",))
 

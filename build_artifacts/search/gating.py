@@ -18,8 +18,8 @@ from build_artifacts.steprunner import StepRunner
 from deployments.engines import Engine, GraphSpec, open_engine
 from deployments.errors import EngineFailed
 from deployments.manifest import EngineOptions, Gate, Parity
+from deployments.processors import usable_cores
 from deployments.tuning.parity import verdict_on
-from deployments.tuning.processors import usable_cores
 
 _JUDGEMENT_NAME = "judgement.json"
 # Products kept from int8 in the attempts to mend a candidate, up to this share of all.

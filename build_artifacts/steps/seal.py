@@ -21,10 +21,10 @@ from deployments.manifest import (
     SealedFile,
     Source,
 )
+from deployments.processors import installed_versions
 from deployments.sealed_files import file_sha256
 from deployments.store import model_directory, point_latest
 from deployments.tuning.costs import CostTable, write_costs
-from deployments.tuning.processors import installed_versions
 
 _TOOLS = (
     "torch", "transformers", "peft", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu",

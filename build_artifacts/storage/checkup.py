@@ -9,8 +9,8 @@ from pathlib import Path
 from build_artifacts.search.lanes import lane_for
 from deployments.engines import GraphSpec, lacking
 from deployments.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
+from deployments.processors import usable_cores
 from deployments.tuning.parity import Reference, Verdict, judged
-from deployments.tuning.processors import usable_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
 from deployments.manifest import EngineOptions, Precision
 from deployments.messages import Batch, Outputs
+from deployments.processors import this_processor
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
@@ -127,6 +128,8 @@ def _session_options(
     spinning = "1" if how.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
+    if this_processor().overflows:
+        options.add_session_config_entry("session.x64quantprecision", "1")  # slower, and right
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     # Off by default: the arena keeps the largest shape ever seen, per thread, 80 MB more for

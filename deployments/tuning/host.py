@@ -12,7 +12,7 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict
 
 from deployments.manifest import Device
-from deployments.tuning.processors import installed_versions, this_processor, usable_cores
+from deployments.processors import installed_versions, this_processor, usable_cores
 
 log = logging.getLogger("ray.serve.hundredfold")
 

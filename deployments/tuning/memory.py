@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.tuning.cgroups import ControlGroups
+from deployments.cgroups import ControlGroups
 
 # What an open graph takes per byte of its files: weights, their copy in the order that the
 # kernels read, and the largest pass.

@@ -76,7 +76,7 @@ def tune(placement: Placement, reference: Reference, contest: Contest) -> CostTa
     """The table of this host for the placement's sealed candidates.
 
     Candidates that cannot run here are left out, and so are those that miss the artifact's gate
-    here: int8 products saturate on some CPUs and not on others. Raises EngineFailed when none is
+    here: kernels round differently from one CPU to another. Raises EngineFailed when none is
     left.
     """
     entered = [Contender.of(c.name, placement.spec(c)) for c in placement.candidates]

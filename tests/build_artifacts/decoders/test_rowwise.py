@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.decoders.rowwise import fixed_scale, quantise_rows
+from deployments.processors import Processor
 from tests.build_artifacts.decoders.graphs import VOCABULARY, open_graph, spec_of
 from tests.build_artifacts.decoders.outliers import graph_with_outliers
 
@@ -155,6 +156,17 @@ def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> N
     alone = engine.decode(ids[:1], lengths[:1]).copy()
     engine.close()
     np.testing.assert_array_equal(alone[0], together[0])
+
+
+def test_a_processor_that_would_overflow_answers_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
+    quantise_rows(path, into, TEXTS[:4], spec_of(path).decoding)
+    here = logits_of(into)
+    old = Processor("old", "1", ("avx2",), "x86_64")
+    monkeypatch.setattr("deployments.engines.onnx.this_processor", lambda: old)
+    np.testing.assert_array_equal(logits_of(into), here)
 
 
 def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:

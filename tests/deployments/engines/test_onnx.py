@@ -14,6 +14,7 @@ from deployments.engines.border import failures_of
 from deployments.engines.onnx import open_session, providers_for
 from deployments.errors import EngineFailed
 from deployments.manifest import Device, EngineOptions, Head
+from deployments.processors import Processor
 from tests.deployments.engines.conftest import KINDS, LANE, Written
 from tests.deployments.engines.programs import write_model
 from tests.fakes import item
@@ -58,6 +59,21 @@ def test_options_reach_the_session(written: Written) -> None:
     options = eager.get_session_options()
     assert options.enable_cpu_mem_arena
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+
+
+@pytest.mark.parametrize("flags", [("avx2",), ("avx2", "avx_vnni")])
+def test_int8_products_are_exact_on_processors_that_would_overflow(
+    flags: tuple[str, ...], written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = Processor("some", "1", flags, "x86_64")
+    monkeypatch.setattr("deployments.engines.onnx.this_processor", lambda: processor)
+    session = open_session(spec_with(written(ONNX, Head.VECTOR), EngineOptions()), LANE)
+    options = session.get_session_options()
+    if processor.overflows:
+        assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    else:
+        with pytest.raises(RuntimeError, match="x64quantprecision"):
+            options.get_session_config_entry("session.x64quantprecision")
 
 
 def test_a_disabled_optimizer_stays_out(tmp_path: Path) -> None:

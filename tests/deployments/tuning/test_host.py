@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deployments.manifest import Device
+from deployments.processors import this_processor
 from deployments.tuning.host import Host, engine_versions, this_host
-from deployments.tuning.processors import this_processor
 
 HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from deployments.tuning.cgroups import ControlGroups
+from deployments.cgroups import ControlGroups
 
 _CPU_INFO = Path("/proc/cpuinfo")
 UNKNOWN = "unknown"
@@ -28,6 +28,15 @@ class Processor:
     name: str
     generation: str  # tells apart what clouds sell under one name
     flags: tuple[str, ...]  # those of DECIDING_FLAGS it has
+    machine: str = platform.machine()
+
+    @property
+    def overflows(self) -> bool:
+        """Whether products of uint8 and int8 overflow, which x86 adds in 16 bits without VNNI.
+
+        https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
+        """
+        return self.machine == "x86_64" and not {"avx512_vnni", "avx_vnni"} & set(self.flags)
 
 
 def this_processor() -> Processor:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.tuning.cgroups import ControlGroups, read_membership
+from deployments.cgroups import ControlGroups, read_membership
 
 GIB = 1 << 30
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 
-from deployments.tuning.processors import read_processor, usable_cores
+import pytest
+
+from deployments.processors import Processor, read_processor, usable_cores
 
 X86 = """\
 processor\t: 0
@@ -31,6 +33,21 @@ def test_the_first_processor_is_described() -> None:
     assert found.name == "AMD EPYC"
     assert found.generation == "25-17-1"
     assert found.flags == ("avx2", "avx512f")
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "overflows"),
+    [
+        (("avx2", "avx512f"), "x86_64", True),
+        (("avx2", "avx_vnni"), "x86_64", False),
+        (("avx2", "avx512f", "avx512_vnni"), "x86_64", False),
+        (("asimddp",), "aarch64", False),
+    ],
+)
+def test_int8_products_overflow_on_x86_without_vnni(
+    flags: tuple[str, ...], machine: str, overflows: bool
+) -> None:
+    assert Processor("some", "1", flags, machine).overflows is overflows
 
 
 def test_arm_has_features_and_a_part_number() -> None:
