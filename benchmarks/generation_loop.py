@@ -80,7 +80,7 @@ class LoopService:
         )
         call = GenerationCall(self._ref, ask.prompt, options, time.time() + LONGEST_S)
         asked_s = time.perf_counter()
-        job = self._preparation.job(call)
+        job = self._preparation.job(call, None)
         reader = self._readers[job.number] = _Reader(ask, self._events)
         try:
             self._loop.submit(job)

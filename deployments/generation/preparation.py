@@ -7,7 +7,7 @@ from contextlib import suppress
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, ManifestInvalid, UnknownToken
 from deployments.generation.beam_job import BeamJob
-from deployments.generation.grammar import GrammarCompiler
+from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.job import GenerationJob, Job, Words
 from deployments.generation.messages import GenerationCall, GenerationOptions, Prompt
 from deployments.generation.prompts import Cut, PromptReader
@@ -16,7 +16,7 @@ from deployments.registry import OpenModel
 
 
 class Preparation:
-    """One model's desk. Not thread-safe: give it one thread."""
+    """One model's desk. Not thread-safe, but for `constraint`: give it one thread."""
 
     def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
         manifest = model.manifest
@@ -45,8 +45,19 @@ class Preparation:
         with suppress(InvalidField):
             self._grammars.open()  # a third of a second, in which nobody else does anything
 
-    def job(self, call: GenerationCall) -> Job:
-        """What the loop works on. Raises InvalidField, InputTooLong, UnknownToken or EmptyInput."""
+    def constraint(self, call: GenerationCall) -> Constraint | None:
+        """What the answer must follow, if there is anything; a second for the most complex ones.
+
+        Raises InvalidField.
+        """
+        grammar = call.options.grammar
+        return None if grammar is None else self._grammars.compile(grammar)
+
+    def job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
+        """What the loop works on, with the `constraint` of the call.
+
+        Raises InvalidField, InputTooLong, UnknownToken or EmptyInput.
+        """
         options = call.options
         ids = self._ids(call.prompt, options)
         self._check_bias(options.sampling.logit_bias)
@@ -57,7 +68,6 @@ class Preparation:
                     field="num_beams",
                 )
             return BeamJob(ids, options, options.beams, self._words, call.deadline_s)
-        constraint = self._grammars.compile(options.grammar) if options.grammar else None
         return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
 
     def _ids(self, prompt: Prompt, options: GenerationOptions) -> list[int]:

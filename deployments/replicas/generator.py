@@ -39,8 +39,10 @@ class GeneratorReplica:
         self._rules = SchedulingSettings()
         self._events = asyncio.get_running_loop()
         self._readers: dict[int, _Reader] = {}  # by the number of their jobs
-        # One thread: tokenizers and grammars of one model are not made for several.
+        # One thread each: chat templates are not made for several, and nobody who sends a plain
+        # prompt waits for a grammar of somebody else's.
         self._desk = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._served, self._failed = Registry.of(args).open_each(self._open, generating=True)
 
     def start(self) -> None:
@@ -92,7 +94,7 @@ class GeneratorReplica:
         served = self._served.get(call.model)
         if served is None:
             raise why_not_loaded(call.model, self._failed)
-        job = await self._events.run_in_executor(self._desk, served.preparation.job, call)
+        job = await self._prepared(served.preparation, call)
         reader = _Reader(job, served.loop, Mailbox(self._rules.buffer_tokens))
         self._readers[job.number] = reader
         try:
@@ -101,6 +103,12 @@ class GeneratorReplica:
         finally:
             del self._readers[job.number]
             served.loop.cancel(job)
+
+    async def _prepared(self, preparation: Preparation, call: GenerationCall) -> Job:
+        run, constraint = self._events.run_in_executor, None
+        if call.options.grammar is not None:
+            constraint = await run(self._grammars, preparation.constraint, call)
+        return await run(self._desk, preparation.job, call, constraint)
 
     async def check(self) -> None:
         """Raise when a decoder no longer answers."""
@@ -115,6 +123,7 @@ class GeneratorReplica:
             await asyncio.to_thread(served.loop.close)
             served.decoder.close()
         self._desk.shutdown()
+        self._grammars.shutdown()
 
     def _open(self, model: OpenModel) -> _Served:
         candidate = candidate_here(model.manifest, self._device, self._hardware)

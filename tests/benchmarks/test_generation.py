@@ -105,7 +105,10 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
     assert missing[LLAMA] == "no GGUF file was named"
-    assert [goal["reached"] for goal in figures["goals"]].count(None) == 8
+    measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
+    # Not even that where eight short answers never happen to be written at one time.
+    assert measured <= {"eight streams / one stream"}
+    assert len(figures["goals"]) == 9
     assert "over HTTP was not measured, or not to the end: no answer" in capsys.readouterr().out
 
 

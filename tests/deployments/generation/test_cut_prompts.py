@@ -55,7 +55,8 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         GenerationOptions(**said),
         soon(),
     )
-    return preparation(directory, encoder=encoder).job(call).prompt
+    desk = preparation(directory, encoder=encoder)
+    return desk.job(call, desk.constraint(call)).prompt
 
 
 def preparation(directory: Path, *, encoder: bool = False) -> Preparation:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -20,6 +21,7 @@ from deployments.errors import (
     UnknownModel,
     UnknownToken,
 )
+from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.messages import (
     Chat,
     Chunk,
@@ -187,6 +189,28 @@ async def test_text_follows_a_grammar(store, refs) -> None:
     assert len(digits) == 3
     assert digits.isdecimal()
     assert completion.finished.reason is FinishReason.END
+
+
+async def test_nobody_waits_for_the_grammar_of_another_one(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, done = threading.Event(), threading.Event()
+    compiled = GrammarCompiler.compile
+
+    def slowly(compiler: GrammarCompiler, grammar: Grammar) -> Constraint:
+        compiling.set()
+        assert done.wait(20)
+        return compiled(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    asked = call(refs[DECODER], grammar=Grammar("regex", "yes|no"))
+    async with replica(store) as running:
+        slow = asyncio.create_task(whole(running, asked))
+        assert await asyncio.to_thread(compiling.wait, 20)
+        await asyncio.wait_for(whole(running, call(refs[DECODER])), 20)
+        assert not slow.done()
+        done.set()
+        assert (await slow).text in {"yes", "no"}
 
 
 @pytest.mark.parametrize(
