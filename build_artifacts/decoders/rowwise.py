@@ -56,10 +56,12 @@ def quantise_rows(
     """
     import onnx
 
+    # Before the weights are loaded: large ones must not be in memory twice.
+    seen = observe(graph, _read_by_products(graph), texts, decoding) if texts and decoding else {}
     model = onnx.load(graph)
     rewriter = _Rewriter(model)
-    if texts and decoding is not None:
-        rewriter.learn(observe(graph, rewriter.read_by_products(), texts, decoding))
+    if seen:
+        rewriter.learn(seen)
     rewriter.rewrite()
     onnx.save(
         model,
@@ -68,6 +70,22 @@ def quantise_rows(
         location=f"{into.name}.data",
         size_threshold=1024,
     )
+
+
+def _read_by_products(graph: Path) -> list[str]:
+    """The values that the products read which are going to be int8."""
+    import onnx
+
+    model = onnx.load(graph, load_external_data=False)
+    weights = {table.name for table in model.graph.initializer if _is_worth_it(table)}
+    products = (node for node in model.graph.node if node.op_type == "MatMul")
+    return list(dict.fromkeys(node.input[0] for node in products if node.input[1] in weights))
+
+
+def _is_worth_it(table: onnx.TensorProto) -> bool:
+    """Whether it is a matrix of floats, and not a small one."""
+    is_matrix = len(table.dims) == 2 and table.data_type == table.FLOAT
+    return is_matrix and int(np.prod(table.dims)) >= _FEWEST_VALUES
 
 
 class _Rewriter:
@@ -84,11 +102,6 @@ class _Rewriter:
         if all(opset.domain != "com.microsoft" for opset in model.opset_import):
             model.opset_import.add(domain="com.microsoft", version=1)
 
-    def read_by_products(self) -> list[str]:
-        """The values that products with weights read."""
-        read = (node.input[0] for node in self._graph.node if self._is_product(node))
-        return list(dict.fromkeys(read))
-
     def learn(self, seen: Mapping[str, Floats]) -> None:
         """Even out the values that were seen, [tokens, K], and fix the scales of some."""
         graph = FloatGraph(self._model)
@@ -99,14 +112,11 @@ class _Rewriter:
         for node in self._graph.node:
             scale_queries(graph, node)
 
-    def _is_product(self, node: onnx.NodeProto) -> bool:
-        return node.op_type == "MatMul" and self._weights(node.input[1]) is not None
-
     def rewrite(self) -> None:
         for node in self._graph.node:
             if node.op_type == "Transpose" and self._weights(node.input[0]) is not None:
                 self._turn(node)
-            elif self._is_product(node):
+            elif node.op_type == "MatMul" and self._weights(node.input[1]) is not None:
                 self._product(node)
             elif node.op_type == "Gather" and self._weights(node.input[0]) is not None:
                 self._lookup(node)
@@ -127,9 +137,7 @@ class _Rewriter:
         import onnx
 
         table = self._tables.get(name)
-        if table is None or len(table.dims) != 2 or table.data_type != onnx.TensorProto.FLOAT:
-            return None
-        if int(np.prod(table.dims)) < _FEWEST_VALUES:
+        if table is None or not _is_worth_it(table):
             return None
         weights: Floats = onnx.numpy_helper.to_array(table)
         return weights
