@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.asked import Tokens, answer_tokens, calibration_of
+from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
 from build_artifacts.decoders.judging import ROWS, answers_of, judge_decoder
 from build_artifacts.decoders.pace import room_for_pace
@@ -108,7 +109,8 @@ class Admission:
             encoder = encoder_beside(floating)
             if encoder is None:
                 texts = calibration_of(self.weights, self.facts.max_tokens)
-                quantise_rows(floating, into / GRAPH_NAME, texts, self.facts.generating)
+                calibration = Calibration(texts, self.facts.generating)
+                quantise_rows(floating, into / GRAPH_NAME, calibration)
             else:
                 quantise_rows(floating, into / GRAPH_NAME)
                 quantise_rows(encoder, into / encoder.name)

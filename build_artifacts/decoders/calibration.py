@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +18,35 @@ if TYPE_CHECKING:
     import onnx
 
 
-def observe(
-    graph: Path, values: Sequence[str], texts: Sequence[Tokens], decoding: Decoding
-) -> Mapping[str, Floats]:
-    """The named values of a float graph without an encoder for the tokens of all texts, [N, K]."""
-    import onnx
-    import onnxruntime as ort
+class Calibration(NamedTuple):
+    """Texts that a graph without an encoder reads, so that its values are seen."""
 
-    model = onnx.load(graph, load_external_data=False)
-    for name in values:
-        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.parent)
-    )
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    seen = [session.run(list(values), _feeds(model, text, decoding)) for text in texts]
-    return {
-        name: np.concatenate([each[i].reshape(-1, each[i].shape[-1]) for each in seen])
-        for i, name in enumerate(values)
-    }
+    texts: Sequence[Tokens]
+    decoding: Decoding
+
+    def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
+        """The named values of a float graph for the tokens of all texts, [N, K]."""
+        import onnx
+        import onnxruntime as ort
+
+        model = onnx.load(graph, load_external_data=False)
+        for name in values:
+            model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(graph.parent)
+        )
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        seen = [
+            session.run(list(values), _feeds(model, text, self.decoding)) for text in self.texts
+        ]
+        return {
+            name: np.concatenate([each[i].reshape(-1, each[i].shape[-1]) for each in seen])
+            for i, name in enumerate(values)
+        }
 
 
 def _feeds(

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import onnx
 
-ATTENTION = "GroupQueryAttention"  # as the model builder writes it
-
 Floats = NDArray[np.float32]
 
 

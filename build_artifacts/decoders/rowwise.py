@@ -19,19 +19,17 @@ The word table, when a graph gathers from one, becomes int8 with a scale for eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.asked import Tokens
-from build_artifacts.decoders.calibration import observe
+from build_artifacts.decoders.attention import scale_queries
+from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import FloatGraph, Floats
-from build_artifacts.decoders.scores import scale_queries
 from build_artifacts.decoders.smoothing import is_bounded, smooth
-from deployments.decoding import Decoding
 
 if TYPE_CHECKING:
     import onnx
@@ -46,18 +44,15 @@ _MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
 _MOST_NOISE = 0.05
 
 
-def quantise_rows(
-    graph: Path, into: Path, texts: Sequence[Tokens] = (), decoding: Decoding | None = None
-) -> None:
+def quantise_rows(graph: Path, into: Path, calibration: Calibration | None = None) -> None:
     """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it.
 
-    With `texts`, and the `decoding` of a model without an encoder, the graph reads them first, and
-    is made easier to round.
+    With a calibration the graph reads its texts first, and is made easier to round.
     """
     import onnx
 
     # Before the weights are loaded: large ones must not be in memory twice.
-    seen = observe(graph, _read_by_products(graph), texts, decoding) if texts and decoding else {}
+    seen = calibration.observe(graph, _read_by_products(graph)) if calibration else {}
     model = onnx.load(graph)
     rewriter = _Rewriter(model)
     if seen:
@@ -88,6 +83,14 @@ def _is_worth_it(table: onnx.TensorProto) -> bool:
     return is_matrix and int(np.prod(table.dims)) >= _FEWEST_VALUES
 
 
+class _Rows(NamedTuple):
+    """Rows in int8, by the names of the values."""
+
+    values: str
+    step: str  # what a unit of them stands for
+    scales: str | None = None  # [.., 1]: each row is as many times as large; None: all as they are
+
+
 class _Rewriter:
     """One graph on its way to int8."""
 
@@ -98,7 +101,7 @@ class _Rewriter:
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
         self._fixed: dict[str, np.float32] = {}  # input -> the scale of all its rows
-        self._quantised: dict[str, tuple[str, str]] = {}  # input -> its int8 rows, their scales
+        self._quantised: dict[str, _Rows] = {}  # by input
         if all(opset.domain != "com.microsoft" for opset in model.opset_import):
             model.opset_import.add(domain="com.microsoft", version=1)
 
@@ -156,38 +159,34 @@ class _Rewriter:
         scales = _scales(weights, axis=0)
         self._constant(f"{name}_int8", _rounded(weights, scales))
         self._constant(f"{name}_scales", scales.ravel())
-        if node.input[0] in self._fixed:
-            self._fixed_product(node, name)
-            return
-        rows, row_scales = self._rows(node.input[0])
-        product = f"{node.output[0]}_unscaled"
-        inputs = [rows, f"{name}_int8", _STEP, f"{name}_scales", _SHIFT]
+        rows, output = self._rows(node.input[0]), node.output[0]
+        product = output if rows.scales is None else f"{output}_unscaled"
+        inputs = [rows.values, f"{name}_int8", rows.step, f"{name}_scales", _SHIFT]
         self._node("MatMulIntegerToFloat", inputs, product, domain="com.microsoft")
-        self._node("Mul", [product, row_scales], node.output[0])
+        if rows.scales is not None:
+            self._node("Mul", [product, rows.scales], output)
 
-    def _fixed_product(self, node: onnx.NodeProto, name: str) -> None:
-        value = node.input[0]
-        rows, step = f"{value}_int8", f"{value}_step"
-        if value not in self._quantised:
-            self._constant(step, np.array(self._fixed[value]))
-            self._node("QuantizeLinear", [value, step, _SHIFT], rows)
-            self._quantised[value] = rows, step
-        inputs = [rows, f"{name}_int8", step, f"{name}_scales", _SHIFT]
-        self._node("MatMulIntegerToFloat", inputs, node.output[0], domain="com.microsoft")
-
-    def _rows(self, value: str) -> tuple[str, str]:
+    def _rows(self, value: str) -> _Rows:
         """What products of `value` read; made once for all of them."""
         if value not in self._quantised:
-            sizes, scales, shares, rows = (
-                f"{value}_{part}" for part in ("sizes", "row_scales", "shares", "int8")
-            )
-            self._node("Abs", [value], sizes)
-            self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
-            # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
-            self._node("Div", [value, scales], shares)
-            self._node("QuantizeLinear", [shares, _STEP, _SHIFT], rows)
-            self._quantised[value] = rows, scales
+            is_fixed = value in self._fixed
+            self._quantised[value] = (self._in_steps if is_fixed else self._by_largest)(value)
         return self._quantised[value]
+
+    def _in_steps(self, value: str) -> _Rows:
+        rows = _Rows(f"{value}_int8", f"{value}_step")
+        self._constant(rows.step, np.array(self._fixed[value]))
+        self._node("QuantizeLinear", [value, rows.step, _SHIFT], rows.values)
+        return rows
+
+    def _by_largest(self, value: str) -> _Rows:
+        sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
+        self._node("Abs", [value], sizes)
+        self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
+        # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
+        self._node("Div", [value, scales], shares)
+        self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
+        return _Rows(f"{value}_int8", _STEP, scales)
 
     def _lookup(self, node: onnx.NodeProto) -> None:
         import onnx

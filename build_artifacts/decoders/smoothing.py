@@ -10,14 +10,12 @@ or the columns of an earlier product.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from build_artifacts.decoders.float_graph import ATTENTION, FloatGraph, Floats
-
-if TYPE_CHECKING:
-    import onnx
+from build_artifacts.decoders.attention import ATTENTION, Heads
+from build_artifacts.decoders.float_graph import FloatGraph, Floats
 
 # How much of a channel's size the weights take over: 0.5 to 0.7 are best for SmolLM2-135M.
 _MIGRATED = 0.6
@@ -98,15 +96,7 @@ def _divisors(graph: FloatGraph, value: str) -> Iterator[_Divisor]:
             if tables := graph.columns_of(factor):
                 yield _Divisor(tables)
     elif maker.op_type == ATTENTION:
-        yield from _of_attention(graph, maker)
-
-
-def _of_attention(graph: FloatGraph, node: onnx.NodeProto) -> Iterator[_Divisor]:
-    """The columns of the values, alone or behind those of queries and keys."""
-    numbers = {attribute.name: attribute.i for attribute in node.attribute}
-    heads, queries = numbers["kv_num_heads"], numbers["num_heads"]
-    packed = not node.input[2]
-    if tables := graph.columns_of(node.input[0 if packed else 2]):
-        columns = graph.table(tables[0]).shape[-1]
-        first = columns // (queries + 2 * heads) * (queries + heads) if packed else 0
-        yield _Divisor(tables, first, heads=heads, copies=queries // heads)
+        heads = Heads.of(graph, maker)
+        queries, (tables, first, count, _) = heads.queries, heads.values
+        if tables:
+            yield _Divisor(tables, first, heads=count, copies=queries.heads // count)

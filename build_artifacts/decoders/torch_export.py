@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.checkpoints.models import TorchModel, first_line, load_model
+from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import Attention, DecoderRecipe
-from deployments.engines.torch_program import write_program
+from build_artifacts.steps.program import write_traced
 from deployments.manifest import Head
 
 if TYPE_CHECKING:
@@ -31,22 +31,10 @@ _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 
 def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
-    import torch
-
     _check(facts, recipe)
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_DTYPES[recipe.precision])
     _check_window(model, facts)
-    try:
-        model.set_attn_implementation(_attention(recipe.attention))
-        with torch.no_grad():
-            write_program(_traced(model, facts), path, in_place=True)
-    except OSError:
-        raise
-    except Exception as exc:  # exporters raise whatever the tracer met in the model's code
-        raise UnsupportedModel(
-            f"`{facts.architecture}` cannot become a torch program: {first_line(exc)}",
-            hint="the log has the whole story; its ONNX graphs are not affected",
-        ) from exc
+    write_traced(lambda: _traced(model, facts, recipe.attention), facts, path, in_place=True)
 
 
 def _check(facts: ModelFacts, recipe: DecoderRecipe) -> None:
@@ -110,9 +98,12 @@ def _attend(
     return found.reshape(rows, queries, tokens, size).transpose(1, 2), None
 
 
-def _traced(model: TorchModel, facts: ModelFacts) -> torch.export.ExportedProgram:
+def _traced(
+    model: TorchModel, facts: ModelFacts, attention: Attention
+) -> torch.export.ExportedProgram:
     import torch
 
+    model.set_attn_implementation(_attention(attention))
     decoding = facts.generating
     shape = (_ROWS, decoding.kv_heads, _ROOM, decoding.head_dim)
     memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * decoding.layers)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.architectures import fewest_tokens
 from build_artifacts.checkpoints.facts import ModelFacts
@@ -12,19 +14,34 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.export import sample
 from deployments.engines.torch_program import write_program
 
+if TYPE_CHECKING:
+    import torch
+
 
 def save_program(model: TorchModel, facts: ModelFacts, path: Path) -> None:
     """Write the program of `model`, which is left as it was. Raises UnsupportedModel."""
-    import torch
     from transformers.exporters import DynamoConfig, DynamoExporter
 
     names = input_names(model, facts.head)
     inputs, shapes = sample(names, fewest_tokens(model.config), facts.max_tokens)
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
     rows = row_model(model, facts.head, facts.pooling)
+    write_traced(lambda: DynamoExporter().export(rows, inputs, config=config).program, facts, path)
+
+
+def write_traced(
+    trace: Callable[[], torch.export.ExportedProgram],
+    facts: ModelFacts,
+    path: Path,
+    *,
+    in_place: bool = False,
+) -> None:
+    """Write what `trace` makes of a model, as `write_program` does. Raises UnsupportedModel."""
+    import torch
+
     try:
         with torch.no_grad():
-            write_program(DynamoExporter().export(rows, inputs, config=config).program, path)
+            write_program(trace(), path, in_place=in_place)
     except OSError:
         raise
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code

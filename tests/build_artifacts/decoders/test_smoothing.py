@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from build_artifacts.decoders.calibration import observe
+from build_artifacts.decoders.attention import scale_queries
+from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import FloatGraph, Floats
-from build_artifacts.decoders.scores import scale_queries
 from build_artifacts.decoders.smoothing import is_bounded, smooth
 from tests.build_artifacts.decoders.graphs import VOCABULARY, open_graph, spec_of, tiny_graph
 from tests.build_artifacts.decoders.outliers import LOUD_CHANNELS, graph_with_outliers
@@ -31,6 +32,10 @@ def logits_of(graph: Path) -> Floats:
     return np.stack(read)
 
 
+def seen_in(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
+    return Calibration(TEXTS, spec_of(graph).decoding).observe(graph, values)
+
+
 def spread_of(values: Floats) -> float:
     """The largest channel, as a multiple of the median one."""
     sizes = np.abs(values).max(axis=0)
@@ -38,7 +43,7 @@ def spread_of(values: Floats) -> float:
 
 
 def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
-    seen = observe(path, ["a_0", "k_1"], TEXTS, spec_of(path).decoding)
+    seen = seen_in(path, ["a_0", "k_1"])
     assert {name: values.shape for name, values in seen.items()} == {
         "a_0": (80, 64),
         "k_1": (80, 96),
@@ -51,12 +56,12 @@ def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: 
     model = onnx.load(path)
     graph = FloatGraph(model)
     values = [*NORMED, *ATTENDED, *GATED]
-    seen = observe(path, values, TEXTS, spec_of(path).decoding)
+    seen = seen_in(path, values)
     due = {value: smooth(graph, value, seen[value]) for value in values}
     smoothed = tmp_path / "smoothed.onnx"
     onnx.save(model, smoothed)
     np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
-    after = observe(smoothed, values, TEXTS, spec_of(path).decoding)
+    after = seen_in(smoothed, values)
     for value in values:
         np.testing.assert_allclose(after[value], due[value], rtol=1e-3, atol=1e-4)
         assert spread_of(after[value]) < spread_of(seen[value]), value

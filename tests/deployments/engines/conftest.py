@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from deployments.config import LaneSettings
+from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoders import Opening
 from deployments.manifest import Device, EngineOptions, Head
 from tests.deployments.engines.programs import MASK_TOKEN, write_onnx, write_torch
 
 BUCKETS = ((1, 4), (2, 8), (4, 8), (4, 16))
 LANE = LaneSettings(runs=2)
+
+
+OpenRows = Callable[..., Decoder]
+
+
+@contextmanager
+def rows_of(engine: Opening, spec: DecoderSpec) -> Iterator[OpenRows]:
+    """Opens decoders of one spec, with a few short rows, and closes them in the end."""
+    with ExitStack() as opened:
+
+        def open_(rows: int = 3, context: int = 128) -> Decoder:
+            decoder = engine(spec, GeneratorSettings(), rows=rows, context=context)
+            opened.callback(decoder.close)
+            return decoder
+
+        yield open_
 
 
 class Kind(NamedTuple):

@@ -59,10 +59,11 @@ def test_options_reach_the_session(written: Written) -> None:
     options = eager.get_session_options()
     assert options.enable_cpu_mem_arena
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "500"
 
 
 @pytest.mark.parametrize("flags", [("avx2",), ("avx2", "avx_vnni")])
-def test_int8_products_are_exact_on_processors_that_would_overflow(
+def test_exact_int8_products_are_asked_for_where_others_would_overflow(
     flags: tuple[str, ...], written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = Processor("some", "1", flags, "x86_64")

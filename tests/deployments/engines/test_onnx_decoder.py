@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.row_memory import RowMemory
 from deployments.errors import EngineFailed
 from deployments.manifest import ArtifactManifest, Device
+from tests.deployments.engines.conftest import OpenRows, rows_of
 from tests.sealed_decoder import seal_tiny_decoder
 
 PROMPT = list(range(10, 45))
@@ -33,20 +34,10 @@ def spec(sealed: Path) -> DecoderSpec:
     return DecoderSpec.of(sealed, manifest, candidate)
 
 
-Open = Callable[..., OnnxDecoder]
-
-
 @pytest.fixture
-def open_rows(spec: DecoderSpec) -> Iterator[Open]:
-    opened: list[OnnxDecoder] = []
-
-    def open_(rows: int = 3, context: int = 128) -> OnnxDecoder:
-        opened.append(OnnxDecoder(spec, GeneratorSettings(), rows=rows, context=context))
-        return opened[-1]
-
-    yield open_
-    for decoder in opened:
-        decoder.close()
+def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
+    with rows_of(OnnxDecoder, spec) as open_:
+        yield open_
 
 
 def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
@@ -61,7 +52,7 @@ def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> 
 
 
 @pytest.mark.parametrize("part", [2, 3, 7, 16, 33])
-def test_a_prompt_may_be_read_in_parts(open_rows: Open, part: int) -> None:
+def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
     whole = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     starts = [start for start in range(0, len(PROMPT), part) if len(PROMPT) - start > 1]
@@ -70,7 +61,7 @@ def test_a_prompt_may_be_read_in_parts(open_rows: Open, part: int) -> None:
     np.testing.assert_allclose(logits, whole, atol=1e-5)
 
 
-def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: Open) -> None:
+def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: OpenRows) -> None:
     decoder = open_rows()
     every = decoder.prefill(0, PROMPT, 0, every=True).copy()
     assert every.shape == (len(PROMPT), decoder.info.vocabulary)
@@ -78,7 +69,7 @@ def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: Op
         np.testing.assert_allclose(decoder.prefill(1, PROMPT[:end], 0), every[end - 1], atol=1e-4)
 
 
-def test_a_row_answers_in_company_as_it_does_alone(open_rows: Open) -> None:
+def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
     alone, company = open_rows(rows=1), open_rows(rows=3)
     first = alone.prefill(0, PROMPT, 0).copy()
     company.prefill(0, OTHER, 0)
@@ -92,7 +83,7 @@ def test_a_row_answers_in_company_as_it_does_alone(open_rows: Open) -> None:
         np.testing.assert_array_equal(together[1], by_itself)
 
 
-def test_decoding_agrees_with_reading_the_same_tokens(open_rows: Open) -> None:
+def test_decoding_agrees_with_reading_the_same_tokens(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.prefill(0, PROMPT[:-3], 0)
     for place in range(len(PROMPT) - 3, len(PROMPT)):
@@ -100,14 +91,14 @@ def test_decoding_agrees_with_reading_the_same_tokens(open_rows: Open) -> None:
     np.testing.assert_allclose(logits, decoder.prefill(1, PROMPT, 0), atol=1e-3)
 
 
-def test_a_copied_beginning_answers_like_a_computed_one(open_rows: Open) -> None:
+def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> None:
     decoder = open_rows()
     computed = decoder.prefill(0, PROMPT, 0).copy()
     decoder.copy(0, 2, 30)
     np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
 
 
-def test_exchanged_rows_go_on_where_they_were(open_rows: Open) -> None:
+def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
     expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
     decoder = open_rows()
     found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
@@ -127,7 +118,7 @@ class OnDevice(OnnxDecoder):
         return DeviceMemory(self.layout, "cpu", "CPUExecutionProvider")
 
 
-def test_rows_in_a_devices_memory_answer_alike(open_rows: Open, spec: DecoderSpec) -> None:
+def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: DecoderSpec) -> None:
     device, host = OnDevice(spec, GeneratorSettings(), rows=3, context=128), open_rows()
     try:
         for decoder in (device, host):
@@ -145,7 +136,7 @@ def test_rows_in_a_devices_memory_answer_alike(open_rows: Open, spec: DecoderSpe
         device.close()
 
 
-def test_a_closed_decoder_says_so(open_rows: Open) -> None:
+def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.close()
     with pytest.raises(EngineFailed, match="closed"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from deployments.errors import EngineFailed  # noqa: E402
 from deployments.manifest import ArtifactManifest, Device  # noqa: E402
 from tests.build_artifacts.decoders.programs import program_spec  # noqa: E402
 from tests.build_artifacts.decoders.tiny import tiny_llama  # noqa: E402
+from tests.deployments.engines.conftest import OpenRows, rows_of  # noqa: E402
 from tests.sealed_decoder import seal_tiny_decoder  # noqa: E402
 
 PROMPT = list(range(10, 45))
@@ -45,27 +46,17 @@ def spec(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> DecoderS
     return program_spec(checkpoint, tmp_path_factory.mktemp("program"))
 
 
-Open = Callable[..., TorchDecoder]
-
-
 @pytest.fixture
-def open_rows(spec: DecoderSpec) -> Iterator[Open]:
-    opened: list[TorchDecoder] = []
-
-    def open_(rows: int = 3, context: int = 128) -> TorchDecoder:
-        opened.append(TorchDecoder(spec, GeneratorSettings(), rows=rows, context=context))
-        return opened[-1]
-
-    yield open_
-    for decoder in opened:
-        decoder.close()
+def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
+    with rows_of(TorchDecoder, spec) as open_:
+        yield open_
 
 
 def near(found: np.ndarray, due: np.ndarray) -> None:
     np.testing.assert_allclose(found, due, atol=CLOSE)
 
 
-def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: Open) -> None:
+def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: OpenRows) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -80,7 +71,7 @@ def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: Open) -> 
 
 
 @pytest.mark.parametrize("part", [1, 2, 7, 16, 33])
-def test_a_prompt_may_be_read_in_parts(open_rows: Open, part: int) -> None:
+def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
     whole = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     for start in range(0, len(PROMPT), part):
@@ -89,7 +80,7 @@ def test_a_prompt_may_be_read_in_parts(open_rows: Open, part: int) -> None:
 
 
 @pytest.mark.parametrize("context", [63, 64, 65, 128])
-def test_a_row_has_room_for_its_last_token(open_rows: Open, context: int) -> None:
+def test_a_row_has_room_for_its_last_token(open_rows: OpenRows, context: int) -> None:
     ids = (np.arange(context) % 200).tolist()
     decoder = open_rows(context=context)
     whole = decoder.prefill(0, ids, 0).copy()
@@ -97,7 +88,7 @@ def test_a_row_has_room_for_its_last_token(open_rows: Open, context: int) -> Non
     near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], whole)
 
 
-def test_a_row_answers_in_company_as_it_does_alone(open_rows: Open) -> None:
+def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
     alone, company = open_rows(rows=1), open_rows(rows=3)
     first = alone.prefill(0, PROMPT, 0).copy()
     company.prefill(0, OTHER, 0)
@@ -111,7 +102,7 @@ def test_a_row_answers_in_company_as_it_does_alone(open_rows: Open) -> None:
         near(together[1], by_itself)
 
 
-def test_what_lies_beyond_the_valid_tokens_is_not_seen(open_rows: Open) -> None:
+def test_what_lies_beyond_the_valid_tokens_is_not_seen(open_rows: OpenRows) -> None:
     fresh, used = open_rows(), open_rows()
     used.prefill(0, OTHER * 2, 0)
     for decoder in (fresh, used):
@@ -131,7 +122,7 @@ def test_numbers_that_are_none_do_not_outlast_their_request(
     decoder.close()
 
 
-def test_a_row_that_is_full_may_take_part(open_rows: Open) -> None:
+def test_a_row_that_is_full_may_take_part(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
     decoder.prefill(1, PROMPT, 0)
     step = np.array([1, 5]), np.array([64, len(PROMPT)])
@@ -139,7 +130,7 @@ def test_a_row_that_is_full_may_take_part(open_rows: Open) -> None:
     near(decoder.decode(np.array([1, 5]), np.array([3, len(PROMPT)]))[1], due)
 
 
-def test_a_copied_beginning_answers_like_a_computed_one(open_rows: Open) -> None:
+def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.prefill(0, PROMPT[:30], 0)
     computed = decoder.prefill(0, PROMPT[30:], 30).copy()
@@ -147,7 +138,7 @@ def test_a_copied_beginning_answers_like_a_computed_one(open_rows: Open) -> None
     np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
 
 
-def test_exchanged_rows_go_on_where_they_were(open_rows: Open) -> None:
+def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
     straight, crossed = open_rows(), open_rows()
     for decoder in (straight, crossed):
         decoder.prefill(0, PROMPT, 0)
@@ -159,7 +150,7 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: Open) -> None:
     assert np.abs(due[0] - due[1]).max() > 1
 
 
-def test_a_closed_decoder_says_so(open_rows: Open) -> None:
+def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.close()
     decoder.close()
@@ -173,7 +164,7 @@ def test_a_closed_decoder_says_so(open_rows: Open) -> None:
             call()
 
 
-def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: Open) -> None:
+def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
     with pytest.raises(EngineFailed, match="no room"):
         decoder.prefill(0, PROMPT, 30)
