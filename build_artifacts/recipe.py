@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal, TypeAlias
 
-from deployments.manifest import Device, EngineOptions, Gate, Precision
+from deployments.manifest import Device, EngineOptions, Gate, MemoryType, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16"]
 
 # Counts changes of the code of the steps that change what they write.
-RECIPE_REVISION = 6
+RECIPE_REVISION = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,9 @@ class DecoderRecipe:
     engine: Literal["onnxruntime", "torch"] = "onnxruntime"
     attention: Attention = "sdpa"  # torch only: its fused kernels, or transformers' own products
     rowwise: bool = False
+    # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
+    # the gate is missed with them, the same is tried without.
+    memory: MemoryType | None = None
     options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
     # Tried in order instead of them when the gate is missed; each is more accurate and slower.
     other_options: tuple[tuple[str, ...], ...] = ()

@@ -94,7 +94,9 @@ GPU_FP16_COMPILED = replace(
 
 # SmolLM2-135M-Instruct from a Q4_1 file, whose fp32 perplexity is 30.5 here: of next tokens 97 %
 # agree by row, with perplexity 31.3 (unsmoothed 94 % and 31.6); in blocks 99.9 %, with 31.0.
-DECODER_INT8 = DecoderRecipe(name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True)
+DECODER_INT8 = DecoderRecipe(
+    name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True, memory="int8"
+)
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
 # The same model, rounded a second time: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger
 # models, and those that were not rounded before, lose less.
@@ -102,6 +104,7 @@ DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
     precision="int4",
+    memory="int8",
     other_options=(("algo_config=k_quant_mixed",),),
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")

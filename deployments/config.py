@@ -67,7 +67,7 @@ class GeneratorSettings(HardwareSettings):
     """How a generator runs its models, and the memory it sets aside for each."""
 
     rows: int = Field(8, ge=1)  # requests that are answered at once
-    context_tokens: int = Field(2_048, ge=16)  # of prompt and answer; the model may read fewer
+    context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
     memory_bytes: int = Field(2 << 30, ge=1)  # keys and values; fewer rows if not enough
 
 
@@ -160,6 +160,7 @@ class SchedulingSettings(_Settings):
     stall_ms: float = Field(100.0, gt=0)  # that prompts may keep running streams from a token
     part_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
     fewest_part_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
+    draft_tokens: int = Field(8, ge=0)  # guessed at most for one who is alone; 0: none
     queue_requests: int = Field(256, ge=1)  # waiting for a row; one more gets Overloaded
     buffer_tokens: int = Field(2_048, ge=1)  # that a slow reader may be behind; then it is dropped
 

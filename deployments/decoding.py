@@ -38,6 +38,7 @@ class Decoding(_Facts):
     """
 
     layers: int = Field(ge=1)
+    heads: int | None = Field(None, ge=1)  # of queries; None: as many as of keys and values
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them

@@ -84,6 +84,7 @@ HEADS: Mapping[TaskName, Head] = {
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 EngineName = Literal["onnxruntime", "openvino", "torch"]
+MemoryType = Literal["int8"]
 
 
 class Device(StrEnum):
@@ -152,6 +153,7 @@ class Candidate(_Frozen):
     device: Device
     precision: Precision
     engine: EngineName = "onnxruntime"
+    memory: MemoryType | None = None  # of keys and values; None: as the engine computes them
     graph: str
     encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()

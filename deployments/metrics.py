@@ -85,6 +85,8 @@ class StepMetrics:
             "prompt_tokens", "Tokens of prompts that were computed, not found", PASS_LABELS
         )
         self._answers = _counter("generated_tokens", "Tokens of answers", PASS_LABELS)
+        self._drafted = _counter("drafted_tokens", "Tokens guessed, and verified", PASS_LABELS)
+        self._accepted = _counter("accepted_tokens", "Guessed tokens that were right", PASS_LABELS)
         self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)
         self._active = Gauge(
             f"{PREFIX}_active_generations", "Requests being answered", tag_keys=PASS_LABELS
@@ -99,6 +101,8 @@ class StepMetrics:
         for counter, tokens in (
             (self._prompt, done.prompt_tokens),
             (self._answers, done.answer_tokens),
+            (self._drafted, done.drafted_tokens),
+            (self._accepted, done.accepted_tokens),
         ):
             if tokens:
                 counter.inc(tokens, labels)

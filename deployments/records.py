@@ -55,6 +55,8 @@ class StepRecord:
     compute: str
     prompt_tokens: int  # computed
     answer_tokens: int  # written
+    drafted_tokens: int  # guessed, and verified
+    accepted_tokens: int  # of them, those that were right
     active: int  # requests being answered
     waiting: int  # requests without a row
     step_s: float

@@ -69,6 +69,7 @@ def read_decoding(weights: Path, config: Config) -> Decoding:
     special = special_tokens(weights)
     return Decoding(
         layers=config.num_hidden_layers,
+        heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         end_tokens=_end_tokens(weights, special),

@@ -12,6 +12,7 @@ from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.asked import Tokens, answer_tokens, calibration_of
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
+from build_artifacts.decoders.int8_memory import keeps_int8, round_memory
 from build_artifacts.decoders.judging import ROWS, answers_of, judge_decoder
 from build_artifacts.decoders.pace import room_for_pace
 from build_artifacts.decoders.reference import Original
@@ -72,6 +73,8 @@ class Admission:
 
     def admit(self, recipe: DecoderRecipe) -> PassedDecoder | None:
         """The first graph of the recipe that passes; None when there is none."""
+        if self.facts.generating.source is not None:
+            recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
         for attempt in _attempts(recipe):
             try:
                 graph = self._graph(attempt)
@@ -95,6 +98,7 @@ class Admission:
 
         def work(into: Path) -> str:
             export_decoder(self.weights, self.facts, recipe, into)
+            self._round_memory(recipe, into)
             return megabytes(into / weights)
 
         key = f"export-{_key(recipe)}"
@@ -102,15 +106,16 @@ class Admission:
 
     def _quantised(self, recipe: DecoderRecipe) -> Path:
         floating = self._graph(
-            replace(recipe, name=f"{recipe.device}-fp32", precision="fp32", rowwise=False)
+            replace(
+                recipe, name=f"{recipe.device}-fp32", precision="fp32", rowwise=False, memory=None
+            )
         )
 
         def work(into: Path) -> str:
             encoder = encoder_beside(floating)
             if encoder is None:
-                texts = calibration_of(self.weights, self.facts.max_tokens)
-                calibration = Calibration(texts, self.facts.generating)
-                quantise_rows(floating, into / GRAPH_NAME, calibration)
+                quantise_rows(floating, into / GRAPH_NAME, self._calibration())
+                self._round_memory(recipe, into)
             else:
                 quantise_rows(floating, into / GRAPH_NAME)
                 quantise_rows(encoder, into / encoder.name)
@@ -119,6 +124,15 @@ class Admission:
         key = f"quantise-{_key(recipe)}"
         return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
 
+    def _calibration(self) -> Calibration:
+        texts = calibration_of(self.weights, self.facts.max_tokens)
+        return Calibration(texts, self.facts.generating)
+
+    def _round_memory(self, recipe: DecoderRecipe, made: Path) -> None:
+        """Let the graph in `made` keep int8 where the recipe says so, and the graph allows it."""
+        if recipe.memory:
+            round_memory(made / GRAPH_NAME, self._calibration())
+
     def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
         return DecoderSpec(
             path=graph,
@@ -126,6 +140,7 @@ class Admission:
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
+            memory="int8" if recipe.memory and keeps_int8(graph) else None,
             options=recipe.run,
             decoding=self.facts.generating,
             vocabulary=self.facts.width,
@@ -164,9 +179,11 @@ class Admission:
 
 
 def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
-    yield recipe
-    for options in recipe.other_options:
+    tried = (recipe.options, *recipe.other_options)
+    for options in tried:
         yield replace(recipe, options=options)
+    if recipe.memory:  # it costs little accuracy: only the most accurate is tried without
+        yield replace(recipe, options=tried[-1], memory=None)
 
 
 def opened(spec: DecoderSpec, original: Original) -> Decoder:
@@ -187,7 +204,8 @@ def encoder_beside(graph: Path) -> Path | None:
 
 
 def _named(recipe: DecoderRecipe) -> str:
-    return f"{recipe.name}, {' '.join(recipe.options)}" if recipe.options else recipe.name
+    memory = [f"memory in {recipe.memory}"] if recipe.memory else []
+    return ", ".join((recipe.name, *recipe.options, *memory))
 
 
 def _key(recipe: DecoderRecipe) -> str:

@@ -1,4 +1,4 @@
-"""What the products of a decoder's graph read: values of a few hundred tokens, seen in floats."""
+"""What a decoder's products read, and what it keeps: values of a few hundred tokens, in floats."""
 
 from __future__ import annotations
 
@@ -27,26 +27,44 @@ class Calibration(NamedTuple):
     def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
         """The named values of a float graph for the tokens of all texts, [N, K]."""
         import onnx
-        import onnxruntime as ort
 
         model = onnx.load(graph, load_external_data=False)
         for name in values:
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        return {
+            name: np.concatenate([each.reshape(-1, each.shape[-1]) for each in seen])
+            for name, seen in self._run(model, graph.parent, values).items()
+        }
+
+    def kept(self, graph: Path) -> Mapping[str, Floats]:
+        """What a graph keeps of the tokens of all texts, by output: [N, heads, size]."""
+        import onnx
+
+        model = onnx.load(graph, load_external_data=False)
+        names = [each.name for each in model.graph.output if each.name.startswith("present.")]
+        return {
+            name: np.concatenate([each[0].swapaxes(0, 1) for each in seen])
+            for name, seen in self._run(model, graph.parent, names).items()
+        }
+
+    def _run(
+        self, model: onnx.ModelProto, directory: Path, outputs: Sequence[str]
+    ) -> Mapping[str, Sequence[Floats]]:
+        """The outputs of each text; the weights lie in `directory`."""
+        import onnxruntime as ort
+
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(graph.parent)
+            "session.model_external_initializers_file_folder_path", str(directory)
         )
         session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         seen = [
-            session.run(list(values), _feeds(model, text, self.decoding)) for text in self.texts
+            session.run(list(outputs), _feeds(model, text, self.decoding)) for text in self.texts
         ]
-        return {
-            name: np.concatenate([each[i].reshape(-1, each[i].shape[-1]) for each in seen])
-            for i, name in enumerate(values)
-        }
+        return dict(zip(outputs, zip(*seen, strict=True), strict=True))
 
 
 def _feeds(

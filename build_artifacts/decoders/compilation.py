@@ -168,6 +168,7 @@ def _candidate(graph: PassedDecoder) -> Candidate:
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
+        memory=graph.spec.memory,
         graph=f"{_place(graph)}/{graph.spec.path.name}",
         encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
         options=recipe.run,

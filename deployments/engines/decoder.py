@@ -22,11 +22,15 @@ from deployments.manifest import (
     Device,
     EngineName,
     EngineOptions,
+    MemoryType,
     Precision,
 )
 
 # The input of a decoder's graph that says from which token on logits are wanted, [1].
 LOGITS_FROM = "logits_from"
+# The input that says whether the tokens are a prompt's, or an answer's; of graphs that compute the
+# two in different ways.
+READING = "reading"
 
 TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
 Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
@@ -41,6 +45,7 @@ class DecoderSpec:
     engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
+    memory: MemoryType | None = None  # of keys and values; None: as the engine computes them
     options: EngineOptions
     decoding: Decoding
     vocabulary: int  # V
@@ -57,6 +62,7 @@ class DecoderSpec:
             engine=candidate.engine,
             device=candidate.device,
             precision=candidate.precision,
+            memory=candidate.memory,
             options=candidate.options,
             decoding=manifest.decoding,
             vocabulary=manifest.width,
@@ -80,6 +86,7 @@ class DecoderInfo:
     # Tokens that an encoder reads of a prompt. They are no part of the row, which then holds a
     # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
     source_tokens: int | None = None
+    most_drafted: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
 
 
 class Decoder(Protocol):
@@ -102,6 +109,14 @@ class Decoder(Protocol):
 
         `lengths[i]` tokens of row i are valid before. A row that is not meant may take part with
         any token: it is written where its next token will be.
+        """
+        ...
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        """Read T tokens of an answer into a row that holds `start` valid ones: [T, V].
+
+        To the bit what `decode` gives for one after the other. At most `info.most_drafted` of them
+        come behind the first.
         """
         ...
 

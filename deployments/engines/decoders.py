@@ -88,6 +88,8 @@ def candidate_here(
 
 def _value_bytes(spec: DecoderSpec) -> int:
     """What a key or a value takes in memory. For GPUs whatever has rounded weights is in fp16."""
+    if spec.memory == "int8":
+        return 1
     is_rounded = spec.device is Device.GPU and spec.precision in ("int8", "int4")
     return 2 if spec.precision in _HALVES or is_rounded else 4
 

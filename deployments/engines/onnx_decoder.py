@@ -6,8 +6,12 @@ same memory nothing is copied, rows of different lengths decode in one call, and
 anywhere in the memory is filled by a call of its own: continuous batching on any provider. On CUDA
 the step of each number of rows is captured as one graph, where the provider can.
 
+A graph that keeps int8 has two ways to attend, one for prompts and one for answers. If what the
+second gives for several tokens at once is what it gives for one at a time, drafts are verified.
+
 Inputs: input_ids [B, T], attention_mask [B, rows of memory], past_key_values.{layer}.{key,value}
-[B, heads, tokens, size], logits_from [1] (from which of the T tokens on logits are wanted).
+[B, heads, tokens, size], logits_from [1] (from which of the T tokens on logits are wanted),
+reading (of a graph that keeps int8: whether the tokens are a prompt's).
 Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}.
 """
 
@@ -15,14 +19,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
 from deployments.engines.decoder import (
     LOGITS_FROM,
+    READING,
     DecoderInfo,
     DecoderSpec,
     Logits,
@@ -34,6 +41,10 @@ from deployments.engines.row_memory import HostMemory, MemoryLayout, RowMemory, 
 from deployments.errors import EngineFailed
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+# More are hardly ever right, and each takes a tenth of a step for one row; half of one when the
+# row has thousands of tokens.
+MOST_DRAFTED = 8
 
 
 class OnnxDecoder:
@@ -51,15 +62,23 @@ class OnnxDecoder:
         with failures_of(spec.path.name):
             self.memory = self._make_memory()
         self._steps: dict[int, _Step] = {}
+        self._verifiers: dict[int, _Step] = {}  # by tokens; each for the row that asked last
+        # One for all of them, because logits are long; pages that nobody writes cost nothing.
+        shape = (1, MOST_DRAFTED + 1, spec.vocabulary)
+        self._drafted: NDArray[np.generic] = np.empty(shape, self.layout.answers)
+        self.has_two_ways = READING in {given.name for given in session.get_inputs()}
+        if self.has_two_ways and self._is_even():
+            self.info = replace(self.info, most_drafted=MOST_DRAFTED)
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         tokens = len(ids)
-        step = _Step(self, range(row, row + 1), tokens, logits=tokens if every else 1)
+        logits = tokens if every else 1
+        step = _Step(self, range(row, row + 1), tokens, logits, reading=True)
         step.ids[0] = ids
         step.mask[0, : start + tokens] = 1
-        logits: Logits = self._run(step)[0]
-        return logits if every else logits[0]
+        found: Logits = self._run(step)[0]
+        return found if every else found[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """One more token for each of the first rows. Raises EngineFailed."""
@@ -67,10 +86,21 @@ class OnnxDecoder:
         step = self._steps.get(rows)
         if step is None:
             graph = str(rows) if self._captures else UNCAPTURED
-            step = self._steps[rows] = _Step(self, range(rows), 1, 1, graph)
+            step = self._steps[rows] = _Step(self, range(rows), 1, 1, graph=graph)
         step.ids[:, 0] = ids
         np.less_equal(self._positions, lengths[:, None], out=step.mask, casting="unsafe")
         return self._run(step)[:, 0]
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        """Several tokens of an answer. Raises EngineFailed."""
+        tokens, rows = len(ids), range(row, row + 1)
+        step = self._verifiers.get(tokens)
+        if step is None or step.rows != rows:
+            step = self._verifiers[tokens] = _Step(self, rows, tokens, self._drafted[:, :tokens])
+        step.ids[0] = ids
+        np.less(self._positions, start + tokens, out=step.mask[0], casting="unsafe")
+        found: Logits = self._run(step)[0]
+        return found
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the memory of a row. Raises EngineFailed."""
@@ -86,7 +116,7 @@ class OnnxDecoder:
         """Drop the session and the memory."""
         if self._session is not None:
             self._session = None
-            self._steps = {}
+            self._steps, self._verifiers = {}, {}
             del self.memory
 
     @property
@@ -100,6 +130,11 @@ class OnnxDecoder:
         self, spec: DecoderSpec, hardware: HardwareSettings
     ) -> tuple[ort.InferenceSession, bool]:
         """The session, and whether a step of each number of rows is captured as a CUDA graph."""
+        # With more threads than heads attention splits the context among them, for one row only and
+        # not for several: sums would be rounded in another order, and company would show.
+        heads = spec.decoding.heads or spec.decoding.kv_heads
+        threads = min(hardware.threads_per_run, heads)
+        hardware = hardware.model_copy(update={"threads_per_run": threads})
         what = (spec.path, spec.options, hardware, spec.precision)
         if CUDA in (spec.options.providers or hardware.providers):
             try:
@@ -113,6 +148,24 @@ class OnnxDecoder:
             return DeviceMemory(self.layout, "cuda", CUDA)
         return HostMemory(self.layout)
 
+    def _is_even(self) -> bool:
+        """Whether several tokens at once give what they give one by one, to the bit."""
+        tokens = np.arange(MOST_DRAFTED + 1) % self.info.vocabulary
+        if self.info.context < 2 * len(tokens):
+            return False
+        self.prefill(0, tokens.tolist(), 0)
+        places = range(len(tokens), 2 * len(tokens))
+        single = [
+            self.decode(tokens[i : i + 1], np.array([place]))[0].copy()
+            for i, place in enumerate(places)
+        ]
+        return all(
+            np.array_equal(
+                self.verify(0, tokens[:count].tolist(), places.start), np.stack(single[:count])
+            )
+            for count in (2, len(tokens) // 2, len(tokens))
+        )
+
     def _run(self, step: _Step) -> Logits:
         session = self.session
         with failures_of(self.info.compute_type):
@@ -123,21 +176,36 @@ class _Step:
     """One kind of call, bound once: the rows it is about, and memory for what goes in and out."""
 
     def __init__(
-        self, decoder: OnnxDecoder, rows: range, tokens: int, logits: int, graph: str = UNCAPTURED
+        self,
+        decoder: OnnxDecoder,
+        rows: range,
+        tokens: int,
+        logits: int | NDArray[np.generic],
+        *,
+        reading: bool = False,
+        graph: str = UNCAPTURED,
     ) -> None:
+        """For `logits` of the last tokens: how many, or memory for them, [rows, n, V]."""
+        self.rows = rows
         self._binding = decoder.session.io_binding()
         memory, layout = decoder.memory, decoder.layout
         self._options = graph_options(graph)
         self.ids = np.zeros((len(rows), tokens), np.int64)
         self.mask = np.zeros((len(rows), decoder.info.context), np.int64)
-        self._from = np.array([tokens - logits], np.int64)
-        self._raw = np.empty((len(rows), logits, decoder.info.vocabulary), layout.dtype)
+        if isinstance(logits, int):
+            shape = (len(rows), logits, decoder.info.vocabulary)
+            logits = np.empty(shape, layout.answers)
+        self._raw = logits
+        self._from = np.array([tokens - logits.shape[1]], np.int64)
+        self._reading = np.array(reading)
         self._send = (
             memory.bind_input(self._binding, "input_ids", self.ids),
             memory.bind_input(self._binding, "attention_mask", self.mask),
         )
-        # Stays as it is, and is read on the host, whatever the device.
+        # These stay as they are, and are read on the host, whatever the device.
         bind_rows(self._binding, self._from, LOGITS_FROM)
+        if decoder.has_two_ways:
+            bind_rows(self._binding, self._reading, READING)
         self._receive = memory.bind_output(self._binding, "logits", self._raw)
         memory.bind(self._binding, rows.start, rows.stop)
 

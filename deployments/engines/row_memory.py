@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -11,9 +11,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from deployments.engines.decoder import DecoderSpec
+from deployments.errors import EngineFailed
 
 _PARTS = ("key", "value")
-_HALF = "tensor(float16)"
+_TYPES: Mapping[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +27,26 @@ class MemoryLayout:
 
     names: tuple[str, ...]  # of the arrays, such as "0.key"
     shape: tuple[int, int, int, int]  # of each
-    dtype: np.dtype[np.floating]
+    dtype: np.dtype[np.generic]
+    answers: np.dtype[np.generic]  # of logits
 
     @classmethod
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int) -> Self:
-        """The layout of `rows` rows of `context` tokens, in the precision of the graph."""
-        halves = any(output.type == _HALF for output in session.get_outputs())
+        """The layout of `rows` rows of `context` tokens, in the types of the graph."""
+        types = {output.name: _dtype(output) for output in session.get_outputs()}
+        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in _PARTS)
         return cls(
-            tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in _PARTS),
+            names,
             (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim),
-            np.dtype(np.float16 if halves else np.float32),
+            dtype=types[f"present.{names[0]}"],
+            answers=types["logits"],
         )
+
+
+def _dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
+    if output.type not in _TYPES:
+        raise EngineFailed(f"`{output.name}` is a {output.type}, which no row of memory has")
+    return np.dtype(_TYPES[output.type])
 
 
 # Done before, or after, each call.
@@ -73,7 +87,7 @@ class HostMemory:
 
     def __init__(self, layout: MemoryLayout) -> None:
         self.names = layout.names
-        self.arrays: list[NDArray[np.floating]] = [
+        self.arrays: list[NDArray[np.generic]] = [
             np.zeros(layout.shape, layout.dtype) for _ in layout.names
         ]
 

@@ -105,6 +105,10 @@ class TorchDecoder:
                 loaded.step(rows)
             return _on_host(loaded.logits[:rows])
 
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        """Not here: products of several tokens round differently. Raises EngineFailed."""
+        raise EngineFailed(f"{self.info.compute_type}: the engine verifies no drafts")
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the memory of a row. Raises EngineFailed."""
         memory = self.loaded.memory

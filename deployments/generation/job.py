@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from deployments.decoding import SourceReading
 from deployments.encoding.detokenizer import Detokenizer, single
 from deployments.engines.decoder import Logits
+from deployments.generation.drafting import Drafter
 from deployments.generation.grammar import Constraint
 from deployments.generation.messages import (
     Alternative,
@@ -62,6 +63,7 @@ class Job(ABC):
 
     width: int = 1  # rows it takes
     wants_prompt: bool = False  # the logits behind every token of the prompt
+    drafter: Drafter | None = None  # guesses what comes next; None: nothing does
 
     def __init__(self, prompt: Sequence[int], words: Words, deadline_s: float) -> None:
         self.number = next(_NUMBERS)
@@ -122,6 +124,7 @@ class GenerationJob(Job):
         self._rules = words.rules(options, len(self.prompt))
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
+        self.drafter = Drafter(self.prompt, self._tokens, self._rules.most)
 
     def read(self, tokens: int, logits: Logits) -> None:
         """Note that a part of the prompt was computed, and what its tokens were worth."""

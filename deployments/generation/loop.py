@@ -120,14 +120,16 @@ class GenerationLoop:
         read = self._stepper.read_prompts(self.rules)
         if read:
             self._tell()  # first tokens need not wait for everybody's next one
-        written = self._stepper.write_tokens()
-        if read or written or has_left:  # who leaves last is to be seen too
+        written = self._stepper.write_tokens(self.rules)
+        if read or written.tokens or has_left:  # who leaves last is to be seen too
             self._recorder.record(
                 StepRecord(
                     model=self._model_id,
                     compute=self._decoder.info.compute_type,
                     prompt_tokens=read,
-                    answer_tokens=written,
+                    answer_tokens=written.tokens,
+                    drafted_tokens=written.drafted,
+                    accepted_tokens=written.accepted,
                     active=len(self._stepper.active),
                     waiting=len(self._waiting),
                     step_s=time.perf_counter() - began_s,

@@ -5,9 +5,9 @@ row that nobody uses keeps the prompt it last read, so that a prompt with the sa
 system prompt, the turns of a conversation so far) starts behind it. Memory is moved rather than
 given up: a copy costs a hundredth of computing it.
 
-Only what was read as a prompt is remembered. Tokens of an answer are read one at a time, by
-kernels that round differently; a later prompt over them would be answered a little differently
-from one computed afresh, and what was asked before must not show.
+Only what was read as a prompt is remembered. Tokens of an answer are read one at a time, or as
+drafts, by kernels that round differently; a later prompt over them would be answered a little
+differently from one computed afresh, and what was asked before must not show.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import Decoder, Logits
 from deployments.errors import ServeError
+from deployments.generation.drafting import Drafter, TokenCost
 from deployments.generation.job import Job
 from deployments.generation.messages import Chunk, Started
 from deployments.generation.plan import (
@@ -34,6 +35,16 @@ class Event(NamedTuple):
     what: Started | Chunk | ServeError  # an error, or a chunk that is finished, is the last
 
 
+class Output(NamedTuple):
+    """What a step has written."""
+
+    tokens: int
+    drafted: int = 0  # guessed, for one answer
+    accepted: int = 0  # of them, those that were right
+
+
+NOTHING = Output(0)
+
 # The next in line, if so many rows are enough for it.
 NextJob = Callable[[int], Job | None]
 
@@ -48,6 +59,7 @@ class Stepper:
         self._next_job = next_job
         self._rows = RowTable(decoder.info.rows)
         self._speed = ReadingSpeed(FIRST_TOKENS_PER_S)
+        self._token_cost = TokenCost()
 
     def admit(self) -> None:
         """Give rows to those who are next, as long as there are any."""
@@ -127,42 +139,71 @@ class Stepper:
         self.events.append(Event(job.number, job.started(self._decoder.info.compute_type)))
         self._write(job, logits[None])
 
-    def write_tokens(self) -> int:
-        """One more token for everybody whose prompt is read; how many."""
+    def write_tokens(self, rules: SchedulingSettings) -> Output:
+        """One more token for everybody whose prompt is read, or several for one who is alone."""
         writing = [
             (job, [self._rows.row_of(seat) for seat in job.seats[: len(job.last_tokens)]])
             for job in self.active.values()
             if job.is_read
         ]
         if not writing:
-            return 0
+            return NOTHING
+        if len(writing) == 1 and (drafter := writing[0][0].drafter):
+            most = min(rules.draft_tokens, self._decoder.info.most_drafted)
+            job, (row, *_) = writing[0]
+            cost = self._token_cost.share(self._rows.filled(row))
+            if draft := drafter.draft(most, cost):
+                return self._verify(job, row, drafter, draft)
         ids = np.zeros(1 + max(row for _, rows in writing for row in rows), np.int64)
         for job, rows in writing:
             ids[rows] = job.last_tokens
         lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
+        began_s = time.perf_counter()
         logits = self._decoder.decode(ids, lengths)
+        if len(ids) == 1:
+            self._token_cost.learn(int(lengths[0]), 1, time.perf_counter() - began_s)
         for _, rows in writing:
             for row in rows:
                 self._rows.wrote(row)
         for job, rows in writing:
             # A view, where it is one: rows of logits are long.
             self._write(job, logits[rows[0]][None] if len(rows) == 1 else logits[rows])
-        return sum(len(rows) for _, rows in writing)
+        return Output(sum(len(rows) for _, rows in writing))
 
-    def _write(self, job: Job, logits: Logits) -> None:
-        """Give a job the logits behind each of its beginnings, [beginnings, V]."""
+    def _verify(self, job: Job, row: int, drafter: Drafter, draft: Sequence[int]) -> Output:
+        """Read a draft behind the last token; the job goes on as long as it is what follows."""
+        ids, filled = [*job.last_tokens, *draft], self._rows.filled(row)
+        began_s = time.perf_counter()
+        logits = self._decoder.verify(row, ids, filled)
+        self._token_cost.learn(filled, len(ids), time.perf_counter() - began_s)
+        written = accepted = 0
+        for guessed in (*draft, None):
+            self._rows.wrote(row)
+            goes_on = self._write(job, logits[written][None])
+            written += 1
+            is_right = job.last_tokens == [guessed]
+            accepted += is_right
+            if not (goes_on and is_right):
+                break
+        drafter.learn(len(draft), accepted)
+        return Output(written, len(draft), accepted)
+
+    def _write(self, job: Job, logits: Logits) -> bool:
+        """Give a job the logits behind each of its beginnings, [beginnings, V]: does it go on?"""
         try:
             parents, chunk = job.write(logits)
         except ServeError as error:
             self.events.append(Event(job.number, error))
             self.leave(job)
-            return
+            return False
         if chunk is not None:
             self.events.append(Event(job.number, chunk))
         if chunk is not None and chunk.finished is not None:
             self.leave(job)
-        elif job.width > 1:
+            return False
+        if job.width > 1:
             self._carry_out(self._rows.branch(job.seats, parents))
+        return True
 
     def fail_all(self, error: ServeError) -> None:
         """The engine gave up: nobody's memory can be trusted."""

@@ -28,7 +28,7 @@ from build_artifacts.recipes import DECODER_FP16, DECODER_INT8, DECODER_INT8_BLO
 from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
 from deployments.errors import DigestMismatch
 from deployments.manifest import (
     TEXT2TEXT_TASKS,
@@ -81,7 +81,10 @@ def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None
     assert manifest.tasks == (TaskName.TEXT_GENERATION,)
     assert manifest.decoding is not None
     assert (manifest.decoding.layers, manifest.decoding.kv_heads) == (2, 2)
-    assert [c.name for c in manifest.candidates] == ["cpu-int8", "gpu-fp16"]
+    assert [(c.name, c.memory) for c in manifest.candidates] == [
+        ("cpu-int8", "int8"),
+        ("gpu-fp16", None),
+    ]
     for candidate in manifest.candidates:
         assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
         assert candidate.parity.company_cosine_worst > 0.9999
@@ -98,6 +101,7 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
     try:
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
         assert engine.prefill(0, [5, 6, 7], 0, every=True).shape == (3, manifest.width)
+        assert engine.info.most_drafted == (MOST_DRAFTED if candidate.memory else 0)
     finally:
         engine.close()
 
@@ -150,8 +154,10 @@ def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_pat
     request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
     with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
         build(request, Progress(told))
-    assert "left out, perplexity" in told.getvalue()
-    assert DECODER_FP32.name in told.getvalue()
+    verified = [line for line in told.getvalue().splitlines() if "verify" in line]
+    assert all("left out, perplexity" in line for line in verified)
+    tried = [line.partition(" s  ")[2].partition(" against")[0] for line in verified]
+    assert tried == ["cpu-int8, memory in int8", "cpu-int8", DECODER_FP32.name]
 
 
 def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> None:
@@ -174,6 +180,7 @@ def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path
     built = build(request, Progress(io.StringIO()))
     assert [candidate.name for candidate in built.manifest.candidates] == [recipe.name]
     (candidate,) = built.manifest.candidates
+    assert candidate.memory == recipe.memory
     assert candidate.parity.cosine_mean > 0.99
     assert candidate.parity.company_cosine_worst > 0.9999
     assert built.manifest.architecture == "GPT2LMHeadModel"
@@ -196,6 +203,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
     assert manifest.decoding.source is not None
     (candidate,) = manifest.candidates
     assert candidate.encoder is not None
+    assert candidate.memory is None
     graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
     assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
     assert candidate.parity.cosine_mean > 0.98

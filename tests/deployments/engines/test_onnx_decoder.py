@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoders import open_decoder, token_bytes
 from deployments.engines.device_memory import DeviceMemory
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
 from deployments.engines.row_memory import RowMemory
 from deployments.errors import EngineFailed
 from deployments.manifest import ArtifactManifest, Device
+from tests.build_artifacts.decoders.attending import int8_graph, spec_for
 from tests.deployments.engines.conftest import OpenRows, rows_of
 from tests.sealed_decoder import seal_tiny_decoder
 
@@ -32,6 +34,11 @@ def spec(sealed: Path) -> DecoderSpec:
     candidate = manifest.candidate_for(Device.CPU)
     assert candidate is not None
     return DecoderSpec.of(sealed, manifest, candidate)
+
+
+@pytest.fixture(scope="module")
+def int8_spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    return spec_for(int8_graph(tmp_path_factory.mktemp("int8") / "model.onnx"))
 
 
 @pytest.fixture
@@ -141,6 +148,8 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
     decoder.close()
     with pytest.raises(EngineFailed, match="closed"):
         decoder.prefill(0, PROMPT, 0)
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.verify(0, PROMPT[:3], 0)
 
 
 def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
@@ -149,6 +158,77 @@ def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None
     assert open_decoder(spec, settings).info.rows == 3
     with pytest.raises(EngineFailed, match="memory_bytes"):
         open_decoder(spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+
+
+def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
+    assert int8_spec.memory == "int8"
+    one_row = 64 * token_bytes(int8_spec.decoding, 4) // 4
+    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    decoder = open_decoder(int8_spec, settings)
+    assert isinstance(decoder, OnnxDecoder)
+    assert decoder.info.rows == 3
+    assert sum(array.nbytes for array in decoder.memory.arrays) == settings.memory_bytes
+    floats = replace(int8_spec, memory=None)
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(floats, settings)
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(int8_spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+
+
+def most_drafted(
+    spec: DecoderSpec, kind: type[OnnxDecoder] = OnnxDecoder, *, context: int = 64, threads: int = 1
+) -> int:
+    settings = GeneratorSettings(threads_per_run=threads)
+    decoder = kind(spec, settings, rows=2, context=context)
+    decoder.close()
+    return decoder.info.most_drafted
+
+
+def test_only_a_memory_of_int8_verifies_drafts(spec: DecoderSpec, int8_spec: DecoderSpec) -> None:
+    assert most_drafted(spec) == 0
+    assert most_drafted(int8_spec) == MOST_DRAFTED
+    assert most_drafted(int8_spec, threads=3) == MOST_DRAFTED
+
+
+def test_drafts_need_room_to_be_tried_in(int8_spec: DecoderSpec) -> None:
+    least = 2 * (MOST_DRAFTED + 1)
+    assert most_drafted(int8_spec, context=least - 1) == 0
+    assert most_drafted(int8_spec, context=least) == MOST_DRAFTED
+
+
+@pytest.mark.parametrize(("told", "threads"), [(None, 2), (4, 4), (64, 16)])
+def test_a_decoder_has_no_more_threads_than_heads(
+    spec: DecoderSpec, told: int | None, threads: int
+) -> None:
+    """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
+    decoding = spec.decoding.model_copy(update={"heads": told})
+    settings = GeneratorSettings(threads_per_run=16)
+    decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, rows=1, context=64)
+    assert decoder.session.get_session_options().intra_op_num_threads == threads
+    decoder.close()
+
+
+class Uneven(OnnxDecoder):
+    """What it gives for several tokens is off by one bit, in the last of them."""
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        found = super().verify(row, ids, start)
+        found[-1, 0] = np.nextafter(found[-1, 0], np.float32(np.inf))
+        return found
+
+
+class UnevenPairs(Uneven):
+    """Only for two tokens."""
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        return (super() if len(ids) == 2 else super(Uneven, self)).verify(row, ids, start)
+
+
+@pytest.mark.parametrize("kind", [Uneven, UnevenPairs])
+def test_what_is_off_by_a_bit_verifies_no_drafts(
+    int8_spec: DecoderSpec, kind: type[OnnxDecoder]
+) -> None:
+    assert most_drafted(int8_spec, kind) == 0
 
 
 def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:

@@ -24,13 +24,18 @@ class FakeDecoder:
     rows: int = 4
     context: int = 96
     failing_at: int = -1  # the number of the decode call that fails
+    most_drafted: int = 0
+    memorable: int = 0  # tokens at the end that the next one depends on; 0: all, and how they came
     held: threading.Event | None = None  # no call ends before it is set
     parts: list[tuple[int, int]] = field(default_factory=list)  # of prompts: row, tokens
     decodes: list[int] = field(default_factory=list)  # rows of each decode
+    verified: list[int] = field(default_factory=list)  # tokens of each call
     moved: int = 0  # tokens copied or swapped
 
     def __post_init__(self) -> None:
-        self.info = DecoderInfo("cpu-fake", self.rows, self.context, VOCABULARY)
+        self.info = DecoderInfo(
+            "cpu-fake", self.rows, self.context, VOCABULARY, most_drafted=self.most_drafted
+        )
         self.memory = np.full((self.rows, self.context, 2), -1, np.int64)
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
@@ -39,7 +44,7 @@ class FakeDecoder:
         how = TOGETHER if len(ids) > 1 else ALONE
         self.memory[row, start : start + len(ids)] = [(token, how) for token in ids]
         ends = range(start + 1, start + len(ids) + 1) if every else [start + len(ids)]
-        logits = np.stack([_logits(self.memory[row, :end]) for end in ends])
+        logits = np.stack([self._logits(row, end) for end in ends])
         return logits if every else logits[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
@@ -51,8 +56,16 @@ class FakeDecoder:
         rows = []
         for row, (token, length) in enumerate(zip(ids, lengths, strict=True)):
             self.memory[row, length] = (token, ANSWERED)
-            rows.append(_logits(self.memory[row, : length + 1]))
+            rows.append(self._logits(row, length + 1))
         return np.stack(rows)
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        self._wait()
+        assert len(ids) <= 1 + self.most_drafted, "more than it can verify"
+        assert start + len(ids) <= self.context, "beyond the row"
+        self.verified.append(len(ids))
+        self.memory[row, start : start + len(ids)] = [(token, ANSWERED) for token in ids]
+        return np.stack([self._logits(row, start + n) for n in range(1, len(ids) + 1)])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.moved += tokens
@@ -64,6 +77,10 @@ class FakeDecoder:
 
     def close(self) -> None:
         self.memory = np.zeros((0, 0, 2), np.int64)
+
+    def _logits(self, row: int, end: int) -> Logits:
+        held = self.memory[row, :end]
+        return _logits(held[-self.memorable :, 0] if self.memorable else held)
 
     def _wait(self) -> None:
         if self.held is not None:
