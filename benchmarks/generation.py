@@ -131,7 +131,7 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigure
     check_room(arguments, service.context)
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     origin = Origin(model, arguments.source, scratch)
-    entrance = Entrance(arguments, model, origin, runner, threads, service.context)
+    entrance = Entrance(arguments, model, origin, runner, stack, rows, threads, service.context)
     campaign = make_campaign(arguments, entrance, Streaming(OURS, service, runner))
     campaign.warm_up()
     for round_number in range(1, arguments.rounds + 1):

@@ -11,6 +11,7 @@ from benchmarks.generation_answers import Ask, Heat, TextService, Tokens, ask_al
 
 OURS = "hundredfold"
 SERVED = "hundredfold over HTTP"
+UNDRAFTED = "hundredfold, no drafts"
 GENAI = "onnxruntime-genai"
 TRANSFORMERS = "transformers bf16"
 LLAMA = "llama.cpp"

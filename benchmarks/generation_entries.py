@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.errors import BenchmarkError
@@ -13,14 +14,17 @@ from benchmarks.generation_contenders import (
     LLAMA,
     SERVED,
     TRANSFORMERS,
+    UNDRAFTED,
     Contender,
     Streaming,
 )
 from benchmarks.generation_http import HttpService
+from benchmarks.generation_loop import LoopService
 from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, TransformersLoop
 from benchmarks.generation_sources import Origin, checked_genai, has_same_weights
 from benchmarks.local_model import LocalModel
 from benchmarks.report import say
+from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
 
 
@@ -32,6 +36,8 @@ class Entrance:
     model: LocalModel
     origin: Origin
     runner: asyncio.Runner
+    stack: ExitStack  # closes what was opened
+    rows: int
     threads: int
     context: int  # tokens of prompt and answer
     notes: list[str] = field(default_factory=list)  # on how far they can be compared
@@ -43,6 +49,18 @@ class Entrance:
         if service.version != here.version:
             self.notes.append(f"the server has version {service.version}, this is {here.version}")
         return Streaming(SERVED, service, self.runner)
+
+    def undrafted(self) -> Contender:
+        """The same model in this process, a token a step."""
+        service = LoopService(
+            self.model,
+            rows=self.rows,
+            threads=self.threads,
+            events=self.runner.get_loop(),
+            rules=SchedulingSettings(draft_tokens=0),
+        )
+        self.stack.callback(service.close)
+        return Streaming(UNDRAFTED, service, self.runner)
 
     def genai(self) -> Contender:
         """onnxruntime-genai on `--genai`, or on what its builder makes now."""
@@ -70,6 +88,7 @@ class Entrance:
 
 # By their names on the command line: what they are called in the result, and how they are opened.
 RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
+    "undrafted": (UNDRAFTED, Entrance.undrafted),
     "http": (SERVED, Entrance.served),
     "genai": (GENAI, Entrance.genai),
     "transformers": (TRANSFORMERS, Entrance.transformers),

@@ -39,7 +39,13 @@ class LoopService:
     """A TextService over a GenerationLoop. To be made where the event loop `events` is known."""
 
     def __init__(
-        self, model: LocalModel, *, rows: int, threads: int, events: asyncio.AbstractEventLoop
+        self,
+        model: LocalModel,
+        *,
+        rows: int,
+        threads: int,
+        events: asyncio.AbstractEventLoop,
+        rules: SchedulingSettings | None = None,
     ) -> None:
         manifest = model.manifest
         if manifest.decoding is None:
@@ -59,7 +65,11 @@ class LoopService:
         self._events = events
         self._readers: dict[int, _Reader] = {}
         self._loop = GenerationLoop(
-            self._decoder, SchedulingSettings(), self._publish, _NoRecords(), manifest.id
+            self._decoder,
+            rules or SchedulingSettings(),
+            self._publish,
+            _NoRecords(),
+            manifest.id,
         )
         self._loop.start()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.generation_contenders import GENAI, LLAMA, OURS, SERVED, TRANSFORMERS
+from benchmarks.generation_contenders import GENAI, LLAMA, OURS, SERVED, TRANSFORMERS, UNDRAFTED
 from deployments.config import GeneratorSettings
 from deployments.errors import EngineFailed
 from tests.benchmarks.generating import DecodingGenerator
@@ -58,7 +58,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert result["run"]["benchmark"] == "generation"
     figures = result["figures"]
     assert (figures["missing"], figures["notes"]) == ({}, [])
-    for contender in (OURS, SERVED):
+    for contender in (OURS, UNDRAFTED, SERVED):
         for name in ("1 stream", "8 streams"):
             level = part(figures["levels"], name, contender)
             assert len(level["tokens_per_s"]["values"]) == 2
@@ -76,8 +76,9 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
     alone = figures["alone"]
     assert (alone["compared"], alone["same"]) == (8, 8)
-    (likeness,) = figures["likenesses"]
-    assert (likeness["compared"], likeness["same"]) == (18, 18)
+    assert len(figures["likenesses"]) == 2
+    for likeness in figures["likenesses"]:
+        assert (likeness["compared"], likeness["same"]) == (18, 18)
     assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
     assert "\ntargets\n" in capsys.readouterr().out
 
@@ -89,7 +90,8 @@ def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> 
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
     assert figures["schemas"] is None
     parts = [(level["part"], level["contender"]) for level in figures["levels"]]
-    assert parts == [("1 stream", OURS), ("8 streams", OURS)]
+    expected = [(name, who) for name in ("1 stream", "8 streams") for who in (OURS, UNDRAFTED)]
+    assert parts == expected
 
 
 def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
@@ -107,7 +109,7 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert missing[LLAMA] == "no GGUF file was named"
     measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
     # Not even that where eight short answers never happen to be written at one time.
-    assert measured <= {"eight streams / one stream"}
+    assert measured <= {"eight streams / one stream without drafts"}
     assert len(figures["goals"]) == 9
     assert "over HTTP was not measured, or not to the end: no answer" in capsys.readouterr().out
 
