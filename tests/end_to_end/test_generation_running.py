@@ -39,24 +39,27 @@ ENDLESS = noise(LONG_CONTEXT - 100)
 
 @asynccontextmanager
 async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIterator[Tasks]:
-    """So many streams, each read as fast as it comes; who leaves the block hangs up."""
-    begun = asyncio.Semaphore(0)
+    """So many streams, each read as fast as it comes; who leaves the block hangs up.
 
-    async def read(http: httpx.AsyncClient) -> list[str]:
+    The block begins when each has its first words: a reply begins before there are any.
+    """
+    begun = [asyncio.Event() for _ in range(count)]
+
+    async def read(http: httpx.AsyncClient, has_words: asyncio.Event) -> list[str]:
         lines: list[str] = []
         async with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as reply:
             assert reply.status_code == 200
-            begun.release()
             async for line in reply.aiter_lines():
                 lines.append(line)
+                has_words.set()
         return [line for line in lines if line]
 
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
-        tasks = [asyncio.create_task(read(http)) for _ in range(count)]
+        tasks = [asyncio.create_task(read(http, has_words)) for has_words in begun]
         try:
             async with asyncio.timeout(FREED_S):
-                for _ in tasks:
-                    await begun.acquire()
+                for has_words in begun:
+                    await has_words.wait()
             yield tasks
         finally:
             for task in tasks:
