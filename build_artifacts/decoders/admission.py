@@ -53,8 +53,8 @@ class DecoderJudgement(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class PassedDecoder:
-    """A graph that passed the gate, still in the workspace."""
+class JudgedDecoder:
+    """A graph in the workspace, and what the gate found."""
 
     recipe: DecoderRecipe
     spec: DecoderSpec
@@ -71,22 +71,36 @@ class Admission:
     original: Original
     gate: Gate
 
-    def admit(self, recipe: DecoderRecipe) -> PassedDecoder | None:
+    def admit(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
         """The first graph of the recipe that passes; None when there is none."""
         if self.facts.generating.source is not None:
             recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
-        for attempt in _attempts(recipe):
-            try:
-                graph = self._graph(attempt)
-            except UnsupportedModel as exc:
-                with self.steps.passing("skip", _named(attempt)) as step:
-                    step.found(exc.message)
-                continue
-            spec = self._spec(attempt, graph)
-            judgement = self._judgement(attempt, spec)
-            if not judgement.reasons:
-                return PassedDecoder(attempt, spec, judgement)
-        return None
+        return next((each for each in self._judged(recipe) if not each.judgement.reasons), None)
+
+    def _judged(self, recipe: DecoderRecipe) -> Iterator[JudgedDecoder]:
+        """Its graphs, each made when it is asked for; the most accurate comes last."""
+        latest = None
+        for options in (recipe.options, *recipe.other_options):
+            judged = self._attempt(replace(recipe, options=options))
+            if judged is not None:
+                yield judged
+                latest = judged
+        # Int8 in memory costs little accuracy: only the most accurate is tried without.
+        if latest is not None and latest.spec.memory is not None:
+            judged = self._attempt(replace(latest.recipe, memory=None))
+            if judged is not None:
+                yield judged
+
+    def _attempt(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
+        """The graph of these options; None where there is none for such a model."""
+        try:
+            graph = self._graph(recipe)
+        except UnsupportedModel as exc:
+            with self.steps.passing("skip", _named(recipe)) as step:
+                step.found(exc.message)
+            return None
+        spec = self._spec(recipe, graph)
+        return JudgedDecoder(recipe, spec, self._judgement(recipe, spec))
 
     def _graph(self, recipe: DecoderRecipe) -> Path:
         if recipe.rowwise:
@@ -140,7 +154,7 @@ class Admission:
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
-            memory="int8" if recipe.memory and keeps_int8(graph) else None,
+            memory=recipe.memory if recipe.memory and keeps_int8(graph) else None,
             options=recipe.run,
             decoding=self.facts.generating,
             vocabulary=self.facts.width,
@@ -176,14 +190,6 @@ class Admission:
             reasons=found.reasons,
             answers=answers,
         )
-
-
-def _attempts(recipe: DecoderRecipe) -> Iterator[DecoderRecipe]:
-    tried = (recipe.options, *recipe.other_options)
-    for options in tried:
-        yield replace(recipe, options=options)
-    if recipe.memory:  # it costs little accuracy: only the most accurate is tried without
-        yield replace(recipe, options=tried[-1], memory=None)
 
 
 def opened(spec: DecoderSpec, original: Original) -> Decoder:

@@ -11,6 +11,7 @@ from build_artifacts.decoders.float_graph import FloatGraph
 if TYPE_CHECKING:
     import onnx
 
+ORT_DOMAIN = "com.microsoft"  # where operators are from that only ONNX Runtime has
 ATTENTION = "GroupQueryAttention"
 
 
@@ -32,8 +33,7 @@ class Heads(NamedTuple):
     @classmethod
     def of(cls, graph: FloatGraph, node: onnx.NodeProto) -> Self:
         """Queries, keys and values come side by side from one product, or from one each."""
-        numbers = {attribute.name: attribute.i for attribute in node.attribute}
-        queries, values = numbers["num_heads"], numbers["kv_num_heads"]
+        queries, values = number_of(node, "num_heads"), number_of(node, "kv_num_heads")
         is_packed = not node.input[2]
         query_tables = graph.columns_of(node.input[0])
         value_tables = query_tables if is_packed else graph.columns_of(node.input[2])
@@ -45,6 +45,11 @@ class Heads(NamedTuple):
         return cls(
             Columns(query_tables, 0, queries, size), Columns(value_tables, first, values, size)
         )
+
+
+def number_of(node: onnx.NodeProto, attribute: str) -> int:
+    """An attribute that is a whole number; 0 where there is none."""
+    return next((int(each.i) for each in node.attribute if each.name == attribute), 0)
 
 
 def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,26 +31,28 @@ class Calibration(NamedTuple):
         model = onnx.load(graph, load_external_data=False)
         for name in values:
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+        seen = zip(*self._run(model, graph.parent, values), strict=True)
         return {
-            name: np.concatenate([each.reshape(-1, each.shape[-1]) for each in seen])
-            for name, seen in self._run(model, graph.parent, values).items()
+            name: np.concatenate([each.reshape(-1, each.shape[-1]) for each in of_texts])
+            for name, of_texts in zip(values, seen, strict=True)
         }
 
-    def kept(self, graph: Path) -> Mapping[str, Floats]:
-        """What a graph keeps of the tokens of all texts, by output: [N, heads, size]."""
+    def kept(self, graph: Path) -> Iterator[Mapping[str, Floats]]:
+        """What a float graph keeps of each text, by output: [heads, tokens, size].
+
+        One text after the other: of a large model it is a gigabyte for a thousand tokens.
+        """
         import onnx
 
         model = onnx.load(graph, load_external_data=False)
         names = [each.name for each in model.graph.output if each.name.startswith("present.")]
-        return {
-            name: np.concatenate([each[0].swapaxes(0, 1) for each in seen])
-            for name, seen in self._run(model, graph.parent, names).items()
-        }
+        for values in self._run(model, graph.parent, names):
+            yield {name: value[0] for name, value in zip(names, values, strict=True)}
 
     def _run(
         self, model: onnx.ModelProto, directory: Path, outputs: Sequence[str]
-    ) -> Mapping[str, Sequence[Floats]]:
-        """The outputs of each text; the weights lie in `directory`."""
+    ) -> Iterator[Sequence[Floats]]:
+        """The outputs for each text; the weights lie in `directory`."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -61,10 +63,8 @@ class Calibration(NamedTuple):
         session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        seen = [
-            session.run(list(outputs), _feeds(model, text, self.decoding)) for text in self.texts
-        ]
-        return dict(zip(outputs, zip(*seen, strict=True), strict=True))
+        for text in self.texts:
+            yield session.run(list(outputs), _feeds(model, text, self.decoding))
 
 
 def _feeds(

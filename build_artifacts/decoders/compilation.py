@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.decoders import chat_template
 from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.decoders.admission import Admission, PassedDecoder, opened
+from build_artifacts.decoders.admission import Admission, JudgedDecoder, opened
 from build_artifacts.decoders.conversations import (
     GENERATION_NAME,
     PERPLEXITY,
@@ -58,7 +58,7 @@ class DecoderCompilation:
         asked = self.steps.once("reference", "reference", detail, work)
         return Original.read(asked, facts.generating)
 
-    def _for_cpu(self, admission: Admission) -> list[PassedDecoder]:
+    def _for_cpu(self, admission: Admission) -> list[JudgedDecoder]:
         passed = self._best(admission, Device.CPU)
         if passed:
             return passed
@@ -71,17 +71,17 @@ class DecoderCompilation:
             )
         return [fallback]
 
-    def _best(self, admission: Admission, device: Device) -> list[PassedDecoder]:
+    def _best(self, admission: Admission, device: Device) -> list[JudgedDecoder]:
         """The first graphs for `device` that pass; one where nothing here tells which is faster."""
         keep = self.recipe.keep if is_present(device) else 1
-        passed: list[PassedDecoder] = []
+        passed: list[JudgedDecoder] = []
         for recipe in self.recipe.decoders:
             if recipe.device is device and len(passed) < keep:
                 found = admission.admit(recipe)
                 passed += [found] if found is not None else []
         return passed
 
-    def _paces(self, passed: Sequence[PassedDecoder], original: Original) -> dict[str, Pace]:
+    def _paces(self, passed: Sequence[JudgedDecoder], original: Original) -> dict[str, Pace]:
         here = [graph for graph in passed if is_present(graph.recipe.device)]
         paces: dict[str, Pace] = {}
         for graph in here if self.tune_seconds else ():
@@ -97,7 +97,7 @@ class DecoderCompilation:
     def _sealed(
         self,
         admission: Admission,
-        passed: Sequence[PassedDecoder],
+        passed: Sequence[JudgedDecoder],
         paces: Mapping[str, Pace],
         identity: Identity,
     ) -> Path:
@@ -135,7 +135,7 @@ def _rank(pace: Pace | None) -> float:
     return -pace.company if pace is not None else 0.0
 
 
-def _pace(graph: PassedDecoder, original: Original, seconds: float) -> Pace:
+def _pace(graph: JudgedDecoder, original: Original, seconds: float) -> Pace:
     engine = opened(graph.spec, original)
     try:
         return measure_pace(engine, seconds)
@@ -143,12 +143,12 @@ def _pace(graph: PassedDecoder, original: Original, seconds: float) -> Pace:
         engine.close()
 
 
-def _place(graph: PassedDecoder) -> str:
+def _place(graph: JudgedDecoder) -> str:
     """A directory of its own: nothing but its weights may lie beside a graph."""
     return f"graphs/{graph.recipe.name}"
 
 
-def _graph_files(passed: Sequence[PassedDecoder]) -> dict[str, Path]:
+def _graph_files(passed: Sequence[JudgedDecoder]) -> dict[str, Path]:
     return {
         f"{_place(graph)}/{file.name}": file
         for graph in passed
@@ -159,7 +159,7 @@ def _graph_files(passed: Sequence[PassedDecoder]) -> dict[str, Path]:
     }
 
 
-def _candidate(graph: PassedDecoder) -> Candidate:
+def _candidate(graph: JudgedDecoder) -> Candidate:
     recipe, judgement, encoder = graph.recipe, graph.judgement, graph.spec.encoder
     assert judgement.parity is not None, "it passed, so there are numbers; this is a bug"
     assert judgement.perplexity is not None, "it passed, so there are numbers; this is a bug"

@@ -19,42 +19,40 @@ matter how the prompt was cut. Both ways write where past and present are, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.attention import ATTENTION
+from build_artifacts.decoders.attention import ATTENTION, ORT_DOMAIN, number_of
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import Floats
-from build_artifacts.decoders.int8_scales import LARGEST, scales_of
-from deployments.engines.decoder import READING
+from build_artifacts.decoders.int8_scales import LARGEST, ChannelScales
+from deployments.engines.decoder import KEPT, READING
 
 if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 24, 11  # the first with TensorScatter
-_ORT_DOMAIN = "com.microsoft"
-_PARTS = ("key", "value")
 # Inputs of the operator, in its order, that both ways of attending know.
 _KNOWN_INPUTS = 9
 _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
     *("do_rotary", "rotary_interleaved"),
 }
-_QUERY, _KEY, _PAST, _LENGTHS, _TOTAL, _COSINES, _SINES = 0, 1, 3, 5, 6, 7, 8
+_QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
 # Of a prompt, which is read by one row at a time: tokens that lie in the row, [1]; those and the
 # ones that are read, a number.
 _DONE, _ALL = "memory_done", "memory_all"
-_FIRST, _TOKENS = "memory_first", "memory_tokens_axis"
+_FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
 
 
-def round_memory(graph: Path, calibration: Calibration) -> bool:
-    """Let `graph` keep int8; its weights stay as they are. False: it has attention of other kinds.
+def round_memory(graph: Path, calibration: Calibration) -> None:
+    """Let `graph` keep int8, unless it has attention of other kinds; its weights stay as they are.
 
     It must answer texts already, with a memory of floats.
     """
@@ -65,14 +63,13 @@ def round_memory(graph: Path, calibration: Calibration) -> bool:
     tables = {table.name: table for table in model.graph.initializer}
     answers = {value.name for value in model.graph.output}
     if not nodes or not all(_is_plain(node, tables, answers) for node in nodes):
-        return False
-    kept = calibration.kept(graph)
+        return
+    scales = _scales(nodes, tables, calibration.kept(graph))
     writer = _Writer(model, tables)
     for layer, node in enumerate(nodes):
-        writer.replace(node, f"memory/{layer}", kept)
+        writer.replace(node, f"memory/{layer}", [scales[name].table for name in node.output[1:]])
     writer.finish()
     onnx.save(model, graph)
-    return True
 
 
 def keeps_int8(graph: Path) -> bool:
@@ -88,9 +85,32 @@ def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]
     told = {attribute.name for attribute in node.attribute}
     if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
         return False
-    if len(node.output) != 1 + len(_PARTS) or not answers >= set(node.output[1:]):
+    if len(node.output) != 1 + len(KEPT) or not answers >= set(node.output[1:]):
         return False
-    return not _number(node, "do_rotary") or node.input[_COSINES] in tables
+    return not number_of(node, "do_rotary") or node.input[_COSINES] in tables
+
+
+def _scales(
+    nodes: Sequence[onnx.NodeProto],
+    tables: Mapping[str, onnx.TensorProto],
+    texts: Iterable[Mapping[str, Floats]],
+) -> Mapping[str, ChannelScales]:
+    """For what attention puts out to be kept, by name."""
+    scales: dict[str, ChannelScales] = {}
+    for node in nodes:
+        _, keys, values = node.output
+        interleaved = bool(number_of(node, "rotary_interleaved"))
+        scales[keys] = ChannelScales(_pairs(node, tables), interleaved=interleaved)
+        scales[values] = ChannelScales()
+    for text in texts:
+        for name, scale in scales.items():
+            scale.see(text[name])
+    return scales
+
+
+def _pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
+    """Pairs of channels that are rotated."""
+    return tables[node.input[_COSINES]].dims[-1] if number_of(node, "do_rotary") else 0
 
 
 class _Writer:
@@ -103,24 +123,19 @@ class _Writer:
         self._lengths = ""  # of any attention: all have the same
         self._nodes: list[onnx.NodeProto] = []  # of the way that is being written
 
-    def replace(self, node: onnx.NodeProto, name: str, kept: Mapping[str, Floats]) -> None:
-        """Put both ways of attending in the place of one; what they need is called `name`/.."""
+    def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[Floats]) -> None:
+        """Put both ways of attending in the place of one; what they need is called `name`/..
+
+        `scales` are those of keys and of values, [heads, size].
+        """
         import onnx
 
         self._lengths = node.input[_LENGTHS]
-        heads, pairs = _number(node, "kv_num_heads"), 0
-        if _number(node, "do_rotary"):
-            pairs = self._tables[node.input[_COSINES]].dims[-1]
-        interleaved = bool(_number(node, "rotary_interleaved"))
-        scales = [
-            scales_of(kept[node.output[1]], pairs, interleaved=interleaved),
-            scales_of(kept[node.output[2]]),
-        ]
-        for part, table in zip(_PARTS, scales, strict=True):
+        for part, table in zip(KEPT, scales, strict=True):
             self._constant(f"{name}/{part}_scales", table[None, :, None, :])
             self._constant(f"{name}/{part}_steps", table)
         ways = {
-            "then_branch": self._reading(node, name, heads, pairs),
+            "then_branch": self._reading(node, name),
             "else_branch": _stepping(node, name),
         }
         chosen = onnx.helper.make_node("If", [READING], node.output, name, **ways)
@@ -142,14 +157,14 @@ class _Writer:
             _TOKENS: np.array([2]),
             _LOWEST: np.array(-LARGEST, np.float32),
             _HIGHEST: np.array(LARGEST, np.float32),
-            "memory_one": np.array([1], np.int32),
+            _ONE: np.array([1], np.int32),
         }.items():
             self._constant(name, values)
         make = onnx.helper.make_node
         counting = [
             make("Shape", ["input_ids"], ["memory_new"], "memory_new", start=1, end=2),
             make("Gather", [self._lengths, _FIRST], ["memory_last"], "memory_last"),
-            make("Add", ["memory_last", "memory_one"], ["memory_each"], "memory_each"),
+            make("Add", ["memory_last", _ONE], ["memory_each"], "memory_each"),
             make("Squeeze", ["memory_each", _FIRST], [_ALL], _ALL),
             make("Cast", ["memory_each"], ["memory_end"], "memory_end", to=types.INT64),
             make("Sub", ["memory_end", "memory_new"], [_DONE], _DONE),
@@ -164,20 +179,21 @@ class _Writer:
             if not opset.domain:
                 opset.version = max(opset.version, _OPSET)
 
-    def _reading(self, node: onnx.NodeProto, name: str, heads: int, pairs: int) -> onnx.GraphProto:
+    def _reading(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
         """Attention in floats, over what is in memory and a prompt's next tokens: [1, T, ..]."""
         self._nodes = []
-        size = self._tables[f"{name}/key_steps"].dims[-1]
+        heads, size = self._tables[f"{name}/key_steps"].dims
+        pairs = _pairs(node, self._tables)
         queries, *new = self._parted(node, name, size)
         if pairs:
             partial = 2 * pairs if 2 * pairs < size else 0
-            queries = self._rotated(node, queries, _number(node, "num_heads"), partial)
+            queries = self._rotated(node, queries, number_of(node, "num_heads"), partial)
             new[0] = self._rotated(node, new[0], heads, partial)
         self._constant(f"{name}/by_heads", np.array([0, 0, heads, size]))
         self._constant(f"{name}/side_by_side", np.array([0, 0, heads * size]))
         sides = [
             self._kept(name, part, value, past)
-            for part, value, past in zip(_PARTS, new, node.input[_PAST:_LENGTHS], strict=True)
+            for part, value, past in zip(KEPT, new, node.input[_PAST:_LENGTHS], strict=True)
         ]
         (keys, past_keys, kept_keys), (values, past_values, kept_values) = sides
         out = f"{name}/out"
@@ -185,7 +201,7 @@ class _Writer:
             ATTENTION,
             [queries, keys, values, past_keys, past_values, node.input[_LENGTHS], _ALL],
             [out, f"{name}/all_keys", f"{name}/all_values"],
-            domain=_ORT_DOMAIN,
+            domain=ORT_DOMAIN,
         )
         attended.attribute.extend(_without(node, "do_rotary", "rotary_interleaved"))
         return _subgraph(f"{name}/reading", self._nodes, [out, kept_keys, kept_values])
@@ -194,9 +210,9 @@ class _Writer:
         """Queries, keys and values, which may come side by side."""
         if node.input[_KEY]:
             return list(node.input[_QUERY : _KEY + 2])
-        counts = [_number(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")]
+        counts = [number_of(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")]
         self._constant(f"{name}/sizes", np.array([count * size for count in counts]))
-        parts = [f"{name}/{part}" for part in ("queries", *_PARTS)]
+        parts = [f"{name}/{part}" for part in ("queries", *KEPT)]
         self._op("Split", [node.input[_QUERY], f"{name}/sizes"], parts, axis=2)
         return parts
 
@@ -207,10 +223,10 @@ class _Writer:
             "RotaryEmbedding",
             [value, _DONE, node.input[_COSINES], node.input[_SINES]],
             [turned],
-            domain=_ORT_DOMAIN,
+            domain=ORT_DOMAIN,
             num_heads=heads,
             rotary_embedding_dim=partial,
-            interleaved=_number(node, "rotary_interleaved"),
+            interleaved=number_of(node, "rotary_interleaved"),
         )
         return turned
 
@@ -261,12 +277,10 @@ def _stepping(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The operator as it was, over a memory of int8."""
     import onnx
 
-    outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in _PARTS)]
+    outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KEPT)]
     inputs = [*node.input, *[""] * (12 - len(node.input))]
-    inputs += [f"{name}/{part}_scales" for part in _PARTS]
-    step = onnx.helper.make_node(
-        ATTENTION, inputs, outputs, outputs[0], domain=_ORT_DOMAIN, **_MODE
-    )
+    inputs += [f"{name}/{part}_scales" for part in KEPT]
+    step = onnx.helper.make_node(ATTENTION, inputs, outputs, outputs[0], domain=ORT_DOMAIN, **_MODE)
     step.attribute.extend(node.attribute)
     return _subgraph(f"{name}/stepping", [step], outputs)
 
@@ -283,11 +297,6 @@ def _subgraph(
         for output, kind in zip(outputs, types, strict=True)
     ]
     return onnx.helper.make_graph(list(nodes), name, [], values)
-
-
-def _number(node: onnx.NodeProto, name: str) -> int:
-    """An attribute that is a whole number; 0 where there is none."""
-    return next((int(each.i) for each in node.attribute if each.name == name), 0)
 
 
 def _without(node: onnx.NodeProto, *names: str) -> list[onnx.AttributeProto]:

@@ -15,16 +15,27 @@ _MARGIN = 1.1  # for texts that nobody has seen yet
 _LEAST = 1e-6  # the scale of channels that are always zero
 
 
-def scales_of(kept: Floats, pairs: int = 0, *, interleaved: bool = False) -> Floats:
-    """The scale of each channel, of which values [tokens, heads, size] were seen: [heads, size].
+class ChannelScales:
+    """The scales of one memory's channels, by the values that were seen."""
 
-    The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours.
-    """
-    sizes = np.abs(kept)
-    rotated = kept[..., : 2 * pairs]
-    by_pair = (*rotated.shape[:-1], pairs, 2) if interleaved else (*rotated.shape[:-1], 2, pairs)
-    axis = -1 if interleaved else -2
-    lengths = np.linalg.norm(rotated.reshape(by_pair), axis=axis, keepdims=True)
-    sizes[..., : 2 * pairs] = np.broadcast_to(lengths, by_pair).reshape(rotated.shape)
-    scales: Floats = np.maximum(sizes.max(axis=0) * _MARGIN / LARGEST, _LEAST)
-    return scales.astype(np.float32)
+    def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
+        """The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours."""
+        self._pairs, self._interleaved = pairs, interleaved
+        self._largest: Floats = np.zeros((), np.float32)
+
+    def see(self, kept: Floats) -> None:
+        """Take the values of one text into account, [heads, tokens, size]."""
+        sizes = np.abs(kept)
+        rotated = kept[..., : 2 * self._pairs]
+        parted = (self._pairs, 2) if self._interleaved else (2, self._pairs)
+        by_pair = (*rotated.shape[:-1], *parted)
+        axis = -1 if self._interleaved else -2
+        lengths = np.linalg.norm(rotated.reshape(by_pair), axis=axis, keepdims=True)
+        sizes[..., : 2 * self._pairs] = np.broadcast_to(lengths, by_pair).reshape(rotated.shape)
+        self._largest = np.maximum(self._largest, sizes.max(axis=1))
+
+    @property
+    def table(self) -> Floats:
+        """[heads, size]."""
+        scales: Floats = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
+        return scales.astype(np.float32)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.attention import scale_queries
+from build_artifacts.decoders.attention import ORT_DOMAIN, scale_queries
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import FloatGraph, Floats
 from build_artifacts.decoders.smoothing import is_bounded, smooth
@@ -102,8 +102,8 @@ class _Rewriter:
         self._added: dict[str, onnx.TensorProto] = {}
         self._fixed: dict[str, np.float32] = {}  # input -> the scale of all its rows
         self._quantised: dict[str, _Rows] = {}  # by input
-        if all(opset.domain != "com.microsoft" for opset in model.opset_import):
-            model.opset_import.add(domain="com.microsoft", version=1)
+        if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
+            model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
     def learn(self, seen: Mapping[str, Floats]) -> None:
         """Even out the values that were seen, [tokens, K], and fix the scales of some."""
@@ -162,7 +162,7 @@ class _Rewriter:
         rows, output = self._rows(node.input[0]), node.output[0]
         product = output if rows.scales is None else f"{output}_unscaled"
         inputs = [rows.values, f"{name}_int8", rows.step, f"{name}_scales", _SHIFT]
-        self._node("MatMulIntegerToFloat", inputs, product, domain="com.microsoft")
+        self._node("MatMulIntegerToFloat", inputs, product, domain=ORT_DOMAIN)
         if rows.scales is not None:
             self._node("Mul", [product, rows.scales], output)
 

@@ -32,6 +32,9 @@ LOGITS_FROM = "logits_from"
 # two in different ways.
 READING = "reading"
 
+# The two arrays that a layer keeps, as its graph's inputs and outputs are called.
+KEPT = ("key", "value")
+
 TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
 Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
 

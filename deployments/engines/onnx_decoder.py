@@ -64,8 +64,7 @@ class OnnxDecoder:
         self._steps: dict[int, _Step] = {}
         self._verifiers: dict[int, _Step] = {}  # by tokens; each for the row that asked last
         # One for all of them, because logits are long; pages that nobody writes cost nothing.
-        shape = (1, MOST_DRAFTED + 1, spec.vocabulary)
-        self._drafted: NDArray[np.generic] = np.empty(shape, self.layout.answers)
+        self._drafted = self._room_for(1, MOST_DRAFTED + 1)
         self.has_two_ways = READING in {given.name for given in session.get_inputs()}
         if self.has_two_ways and self._is_even():
             self.info = replace(self.info, most_drafted=MOST_DRAFTED)
@@ -73,7 +72,7 @@ class OnnxDecoder:
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         tokens = len(ids)
-        logits = tokens if every else 1
+        logits = self._room_for(1, tokens if every else 1)
         step = _Step(self, range(row, row + 1), tokens, logits, reading=True)
         step.ids[0] = ids
         step.mask[0, : start + tokens] = 1
@@ -86,7 +85,8 @@ class OnnxDecoder:
         step = self._steps.get(rows)
         if step is None:
             graph = str(rows) if self._captures else UNCAPTURED
-            step = self._steps[rows] = _Step(self, range(rows), 1, 1, graph=graph)
+            logits = self._room_for(rows, 1)
+            step = self._steps[rows] = _Step(self, range(rows), 1, logits, graph=graph)
         step.ids[:, 0] = ids
         np.less_equal(self._positions, lengths[:, None], out=step.mask, casting="unsafe")
         return self._run(step)[:, 0]
@@ -148,6 +148,10 @@ class OnnxDecoder:
             return DeviceMemory(self.layout, "cuda", CUDA)
         return HostMemory(self.layout)
 
+    def _room_for(self, rows: int, tokens: int) -> NDArray[np.generic]:
+        """Memory for the logits behind so many tokens of each row."""
+        return np.empty((rows, tokens, self.info.vocabulary), self.layout.answers)
+
     def _is_even(self) -> bool:
         """Whether several tokens at once give what they give one by one, to the bit."""
         tokens = np.arange(MOST_DRAFTED + 1) % self.info.vocabulary
@@ -180,21 +184,18 @@ class _Step:
         decoder: OnnxDecoder,
         rows: range,
         tokens: int,
-        logits: int | NDArray[np.generic],
+        logits: NDArray[np.generic],
         *,
         reading: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """For `logits` of the last tokens: how many, or memory for them, [rows, n, V]."""
+        """`logits`: where those of the last n tokens go, [rows, n, V]."""
         self.rows = rows
         self._binding = decoder.session.io_binding()
-        memory, layout = decoder.memory, decoder.layout
+        memory = decoder.memory
         self._options = graph_options(graph)
         self.ids = np.zeros((len(rows), tokens), np.int64)
         self.mask = np.zeros((len(rows), decoder.info.context), np.int64)
-        if isinstance(logits, int):
-            shape = (len(rows), logits, decoder.info.vocabulary)
-            logits = np.empty(shape, layout.answers)
         self._raw = logits
         self._from = np.array([tokens - logits.shape[1]], np.int64)
         self._reading = np.array(reading)

@@ -10,10 +10,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder import KEPT, DecoderSpec
 from deployments.errors import EngineFailed
 
-_PARTS = ("key", "value")
 _TYPES: Mapping[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -34,7 +33,7 @@ class MemoryLayout:
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int) -> Self:
         """The layout of `rows` rows of `context` tokens, in the types of the graph."""
         types = {output.name: _dtype(output) for output in session.get_outputs()}
-        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in _PARTS)
+        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in KEPT)
         return cls(
             names,
             (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -141,37 +142,24 @@ class Stepper:
 
     def write_tokens(self, rules: SchedulingSettings) -> Output:
         """One more token for everybody whose prompt is read, or several for one who is alone."""
-        writing = [
-            (job, [self._rows.row_of(seat) for seat in job.seats[: len(job.last_tokens)]])
-            for job in self.active.values()
-            if job.is_read
-        ]
-        if not writing:
-            return NOTHING
-        if len(writing) == 1 and (drafter := writing[0][0].drafter):
-            most = min(rules.draft_tokens, self._decoder.info.most_drafted)
-            job, (row, *_) = writing[0]
-            cost = self._token_cost.share(self._rows.filled(row))
-            if draft := drafter.draft(most, cost):
-                return self._verify(job, row, drafter, draft)
-        ids = np.zeros(1 + max(row for _, rows in writing for row in rows), np.int64)
-        for job, rows in writing:
-            ids[rows] = job.last_tokens
-        lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
-        began_s = time.perf_counter()
-        logits = self._decoder.decode(ids, lengths)
-        if len(ids) == 1:
-            self._token_cost.learn(int(lengths[0]), 1, time.perf_counter() - began_s)
-        for _, rows in writing:
-            for row in rows:
-                self._rows.wrote(row)
-        for job, rows in writing:
-            # A view, where it is one: rows of logits are long.
-            self._write(job, logits[rows[0]][None] if len(rows) == 1 else logits[rows])
-        return Output(sum(len(rows) for _, rows in writing))
+        writing = [job for job in self.active.values() if job.is_read]
+        if (
+            len(writing) == 1
+            and (drafter := writing[0].drafter)
+            and (draft := self._draft(writing[0], drafter, rules))
+        ):
+            return self._verify(writing[0], drafter, draft)
+        return self._decode(writing)
 
-    def _verify(self, job: Job, row: int, drafter: Drafter, draft: Sequence[int]) -> Output:
+    def _draft(self, job: Job, drafter: Drafter, rules: SchedulingSettings) -> Sequence[int]:
+        """What may come next, as far as it is worth a look."""
+        filled = self._rows.filled(self._rows.row_of(job.seats[0]))
+        most = min(rules.draft_tokens, self._decoder.info.most_drafted)
+        return drafter.draft(most, self._token_cost.share(filled))
+
+    def _verify(self, job: Job, drafter: Drafter, draft: Sequence[int]) -> Output:
         """Read a draft behind the last token; the job goes on as long as it is what follows."""
+        row = self._rows.row_of(job.seats[0])
         ids, filled = [*job.last_tokens, *draft], self._rows.filled(row)
         began_s = time.perf_counter()
         logits = self._decoder.verify(row, ids, filled)
@@ -187,6 +175,29 @@ class Stepper:
                 break
         drafter.learn(len(draft), accepted)
         return Output(written, len(draft), accepted)
+
+    def _decode(self, writing: Sequence[Job]) -> Output:
+        """One more token behind each beginning of the jobs."""
+        rows_of = [
+            [self._rows.row_of(seat) for seat in job.seats[: len(job.last_tokens)]]
+            for job in writing
+        ]
+        if not rows_of:
+            return NOTHING
+        ids = np.zeros(1 + max(map(max, rows_of)), np.int64)
+        for job, rows in zip(writing, rows_of, strict=True):
+            ids[rows] = job.last_tokens
+        lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
+        began_s = time.perf_counter()
+        logits = self._decoder.decode(ids, lengths)
+        if len(ids) == 1:
+            self._token_cost.learn(int(lengths[0]), 1, time.perf_counter() - began_s)
+        for row in chain.from_iterable(rows_of):
+            self._rows.wrote(row)
+        for job, rows in zip(writing, rows_of, strict=True):
+            # A view, where it is one: rows of logits are long.
+            self._write(job, logits[rows[0]][None] if len(rows) == 1 else logits[rows])
+        return Output(sum(map(len, rows_of)))
 
     def _write(self, job: Job, logits: Logits) -> bool:
         """Give a job the logits behind each of its beginnings, [beginnings, V]: does it go on?"""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.decoders.attention import ORT_DOMAIN
 from build_artifacts.decoders.written.activations import activated
 from build_artifacts.decoders.written.weights import Array, Weights
 
@@ -25,7 +26,6 @@ Kind = Literal["FLOAT", "INT64"]
 # How a checkpoint has a projection's weight: [out, in], as torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
 
-ORT_DOMAIN = "com.microsoft"
 INT32 = 6  # ONNX's number of the type, as Cast takes it
 _OPSET, _IR_VERSION = 20, 10
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from build_artifacts.decoders.written.graph import INT32, ORT_DOMAIN, GraphWriter, Value, made_node
+from build_artifacts.decoders.attention import ORT_DOMAIN
+from build_artifacts.decoders.written.graph import INT32, GraphWriter, Value, made_node
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.decoder import LOGITS_FROM
+from deployments.engines.decoder import KEPT, LOGITS_FROM
 
-PARTS = ("key", "value")
 # Added to the scores of padding: none of it counts then, and the sum is a finite number.
 HIDDEN_SCORE = -1e30
 _TO_THE_END = 2**62
@@ -84,13 +84,13 @@ class RowMemory:
         to the scores, [B, heads, T, M]. Returns [B, T, heads x size].
         """
         graph, size = self._graph, ("B", shape.heads, "M", shape.size)
-        past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in PARTS]
+        past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KEPT]
         biased = [] if bias is None else [None, None, None, bias]
         inputs = [joined, None, None, *past, self._lengths, self._total, *biased]
         attended, *present = graph.several(
             "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **shape.grouped
         )
-        for part, value in zip(PARTS, present, strict=True):
+        for part, value in zip(KEPT, present, strict=True):
             graph.output(value, f"present.{layer}.{part}", *size)
         return attended
 
@@ -129,7 +129,7 @@ class CrossMemory:
         """
         shape, name = self._shape, f"cross_attention.{layer}"
         size = ("B", shape.heads, "C", shape.size)
-        cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in PARTS]
+        cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in KEPT]
         step_inputs = [query, *self._nothing, *cross, self._lengths, self._total]
         step = made_node(
             "GroupQueryAttention", *step_inputs, name=f"{name}.step", causal=0, **shape.grouped

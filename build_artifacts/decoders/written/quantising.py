@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.written.graph import ORT_DOMAIN, Value
+from build_artifacts.decoders.attention import ORT_DOMAIN
+from build_artifacts.decoders.written.graph import Value
 from build_artifacts.decoders.written.weights import Array
 
 if TYPE_CHECKING:

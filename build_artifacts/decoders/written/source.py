@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from build_artifacts.decoders.written.graph import INT32, GraphWriter, Value
-from build_artifacts.decoders.written.memory import (
-    HIDDEN_SCORE,
-    PARTS,
-    HeadShape,
-    counted,
-    size_of,
-)
+from build_artifacts.decoders.written.memory import HIDDEN_SCORE, HeadShape, counted, size_of
+from deployments.engines.decoder import KEPT
 
 
 class SourceText:
@@ -51,7 +46,7 @@ class SourceText:
         """
         graph = self._graph
         apart = graph.constant([0, 0, shape.heads, shape.size])
-        for part, value in zip(PARTS, projected, strict=True):
+        for part, value in zip(KEPT, projected, strict=True):
             heads = graph.op("Reshape", value, apart)
             turned = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
             graph.output(turned, f"cross.{layer}.{part}", "B", shape.heads, "S", shape.size)

@@ -9,10 +9,9 @@ import pytest
 
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders import admission as admitting
-from build_artifacts.decoders import int8_memory
-from build_artifacts.decoders.admission import Admission, PassedDecoder
+from build_artifacts.decoders import int8_scales
+from build_artifacts.decoders.admission import Admission, JudgedDecoder
 from build_artifacts.decoders.int8_memory import keeps_int8
-from build_artifacts.decoders.int8_scales import scales_of
 from build_artifacts.decoders.reference import Original
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
@@ -66,9 +65,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 @pytest.fixture
 def crude(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory of int8 that loses most of what it is to keep."""
-    monkeypatch.setattr(
-        int8_memory, "scales_of", lambda *seen, **layout: scales_of(*seen, **layout) / 100
-    )
+    monkeypatch.setattr(int8_scales, "_MARGIN", 0.01)
 
 
 def facts_of(task: TaskName, decoding: Decoding) -> ModelFacts:
@@ -83,7 +80,7 @@ def facts_of(task: TaskName, decoding: Decoding) -> ModelFacts:
 
 def admit(
     runner: Runner, original: Original, recipe: DecoderRecipe, gate: Gate | None = None
-) -> PassedDecoder | None:
+) -> JudgedDecoder | None:
     facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).decoding)
     return Admission(runner.steps, Path(), facts, original, gate or Gate()).admit(recipe)
 
@@ -160,6 +157,14 @@ def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
     assert passed is not None
     assert passed.spec.memory is None
     assert not keeps_int8(passed.spec.path)
+
+
+def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
+    builder: Builder, runner: Runner, original: Original
+) -> None:
+    builder.attention = sinking
+    assert admit(runner, original, SEVERAL, HOPELESS) is None
+    assert builder.asked == [(FIRST, "int8"), (SECOND, "int8"), (THIRD, "int8")]
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)

@@ -10,10 +10,17 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from build_artifacts.decoders.int8_scales import scales_of
+from build_artifacts.decoders.int8_scales import ChannelScales
 from tests.build_artifacts.decoders.attending import KINDS, int8_graph
 
 Floats = NDArray[np.float32]
+
+
+def scales_of(values: Floats, pairs: int = 0, *, interleaved: bool = False) -> Floats:
+    """By one text, [tokens, heads, size]."""
+    scales = ChannelScales(pairs, interleaved=interleaved)
+    scales.see(values.swapaxes(0, 1))
+    return scales.table
 
 
 def test_what_is_rotated_as_a_pair_has_one_scale() -> None:
@@ -44,6 +51,15 @@ def test_what_is_not_rotated_has_scales_of_its_own(interleaved: bool) -> None:
 def test_channels_that_are_always_zero_have_a_scale_too() -> None:
     for pairs in (0, 2):
         assert scales_of(np.zeros((5, 2, 8), np.float32), pairs).min() > 0
+
+
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_it_does_not_matter_in_how_many_texts_values_were_seen(pairs: int) -> None:
+    values = np.random.default_rng(2).normal(size=(3, 50, 6)).astype(np.float32)
+    scales = ChannelScales(pairs)
+    for text in np.split(values, (1, 20, 30), axis=1):
+        scales.see(text)
+    np.testing.assert_array_equal(scales.table, scales_of(values.swapaxes(0, 1), pairs))
 
 
 def test_scales_look_at_values_and_leave_them_alone() -> None:
