@@ -14,6 +14,7 @@ SERVED = "hundredfold over HTTP"
 UNDRAFTED = "hundredfold, no drafts"
 GENAI = "onnxruntime-genai"
 TRANSFORMERS = "transformers bf16"
+PAGED = "transformers bf16, paged"
 LLAMA = "llama.cpp"
 
 

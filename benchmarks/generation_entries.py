@@ -12,6 +12,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.generation_contenders import (
     GENAI,
     LLAMA,
+    PAGED,
     SERVED,
     TRANSFORMERS,
     UNDRAFTED,
@@ -20,7 +21,7 @@ from benchmarks.generation_contenders import (
 )
 from benchmarks.generation_http import HttpService
 from benchmarks.generation_loop import LoopService
-from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, TransformersLoop
+from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
 from benchmarks.generation_sources import Origin, checked_genai, has_same_weights
 from benchmarks.local_model import LocalModel
 from benchmarks.report import say
@@ -79,6 +80,10 @@ class Entrance:
         assert decoding is not None, "this is a bug: a model that writes no text"
         return TransformersLoop(self.origin.weights, decoding.end_tokens, self.threads)
 
+    def paged(self) -> Contender:
+        """Continuous batching of transformers on the checkpoint."""
+        return PagedLoop(self.origin.weights, (), self.threads)
+
     def llama(self) -> Contender:
         """llama.cpp on `--gguf`."""
         if self.arguments.gguf is None:
@@ -92,6 +97,7 @@ RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
     "http": (SERVED, Entrance.served),
     "genai": (GENAI, Entrance.genai),
     "transformers": (TRANSFORMERS, Entrance.transformers),
+    "paged": (PAGED, Entrance.paged),
     "llama": (LLAMA, Entrance.llama),
 }
 

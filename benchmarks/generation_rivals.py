@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.generation_answers import Answer, Heat, Tokens
-from benchmarks.generation_contenders import GENAI, LLAMA, TRANSFORMERS
+from benchmarks.generation_contenders import GENAI, LLAMA, PAGED, TRANSFORMERS
+
+_NO_TOKEN = -1  # nothing ends an answer but its length
 
 
 class Steps:
@@ -117,6 +119,35 @@ class TransformersLoop:
                 streamer=listener,
             )
         return listener.steps.heat()
+
+
+class PagedLoop(TransformersLoop):
+    """Continuous batching of transformers over paged memory: eager, bf16, on the CPU."""
+
+    name = PAGED
+
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+        """All at once, each from the moment it was asked."""
+        settings = self._transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=new_tokens, eos_token_id=_NO_TOKEN
+        )
+        with failures_of(self.name), self._torch.inference_mode():
+            found = self._model.generate_batch(
+                [list(prompt) for prompt in prompts],
+                generation_config=settings,
+                record_timestamps=True,
+                warmup=False,
+            )
+        return Heat(tuple(self._answer(each, new_tokens) for each in found.values()))
+
+    def _answer(self, output: Any, new_tokens: int) -> Answer:
+        ids = tuple(output.generated_tokens)
+        if len(ids) != new_tokens:
+            raise BenchmarkError(
+                f"{self.name}: an answer has {len(ids)} tokens: {output.error}",
+                hint="leave it out: --without paged",
+            )
+        return Answer(output.created_time, tuple(output.timestamps), len(ids), ids)
 
 
 class _Listener:

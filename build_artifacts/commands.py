@@ -21,7 +21,7 @@ from build_artifacts.journey.travel import travel
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import Recipe
-from build_artifacts.recipes import SEARCHES
+from build_artifacts.recipes import SEARCHES, placed
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.catalogue import read_store, table
@@ -59,7 +59,9 @@ def build_model(arguments: argparse.Namespace) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    recipe = SEARCHES[arguments.search]
+    recipe = placed(
+        SEARCHES[arguments.search], gpus=arguments.gpus, offloaded=arguments.offload_memory
+    )
     return replace(recipe, gate=recipe.gate.model_copy(update=dict(arguments.gate)))
 
 

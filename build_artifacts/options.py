@@ -63,6 +63,18 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         help="begin no further candidate after this time (default: %(default)s)",
     )
     build.add_argument(
+        "--gpus",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="of a model that generates: GPUs that each replica spreads it over (default: 1)",
+    )
+    build.add_argument(
+        "--offload-memory",
+        action="store_true",
+        help="of a model that generates: on GPUs, keep keys and values in the host's memory",
+    )
+    build.add_argument(
         "--gate",
         type=_gate_limit,
         action="append",

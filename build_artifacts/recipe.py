@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from deployments.manifest import Device, EngineOptions, Gate, MemoryType, Precision
 
-Dtype: TypeAlias = Literal["float32", "float16"]
+Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 # Counts changes of the code of the steps that change what they write.
 RECIPE_REVISION = 7
@@ -113,8 +113,6 @@ CPU_FP32 = CandidateRecipe(
     options=NO_SKIP_FUSION,
 )
 
-Attention: TypeAlias = Literal["sdpa", "eager"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRecipe:
@@ -122,14 +120,15 @@ class DecoderRecipe:
 
     Or `decoders/written/`, which knows no `options`. With `rowwise` either writes fp32, and
     `decoders/rowwise.py` makes it int8. With the engine "torch" it is a program of transformers'
-    own model instead (`decoders/torch_export.py`), in fp16 or fp32.
+    own model instead (`decoders/torch_export.py`), in fp16 or fp32; with "transformers" that model
+    itself (`decoders/checkpoint_export.py`), in these, bf16, or rounded by bitsandbytes. `run` says
+    what attention they have, where keys and values lie, and how many GPUs share the work.
     """
 
     name: str
     device: Device
     precision: Precision
-    engine: Literal["onnxruntime", "torch"] = "onnxruntime"
-    attention: Attention = "sdpa"  # torch only: its fused kernels, or transformers' own products
+    engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     rowwise: bool = False
     # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
     # the gate is missed with them, the same is tried without.

@@ -109,9 +109,19 @@ DECODER_INT4 = DecoderRecipe(
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
+# For what programs and graphs cannot do: bitsandbytes' weights, several GPUs, memory on the host.
+DECODER_FP16_TRANSFORMERS = replace(
+    DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
+)
 # Half and a quarter of the memory; what weights multiply stays in fp16.
 DECODER_GPU_INT8 = replace(DECODER_FP16, name="gpu-int8", precision="int8")
 DECODER_GPU_INT4 = replace(DECODER_FP16, name="gpu-int4", precision="int4")
+DECODER_GPU_INT8_BNB = replace(
+    DECODER_FP16_TRANSFORMERS, name="gpu-int8-bitsandbytes", precision="int8"
+)
+DECODER_GPU_NF4_BNB = replace(
+    DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
+)
 
 # The few that won on the hosts measured so far: a build of a minute.
 QUICK = Recipe(
@@ -155,9 +165,27 @@ LIGHT = replace(
         DECODER_INT4,
         DECODER_INT8_BLOCKS,
         DECODER_GPU_INT4,
+        DECODER_GPU_NF4_BNB,
         DECODER_GPU_INT8,
+        DECODER_GPU_INT8_BNB,
     ),
 )
 
 # By what the command line calls them.
 SEARCHES: Mapping[str, Recipe] = {"full": FULL, "quick": QUICK, "light": LIGHT}
+
+
+def placed(recipe: Recipe, *, gpus: int, offloaded: bool) -> Recipe:
+    """The same, but models that generate are spread over `gpus` GPUs, or keep memory on the host.
+
+    Such is done by transformers alone, so that its candidate takes the place of all for GPUs.
+    """
+    if gpus == 1 and not offloaded:
+        return recipe
+    for_gpu = replace(
+        DECODER_FP16_TRANSFORMERS,
+        name="-".join(("gpu-fp16", *[f"x{gpus}"] * (gpus > 1), *["offloaded"] * offloaded)),
+        run=EngineOptions(gpus=gpus, offloaded=offloaded),
+    )
+    others = (each for each in recipe.decoders if each.device is not Device.GPU)
+    return replace(recipe, decoders=(*others, for_gpu))

@@ -82,9 +82,12 @@ HEADS: Mapping[TaskName, Head] = {
 }
 
 
-Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
-EngineName = Literal["onnxruntime", "openvino", "torch"]
+# nf4: bitsandbytes' 4-bit floats.
+Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]
+# "transformers": a checkpoint as it is, of a model that generates.
+EngineName = Literal["onnxruntime", "openvino", "torch", "transformers"]
 MemoryType = Literal["int8"]
+Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or transformers' own products
 
 
 class Device(StrEnum):
@@ -144,6 +147,11 @@ class EngineOptions(_Frozen):
     compile: bool = False  # torch only: torch.compile
     # OpenVINO only: what is computed in bf16, where the CPU can, is all that is not int8.
     float_rest: Literal["fp32", "bf16"] = "fp32"
+    attention: Attention = "sdpa"  # of a model that generates, through torch or transformers
+    # transformers only. Keys and values are kept on the host; GPUs that one replica spreads the
+    # model over (tensor parallelism).
+    offloaded: bool = False
+    gpus: int = Field(1, ge=1)
 
 
 class Candidate(_Frozen):

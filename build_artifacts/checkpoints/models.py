@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipe import Dtype
 from deployments.manifest import Head
 
 # Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
@@ -34,12 +35,14 @@ def load_model(
     weights: Path,
     *,
     head: Head,
-    dtype: Literal["float32", "float16"],
+    dtype: Dtype,
     has_encoder: bool = False,
+    quantisation: Any = None,
 ) -> TorchModel:
     """The model in `weights` with its head, on the CPU and in evaluation mode.
 
-    `has_encoder`: of those that generate, one that reads its prompts with an encoder. Raises
+    `has_encoder`: of those that generate, one that reads its prompts with an encoder.
+    `quantisation`: how transformers rounds the weights, such as its BitsAndBytesConfig. Raises
     UnsupportedModel when it cannot be read or lacks weights that would then be random.
     """
     import torch
@@ -54,6 +57,7 @@ def load_model(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            quantization_config=quantisation,
         )
     except (OSError, ValueError, RuntimeError) as exc:
         raise UnsupportedModel(

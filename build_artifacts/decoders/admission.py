@@ -107,7 +107,7 @@ class Admission:
             return self._quantised(recipe)
 
         name, weights = GRAPH_NAME, WEIGHTS_NAME
-        if recipe.engine == "torch":
+        if recipe.engine != "onnxruntime":
             name = weights = PROGRAM_NAME
 
         def work(into: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.checkpoints.decoders import chat_template
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.admission import Admission, JudgedDecoder, opened
@@ -154,8 +155,8 @@ def _graph_files(passed: Sequence[JudgedDecoder]) -> dict[str, Path]:
         for graph in passed
         for path in (graph.spec.path, graph.spec.encoder)
         if path is not None
-        for file in (path, path.with_name(f"{path.name}.data"))
-        if file.is_file()  # a torch program has its weights in it
+        for file in (path, *(path.with_name(name) for name in (f"{path.name}.data", CONFIG_NAME)))
+        if file.is_file()  # weights that are not in it, and what a checkpoint says of itself
     }
 
 

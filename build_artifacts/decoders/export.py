@@ -1,7 +1,8 @@
 """A checkpoint becomes a decoder's graph, and an encoder's where there is one.
 
 Families that onnxruntime-genai's model builder does not know are written by `written/`. Either way
-the weights lie beside the graph, in one file. A torch program (`torch_export.py`) has them in it.
+the weights lie beside the graph, in one file. A torch program (`torch_export.py`) has them in it;
+a checkpoint (`checkpoint_export.py`) has no graph.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.builder import run_builder
+from build_artifacts.decoders.checkpoint_export import export_checkpoint
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.decoders.written.quantising import Bits, quantised
@@ -20,7 +22,7 @@ from build_artifacts.decoders.written.writing import ENCODER_NAME, is_written, w
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe
 
-# A torch program, weights included.
+# A torch program, weights included; and the weights of a checkpoint.
 PROGRAM_NAME = "model.safetensors"
 # Bits of the weights of written graphs, by precision; None: as they are.
 _WRITTEN: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
@@ -36,6 +38,9 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
     """
     if recipe.engine == "torch":
         export_program(weights, facts, recipe, into / PROGRAM_NAME)
+        return
+    if recipe.engine == "transformers":
+        export_checkpoint(weights, facts, recipe, into)
         return
     if is_written(weights):
         _write(weights, facts, recipe, into)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
+from deployments.errors import ManifestInvalid
 from deployments.manifest import ArtifactManifest, Candidate, Device, EngineOptions, Head, Precision
 from deployments.messages import Batch, Outputs
 
@@ -25,6 +26,8 @@ class GraphSpec:
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
         """The spec of a sealed candidate; `directory` is that of the artifact."""
+        if candidate.engine == "transformers":
+            raise ManifestInvalid(f"{directory}: {candidate.engine} runs models that generate only")
         return cls(
             path=directory / candidate.graph,
             device=candidate.device,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.decoding import Decoding
-from deployments.errors import ManifestInvalid
+from deployments.errors import EngineFailed, ManifestInvalid
 from deployments.manifest import (
     ArtifactManifest,
     Candidate,
@@ -73,6 +73,14 @@ class DecoderSpec:
         )
 
     @property
+    def floats(self) -> Precision:
+        """What is computed in floats, keys and values among it unless `memory` says otherwise."""
+        if self.precision in ("fp32", "fp16", "bf16"):
+            return self.precision
+        # For GPUs whatever has rounded weights multiplies in fp16.
+        return "fp16" if self.device is Device.GPU else "fp32"
+
+    @property
     def compute_type(self) -> str:
         """The value of the x-compute-type header, such as "cpu-int4"."""
         return f"{self.device}-{self.precision}"
@@ -90,6 +98,15 @@ class DecoderInfo:
     # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
     source_tokens: int | None = None
     most_drafted: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
+
+
+def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
+    """Raise EngineFailed for tokens that there is no room for, or that are none.
+
+    A GPU that is sent outside of a tensor refuses whatever comes after.
+    """
+    if start + len(ids) > info.context or max(ids) >= info.vocabulary:
+        raise EngineFailed(f"{info.compute_type}: there is no room, or no such token")
 
 
 class Decoder(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol
@@ -12,10 +13,10 @@ from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.decoding import Decoding
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.errors import EngineFailed
-from deployments.manifest import ArtifactManifest, Candidate, Device, EngineName
+from deployments.manifest import ArtifactManifest, Candidate, Device
 
 WARM_UP_TOKENS = 32
-_HALVES = ("fp16", "bf16")
+_BY_TORCH = ("torch", "transformers")
 
 
 class Opening(Protocol):
@@ -30,7 +31,7 @@ class Opening(Protocol):
 
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     """The decoder, its memory set aside. Raises EngineFailed."""
-    if reason := lacking(spec.engine, settings):
+    if reason := lacking(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
     context = min(settings.context_tokens, spec.most_tokens)
     source = 0 if spec.decoding.source is None else spec.decoding.source.source_tokens
@@ -56,22 +57,32 @@ def engine_for(spec: DecoderSpec) -> Opening:
         from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 
         return OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
-    if spec.engine == "torch" and spec.decoding.source is None:
+    if spec.engine in _BY_TORCH and spec.decoding.source is None:
+        from deployments.engines.parallel_decoder import ParallelDecoder
         from deployments.engines.torch_decoder import TorchDecoder
 
-        return TorchDecoder
+        return TorchDecoder if spec.options.gpus == 1 else ParallelDecoder
     raise EngineFailed(f"{spec.path.name}: {spec.engine} does not generate with such a model")
 
 
-def lacking(engine: EngineName, hardware: HardwareSettings) -> str | None:
-    """What this process lacks to generate with an engine, as a sentence; None when it can."""
-    if find_spec(engine) is None:  # engines are called by the names of their packages
-        return f"the package `{engine}` is not installed"
-    if engine == "torch":
-        from deployments.engines.torch_decoder import lacks_device
+def lacking(what: Candidate | DecoderSpec, hardware: HardwareSettings) -> str | None:
+    """What this process lacks to generate with it, as a sentence; None when it can."""
+    for package in _packages(what):
+        if find_spec(package) is None:
+            return f"the package `{package}` is not installed"
+    if what.engine in _BY_TORCH:
+        from deployments.engines.torch_decoder import lacks
 
-        return lacks_device(hardware)
+        return lacks(what.options, hardware)
     return None
+
+
+def _packages(what: Candidate | DecoderSpec) -> Sequence[str]:
+    """What must be installed; engines are called by the names of their packages."""
+    if what.engine == "transformers":
+        rounding = ("bitsandbytes",) if what.precision in ("int8", "nf4") else ()
+        return ("torch", "transformers", "accelerate", *rounding)
+    return (what.engine,)
 
 
 def candidate_here(
@@ -82,16 +93,15 @@ def candidate_here(
     Where it lacks something for all of them it is the first. None: there are none.
     """
     candidates = manifest.candidates_for(device)
-    can = (candidate for candidate in candidates if lacking(candidate.engine, hardware) is None)
+    can = (candidate for candidate in candidates if lacking(candidate, hardware) is None)
     return next(can, next(iter(candidates), None))
 
 
 def _value_bytes(spec: DecoderSpec) -> int:
-    """What a key or a value takes in memory. For GPUs whatever has rounded weights is in fp16."""
+    """What a key or a value takes in memory."""
     if spec.memory == "int8":
         return 1
-    is_rounded = spec.device is Device.GPU and spec.precision in ("int8", "int4")
-    return 2 if spec.precision in _HALVES or is_rounded else 4
+    return 4 if spec.floats == "fp32" else 2
 
 
 def _warm_up(decoder: Decoder) -> None:

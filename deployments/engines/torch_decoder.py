@@ -1,4 +1,6 @@
-"""A decoder through torch: one program over rows of memory that never move, replayed on a GPU.
+"""A decoder through torch: one module over rows of memory that never move, replayed on a GPU.
+
+The module is a torch program (torch_program.py), or a checkpoint's own model (rows_model.py).
 
 Inputs: input_ids [B, T], lengths [B] (tokens that are valid before), wanted [L] (those of the T
 tokens that logits are wanted of), memory_{0, 1, ...}: keys and values of one layer after the other,
@@ -6,7 +8,9 @@ tokens that logits are wanted of), memory_{0, 1, ...}: keys and values of one la
 
 A step is hundreds of kernels, which take longer to launch than to run. On CUDA the step of each
 number of rows is therefore captured once, as a graph over tensors that stay, and replayed by one
-launch, from any thread. Prompts are read without: their kernels are large, their lengths many.
+launch, from any thread. Prompts are read without: their kernels are large, their lengths many. So
+are steps of what cannot be captured: memory that is brought from the host, and products whose shape
+depends on their values.
 """
 
 from __future__ import annotations
@@ -14,33 +18,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.border import failures_of
-from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
+from deployments.engines.decoder import (
+    DecoderInfo,
+    DecoderSpec,
+    Logits,
+    TokenColumn,
+    check_prompt,
+)
+from deployments.engines.rows_model import dtype_of, open_checkpoint
 from deployments.engines.torch_program import input_names, read_module
 from deployments.errors import EngineFailed
+from deployments.manifest import EngineOptions
 
 if TYPE_CHECKING:
     import torch
 
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
-_TYPES = {"fp16": "float16", "bf16": "bfloat16"}  # of keys and values; float32 otherwise
-# Prompts look at as much memory as they need, rounded up to lengths that kernels like.
+# What is not captured looks at as much memory as it needs, rounded up to lengths kernels like.
 _REACH = 64
 _WARMING_STEPS = 3  # before a capture: libraries set memory aside at their first calls
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A program on its device, and tensors that stay where they are."""
+    """A module on its device, and tensors that stay where they are."""
 
-    program: Callable[..., torch.Tensor]
+    module: Callable[..., torch.Tensor]
     memory: torch.Tensor  # [2 * layers, rows, heads, tokens, size]
     ids: torch.Tensor  # [rows, 1], what a step reads
     lengths: torch.Tensor  # [rows]
@@ -52,15 +63,18 @@ class _Loaded:
         arrays: Sequence[torch.Tensor] = self.memory[:, first:end, :, :tokens].unbind()
         return arrays
 
-    def step(self, rows: int) -> None:
-        """One more token for each of the first rows."""
-        memory = self.part(0, rows, self.memory.shape[3])
-        logits = self.program(self.ids[:rows], self.lengths[:rows], self.first, *memory)
+    def step(self, rows: int, reach: int) -> None:
+        """One more token for each of the first rows, none of which holds more than `reach`."""
+        memory = self.part(0, rows, reach)
+        logits = self.module(self.ids[:rows], self.lengths[:rows], self.first, memory)
         self.logits[:rows].copy_(logits[:, 0])
 
 
 class TorchDecoder:
-    """A Decoder over one torch program (see torch_program)."""
+    """A Decoder over one module of torch.
+
+    Of a model that is spread over several GPUs, the share of one process (parallel_decoder.py).
+    """
 
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
@@ -68,6 +82,7 @@ class TorchDecoder:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         self._device = _device(hardware)
+        self._captures = self._device == _CUDA and _is_still(spec)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of rows
         self._loaded: _Loaded | None = None
         with failures_of(spec.path.name):
@@ -78,16 +93,13 @@ class TorchDecoder:
         import torch
 
         loaded, tokens = self.loaded, len(ids)
-        end = start + tokens
-        # A GPU that is sent outside of a tensor refuses whatever comes after.
-        if end > self.info.context or max(ids) >= self.info.vocabulary:
-            raise EngineFailed(f"{self.info.compute_type}: there is no room, or no such token")
-        reach = min(-(-end // _REACH) * _REACH, self.info.context)
+        check_prompt(self.info, ids, start)
+        reach = self._reach(start + tokens)
         wanted = range(tokens) if every else range(tokens - 1, tokens)
         with failures_of(self.info.compute_type), torch.inference_mode():
             read = ([list(ids)], [start], list(wanted))
             inputs = (torch.tensor(values, device=self._device) for values in read)
-            logits = loaded.program(*inputs, *loaded.part(row, row + 1, reach))[0]
+            logits = loaded.module(*inputs, loaded.part(row, row + 1, reach))[0]
             return _on_host(logits if every else logits[0])
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
@@ -98,11 +110,12 @@ class TorchDecoder:
         with failures_of(self.info.compute_type), torch.inference_mode():
             loaded.ids[:rows, 0].copy_(torch.tensor(ids))
             # A full row can only be one that is not meant.
-            loaded.lengths[:rows].copy_(torch.tensor(lengths).clamp(max=self.info.context - 1))
-            if self._device == _CUDA:
+            lengths = np.minimum(lengths, self.info.context - 1)
+            loaded.lengths[:rows].copy_(torch.tensor(lengths))
+            if self._captures:
                 self._graph(rows).replay()
             else:
-                loaded.step(rows)
+                loaded.step(rows, self._reach(1 + int(lengths.max())))
             return _on_host(loaded.logits[:rows])
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
@@ -124,7 +137,7 @@ class TorchDecoder:
             memory[:, second, :, :tokens] = kept
 
     def close(self) -> None:
-        """Drop the program, its graphs and the memory."""
+        """Drop the module, its graphs and the memory."""
         if self._loaded is None:
             return
         import torch
@@ -136,28 +149,33 @@ class TorchDecoder:
 
     @property
     def loaded(self) -> _Loaded:
-        """The program and its tensors. Raises EngineFailed once it is closed."""
+        """The module and its tensors. Raises EngineFailed once it is closed."""
         if self._loaded is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         return self._loaded
 
+    def _reach(self, tokens: int) -> int:
+        return min(-(-tokens // _REACH) * _REACH, self.info.context)
+
     def _load(self, spec: DecoderSpec, hardware: HardwareSettings) -> _Loaded:
         import torch
 
-        if reason := lacks_device(hardware):
+        if reason := lacks(spec.options, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.threads_per_run)
-        program, arrays = read_module(spec.path, self._device), 2 * spec.decoding.layers
-        found = input_names(program)
-        if found != (*_INPUTS, *(f"memory_{number}" for number in range(arrays))):
-            raise EngineFailed(f"the program of {arrays // 2} layers reads {', '.join(found)}")
-        rows, context = self.info.rows, self.info.context
-        shape = (arrays, rows, spec.decoding.kv_heads, context, spec.decoding.head_dim)
+        rows, context, decoding = self.info.rows, self.info.context, spec.decoding
+        heads = decoding.kv_heads // spec.options.gpus
+        on_host = spec.options.offloaded and self._device == _CUDA
+        where = {"pin_memory": True} if on_host else {"device": self._device}
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)
         return _Loaded(
-            program=program,
-            memory=zeros(shape, dtype=getattr(torch, _TYPES.get(spec.precision, "float32"))),
+            module=_open(spec, self._device),
+            memory=torch.zeros(
+                (2 * decoding.layers, rows, heads, context, decoding.head_dim),
+                dtype=dtype_of(spec),
+                **where,
+            ),
             ids=whole((rows, 1)),
             lengths=whole(rows),
             first=whole(1),
@@ -168,17 +186,48 @@ class TorchDecoder:
         if rows not in self._graphs:
             # One call at a time, and nothing is left in their memory: they may share it.
             pool = next((graph.pool() for graph in self._graphs.values()), None)
-            self._graphs[rows] = _captured(partial(self.loaded.step, rows), pool)
+            self._graphs[rows] = _captured(partial(self.loaded.step, rows, self.info.context), pool)
         return self._graphs[rows]
 
 
-def lacks_device(hardware: HardwareSettings) -> str | None:
-    """Why torch cannot run on the device of a generator; None when it can."""
+def lacks(options: EngineOptions, hardware: HardwareSettings) -> str | None:
+    """Why torch cannot run on the devices of a generator; None when it can."""
     import torch
 
-    if _device(hardware) == _CUDA and not torch.cuda.is_available():
+    if _device(hardware) != _CUDA:
+        return None
+    if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    if (found := torch.cuda.device_count()) < options.gpus:
+        return f"the model is spread over {options.gpus} GPUs, and the replica has {found}"
     return None
+
+
+def _open(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
+    """What computes, with the memory as its last input."""
+    if spec.engine == "transformers":
+        model: Callable[..., torch.Tensor] = open_checkpoint(spec, device)
+        return model
+    program, arrays = read_module(spec.path, device), 2 * spec.decoding.layers
+    found = input_names(program)
+    if found != (*_INPUTS, *(f"memory_{number}" for number in range(arrays))):
+        raise EngineFailed(f"the program of {arrays // 2} layers reads {', '.join(found)}")
+
+    def run(*inputs: Any) -> torch.Tensor:
+        answered: torch.Tensor = program(*inputs[:-1], *inputs[-1])
+        return answered
+
+    return run
+
+
+def _is_still(spec: DecoderSpec) -> bool:
+    """Whether all that a step touches stays where it is: then it can be captured.
+
+    bitsandbytes looks for outliers in what int8 multiplies, and gives them a product of their own.
+    """
+    options = spec.options
+    is_searched = spec.engine == "transformers" and spec.precision == "int8"
+    return not (options.offloaded or options.gpus > 1 or is_searched)
 
 
 def _device(hardware: HardwareSettings) -> str:

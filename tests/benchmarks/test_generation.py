@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.generation_contenders import GENAI, LLAMA, OURS, SERVED, TRANSFORMERS, UNDRAFTED
+from benchmarks.generation_contenders import (
+    GENAI,
+    LLAMA,
+    OURS,
+    PAGED,
+    SERVED,
+    TRANSFORMERS,
+    UNDRAFTED,
+)
 from deployments.config import GeneratorSettings
 from deployments.errors import EngineFailed
 from tests.benchmarks.generating import DecodingGenerator
@@ -52,7 +60,7 @@ def part(figures: list[dict[str, Any]], name: str, contender: str) -> dict[str, 
 def test_loop_and_server_are_measured_alike_and_say_the_same(
     store: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = ["--without", "genai", "transformers", "llama"]
+    others = ["--without", "genai", "transformers", "paged", "llama"]
     assert main(command(store, tmp_path, url, *others, "--churn", "40")) == 0
     result = only_result(tmp_path)
     assert result["run"]["benchmark"] == "generation"
@@ -84,7 +92,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
 
 
 def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:
-    few = ["--parts", "levels", "--without", "genai", "transformers", "llama", "http"]
+    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama", "http"]
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
     figures = only_result(tmp_path)["figures"]
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
@@ -102,7 +110,7 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
     figures = only_result(tmp_path / "out")["figures"]
     missing = figures["missing"]
-    assert set(missing) == {SERVED, GENAI, TRANSFORMERS, LLAMA}
+    assert set(missing) == {SERVED, GENAI, TRANSFORMERS, PAGED, LLAMA}
     assert "no answer from http://127.0.0.1:9" in missing[SERVED]
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
@@ -123,7 +131,7 @@ def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path
         return Speech(pieces=pieces) if len(calls) < 12 else Speech(breaks=EngineFailed("gone"))
 
     generator = SpeakingGenerator(failing_later)
-    few = ["--parts", "levels", "--without", "genai", "transformers", "llama"]
+    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama"]
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
     figures = only_result(tmp_path)["figures"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, TransformersLoop
+from benchmarks.generation_rivals import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
 from benchmarks.generation_sources import Origin, checked_genai, has_same_weights
 from benchmarks.local_model import LocalModel
 from deployments.manifest import MANIFEST_NAME
@@ -92,6 +92,16 @@ def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
     assert alone.answers[0].ids[:1] == right_answers(checkpoint, 1, "bfloat16")[0]
     assert list(heat.answers[0].arrivals_s) == sorted(set(heat.answers[0].arrivals_s))
     assert heat.answers[0].asked_s < heat.answers[0].arrivals_s[0]
+
+
+def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
+    heat = PagedLoop(checkpoint, [END], threads=1).run(PROMPTS, 6)
+    assert [found.tokens for found in heat.answers] == [6, 6]
+    first = [found.ids[0] for found in heat.answers]
+    assert first == [END, END], "nothing keeps it from what it loves"
+    for found in heat.answers:
+        assert list(found.arrivals_s) == sorted(found.arrivals_s)
+        assert found.asked_s < found.arrivals_s[0]
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
-"""Torch programs of tiny checkpoints."""
+"""Tiny checkpoints as torch runs them: as programs, and as they are."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import ModelFacts, read_facts
+from build_artifacts.decoders.checkpoint_export import export_checkpoint
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.recipe import DecoderRecipe
 from deployments.engines.decoder import DecoderSpec
-from deployments.manifest import Device, Precision, Source, TaskName
+from deployments.manifest import Device, Source, TaskName
 
 PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp32", engine="torch")
+WHOLE = replace(PROGRAM, name="gpu-fp32-transformers", engine="transformers")
 
 
 def facts_of(checkpoint: Path) -> ModelFacts:
@@ -32,16 +35,23 @@ def program_spec(
     export_program(checkpoint, facts, recipe, path)
     if broken_token is not None:
         _break(path, broken_token)
-    return spec_of(path, facts, recipe.precision)
+    return spec_of(path, facts, recipe)
 
 
-def spec_of(path: Path, facts: ModelFacts, precision: Precision) -> DecoderSpec:
+def whole_spec(checkpoint: Path, into: Path, recipe: DecoderRecipe = WHOLE) -> DecoderSpec:
+    """A checkpoint as transformers is to run it, written to `into`."""
+    facts = facts_of(checkpoint)
+    export_checkpoint(checkpoint, facts, recipe, into)
+    return spec_of(into / "model.safetensors", facts, recipe)
+
+
+def spec_of(path: Path, facts: ModelFacts, recipe: DecoderRecipe) -> DecoderSpec:
     return DecoderSpec(
         path=path,
-        engine="torch",
-        device=Device.GPU,
-        precision=precision,
-        options=PROGRAM.run,
+        engine=recipe.engine,
+        device=recipe.device,
+        precision=recipe.precision,
+        options=recipe.run,
         decoding=facts.generating,
         vocabulary=facts.width,
         most_tokens=facts.max_tokens,

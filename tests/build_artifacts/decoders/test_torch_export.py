@@ -16,14 +16,14 @@ from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.progress import Progress
-from build_artifacts.recipe import Attention, DecoderRecipe
+from build_artifacts.recipe import DecoderRecipe
 from build_artifacts.recipes import DECODER_FP16, DECODER_FP16_TORCH, DECODER_INT8, FULL
 from deployments.config import GeneratorSettings
 from deployments.decoding import SourceReading
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.engines.torch_decoder import TorchDecoder
-from deployments.manifest import ArtifactManifest, Device
+from deployments.manifest import ArtifactManifest, Attention, Device, EngineOptions
 from tests.build_artifacts.decoders.programs import PROGRAM, facts_of, program_spec
 from tests.build_artifacts.decoders.test_compilation import LENIENT, request_of
 from tests.build_artifacts.decoders.tiny import tiny_gpt2, tiny_llama
@@ -65,7 +65,10 @@ def check(spec: DecoderSpec, due: np.ndarray) -> None:
 def test_either_attention_answers_as_transformers(
     llama: Path, attention: Attention, tmp_path: Path
 ) -> None:
-    check(program_spec(llama, tmp_path, replace(PROGRAM, attention=attention)), logits_of(llama))
+    check(
+        program_spec(llama, tmp_path, replace(PROGRAM, run=EngineOptions(attention=attention))),
+        logits_of(llama),
+    )
 
 
 def test_another_family_is_a_program_as_well(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.sealed_decoder import CHATML, END, MERGES, TURN, TURN_END, write_byte
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 
 
-def tiny_llama(directory: Path, *, chat_template: str | None = CHATML) -> Path:
+def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
     """A Llama with a tokenizer of bytes; returns `directory`. Its logits are clearly apart."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -26,7 +26,7 @@ def tiny_llama(directory: Path, *, chat_template: str | None = CHATML) -> Path:
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=HIDDEN,
-        intermediate_size=INNER,
+        intermediate_size=inner,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,

@@ -1,4 +1,4 @@
-"""The contract of decoders, kept by torch programs: the tiny Llama as the build writes it."""
+"""The contract of decoders, kept by all that torch runs: the tiny Llama as the build writes it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from deployments.engines.decoders import (  # noqa: E402
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.engines.torch_program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
-from deployments.manifest import ArtifactManifest, Device  # noqa: E402
-from tests.build_artifacts.decoders.programs import program_spec  # noqa: E402
+from deployments.manifest import ArtifactManifest, Device, EngineOptions  # noqa: E402
+from tests.build_artifacts.decoders.programs import PROGRAM, WHOLE, program_spec, whole_spec  # noqa: E402
 from tests.build_artifacts.decoders.tiny import tiny_llama  # noqa: E402
 from tests.deployments.engines.conftest import OpenRows, rows_of  # noqa: E402
 from tests.sealed_decoder import seal_tiny_decoder  # noqa: E402
@@ -41,9 +41,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("checkpoint"))
 
 
-@pytest.fixture(scope="module")
-def spec(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
-    return program_spec(checkpoint, tmp_path_factory.mktemp("program"))
+RECIPES = {
+    "program": PROGRAM,
+    "checkpoint": WHOLE,
+    "eager": replace(WHOLE, run=EngineOptions(attention="eager")),
+    "offloaded": replace(WHOLE, run=EngineOptions(offloaded=True)),
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def spec(
+    checkpoint: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> DecoderSpec:
+    recipe, into = RECIPES[request.param], tmp_path_factory.mktemp(request.param)
+    write = program_spec if recipe.engine == "torch" else whole_spec
+    return write(checkpoint, into, recipe)
 
 
 @pytest.fixture
@@ -184,13 +196,14 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
         engine_for(replace(spec, engine="openvino"))
     source = SourceReading(source_tokens=64, start_token=0)
     behind_encoder = spec.decoding.model_copy(update={"source": source})
-    with pytest.raises(EngineFailed, match="torch does not generate"):
+    with pytest.raises(EngineFailed, match=f"{spec.engine} does not generate"):
         engine_for(replace(spec, decoding=behind_encoder))
 
 
-def test_a_program_of_another_shape_is_refused(spec: DecoderSpec) -> None:
+def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
     taller = spec.decoding.model_copy(update={"layers": 3})
-    with pytest.raises(EngineFailed, match="of 3 layers reads input_ids, lengths, wanted"):
+    said = {"torch": "of 3 layers reads input_ids, lengths", "transformers": "has 2 layers, not 3"}
+    with pytest.raises(EngineFailed, match=said[spec.engine]):
         open_decoder(replace(spec, decoding=taller), GeneratorSettings())
 
 
