@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -76,13 +76,17 @@ class Entrance:
 
     def transformers(self) -> Contender:
         """`generate` on the checkpoint."""
-        decoding = self.model.manifest.decoding
-        assert decoding is not None, "this is a bug: a model that writes no text"
-        return TransformersLoop(self.origin.weights, decoding.end_tokens, self.threads)
+        return TransformersLoop(self.origin.weights, self._end_tokens, self.threads)
 
     def paged(self) -> Contender:
         """Continuous batching of transformers on the checkpoint."""
-        return PagedLoop(self.origin.weights, (), self.threads)
+        return PagedLoop(self.origin.weights, self._end_tokens, self.threads)
+
+    @property
+    def _end_tokens(self) -> Sequence[int]:
+        decoding = self.model.manifest.decoding
+        assert decoding is not None, "this is a bug: a model that writes no text"
+        return decoding.end_tokens
 
     def llama(self) -> Contender:
         """llama.cpp on `--gguf`."""

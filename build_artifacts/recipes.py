@@ -182,9 +182,14 @@ def placed(recipe: Recipe, *, gpus: int, offloaded: bool) -> Recipe:
     """
     if gpus == 1 and not offloaded:
         return recipe
+    name = "gpu-fp16"
+    if gpus > 1:
+        name += f"-x{gpus}"
+    if offloaded:
+        name += "-offloaded"
     for_gpu = replace(
         DECODER_FP16_TRANSFORMERS,
-        name="-".join(("gpu-fp16", *[f"x{gpus}"] * (gpus > 1), *["offloaded"] * offloaded)),
+        name=name,
         run=EngineOptions(gpus=gpus, offloaded=offloaded),
     )
     others = (each for each in recipe.decoders if each.device is not Device.GPU)

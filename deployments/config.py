@@ -68,7 +68,9 @@ class GeneratorSettings(HardwareSettings):
 
     rows: int = Field(8, ge=1)  # requests that are answered at once
     context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
-    memory_bytes: int = Field(2 << 30, ge=1)  # keys and values; fewer rows if not enough
+    memory_bytes: int = Field(
+        2 << 30, ge=1
+    )  # keys and values, of each GPU; fewer rows if not enough
 
 
 class AppArgs(_Settings):

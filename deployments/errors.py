@@ -17,6 +17,7 @@
     ├── UnknownToken                422
     ├── Overloaded                  429  nothing was computed, try again later
     ├── EngineFailed                500
+    │   └── EngineLost              it answers nothing any more
     ├── ModelLoading                503  the lane is starting
     ├── ArtifactError               503  a sealed model that must not be trusted
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
@@ -166,6 +167,10 @@ class EngineFailed(ServeError):
     """The engine gave up on a batch."""
 
     code = "engine_failed"
+
+
+class EngineLost(EngineFailed):
+    """The engine has ended: it answers no further call, and the replica is to be replaced."""
 
 
 class ModelLoading(ServeError):

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.decoding import Decoding
 from deployments.errors import (
@@ -168,6 +168,12 @@ class Candidate(_Frozen):
     parity: Parity
     scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
     kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
+
+    @model_validator(mode="after")
+    def _leave_placement_to_transformers(self) -> Self:
+        if self.engine != "transformers" and (self.options.gpus > 1 or self.options.offloaded):
+            raise ValueError(f"{self.engine} has no `gpus` and no `offloaded`")
+        return self
 
 
 class Source(_Frozen):

@@ -191,6 +191,12 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
             raise UnsafeSource(
                 f"`{name}` asks for remote code (`auto_map`), which is never run", hint=hint
             )
+    # transformers takes a name with a slash for a repository of kernels.
+    for key in ("attn_implementation", "_attn_implementation"):
+        if "/" in str(read_object(weights / CONFIG_NAME).get(key)):
+            raise UnsafeSource(
+                f"`{CONFIG_NAME}` asks for remote code (`{key}`), which is never run", hint=hint
+            )
     modules = checkpoint.directory / MODULES_NAME
     for module in read_json(modules, default=[]):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):

@@ -48,6 +48,9 @@ def load_model(
     import torch
     import transformers
 
+    how = {}
+    if quantisation is not None:  # which would else take a GPU, and not give its memory back
+        how = {"quantization_config": quantisation, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:
         model, info = loader.from_pretrained(
@@ -57,7 +60,7 @@ def load_model(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            quantization_config=quantisation,
+            **how,
         )
     except (OSError, ValueError, RuntimeError) as exc:
         raise UnsupportedModel(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.decoders.torch_export import check_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, Dtype
@@ -34,12 +34,8 @@ def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, i
         dtype=_DTYPES[recipe.precision],
         quantisation=_quantisation(recipe.precision),
     )
-    check_model(model, facts)
-    if recipe.run.gpus > 1 and not getattr(model, "_tp_plan", None):
-        raise UnsupportedModel(
-            f"transformers has no plan of how to spread `{facts.architecture}` over GPUs",
-            hint="leave out `--gpus`",
-        )
+    check_model(model, facts, recipe.run.attention)
+    _check_plan(model, facts, recipe.run.gpus)
     model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
 
 
@@ -55,16 +51,28 @@ def _check(facts: ModelFacts, recipe: DecoderRecipe) -> None:
             f"({recipe.name})",
             hint=f"it has {', '.join(_DTYPES)}",
         )
-    gpus, decoding = recipe.run.gpus, facts.generating
-    if decoding.kv_heads % gpus:
-        raise UnsupportedModel(
-            f"{decoding.kv_heads} heads of keys and values cannot be shared by {gpus} GPUs",
-            hint=f"`--gpus` must divide {decoding.kv_heads}",
-        )
-    if gpus > 1 and _quantisation(recipe.precision) is not None:
+    if recipe.run.gpus > 1 and _quantisation(recipe.precision) is not None:
         raise UnsupportedModel(
             f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
-            hint="spread them in fp16 or bf16",
+            hint="leave out `--gpus`",
+        )
+
+
+def _check_plan(model: TorchModel, facts: ModelFacts, gpus: int) -> None:
+    """Each GPU must get its share of the heads, or it would have no room for what it computes."""
+    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+
+    heads = facts.generating.kv_heads
+    found = get_kv_heads_per_rank(getattr(model, "_tp_plan", None) or {}, heads, gpus)
+    if found is None:
+        raise UnsupportedModel(
+            f"{heads} heads of keys and values cannot be shared by {gpus} GPUs",
+            hint=f"`--gpus` must divide {heads}",
+        )
+    if found * gpus != heads:
+        raise UnsupportedModel(
+            f"transformers has no plan of how to share the heads of `{facts.architecture}`",
+            hint="leave out `--gpus`",
         )
 
 
@@ -74,7 +82,9 @@ def _quantisation(precision: Precision) -> Any:
     from transformers import BitsAndBytesConfig
 
     if precision == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
+        # Without outliers apart: which columns those are depends on all rows of a step, and so
+        # would an answer on its company. Where they matter the gate is missed.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     if precision == "nf4":
         return BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16

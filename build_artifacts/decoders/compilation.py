@@ -19,7 +19,7 @@ from build_artifacts.decoders.conversations import (
 from build_artifacts.decoders.pace import Pace, measure_pace
 from build_artifacts.decoders.reference import Original, write_original
 from build_artifacts.errors import GateFailed
-from build_artifacts.recipe import Recipe
+from build_artifacts.recipe import DecoderRecipe, Recipe
 from build_artifacts.search.lanes import is_present
 from build_artifacts.steprunner import StepRunner
 from build_artifacts.steps.seal import Contents, Identity, lay_out
@@ -155,9 +155,15 @@ def _graph_files(passed: Sequence[JudgedDecoder]) -> dict[str, Path]:
         for graph in passed
         for path in (graph.spec.path, graph.spec.encoder)
         if path is not None
-        for file in (path, *(path.with_name(name) for name in (f"{path.name}.data", CONFIG_NAME)))
-        if file.is_file()  # weights that are not in it, and what a checkpoint says of itself
+        for file in _files_of(path, graph.recipe)
     }
+
+
+def _files_of(path: Path, recipe: DecoderRecipe) -> list[Path]:
+    if recipe.engine == "transformers":
+        return [path, path.with_name(CONFIG_NAME)]
+    weights = path.with_name(f"{path.name}.data")
+    return [path, weights] if weights.is_file() else [path]  # a torch program has them in it
 
 
 def _candidate(graph: JudgedDecoder) -> Candidate:

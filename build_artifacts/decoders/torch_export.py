@@ -31,7 +31,7 @@ def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
     _check(facts, recipe)
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_DTYPES[recipe.precision])
-    check_model(model, facts)
+    check_model(model, facts, recipe.run.attention)
     write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)
 
 
@@ -49,8 +49,19 @@ def _check(facts: ModelFacts, recipe: DecoderRecipe) -> None:
         )
 
 
-def check_model(model: TorchModel, facts: ModelFacts) -> None:
-    """Raise UnsupportedModel for one that does not see all of a row."""
+def check_model(model: TorchModel, facts: ModelFacts, attention: Attention) -> None:
+    """Raise UnsupportedModel for one that cannot be run over rows."""
+    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+        raise UnsupportedModel(
+            f"rotations of `{facts.architecture}` change with the length of a text, and rows of "
+            "several lengths go together",
+            hint="its ONNX graphs are not affected",
+        )
+    if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
+        raise UnsupportedModel(
+            f"torch's fused attention has no soft cap, and `{facts.architecture}` wants one",
+            hint="its ONNX graphs are not affected",
+        )
     window = getattr(model.config, "sliding_window", None)
     layers = getattr(model.config, "layer_types", None) or ["sliding_attention"]
     if window is not None and window < facts.max_tokens and "sliding_attention" in layers:

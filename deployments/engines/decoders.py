@@ -36,6 +36,7 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     context = min(settings.context_tokens, spec.most_tokens)
     source = 0 if spec.decoding.source is None else spec.decoding.source.source_tokens
     row_bytes = (context + source) * token_bytes(spec.decoding, _value_bytes(spec))
+    row_bytes //= spec.options.gpus  # each has its share of the heads
     rows = min(settings.rows, settings.memory_bytes // row_bytes)
     if not rows:
         raise EngineFailed(

@@ -17,7 +17,9 @@ import multiprocessing
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -28,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
+from deployments.engines.border import failures_of
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -35,8 +38,8 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_decoder import TorchDecoder, lacks
-from deployments.errors import EngineFailed
+from deployments.engines.torch_decoder import TorchDecoder, lacks, on_gpus
+from deployments.errors import EngineFailed, EngineLost
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -83,19 +86,25 @@ class ParallelDecoder:
             raise EngineFailed(reason)
         self._answers = _PROCESSES.RawArray("f", rows * spec.vocabulary)
         self._workers: list[_Worker] = []
-        with tempfile.TemporaryDirectory() as directory:
-            for number in range(spec.options.gpus):
-                part = _Part(
-                    number=number,
-                    meeting=Path(directory, "meeting"),
-                    answers=self._answers,
-                    spec=spec,
-                    hardware=hardware,
-                    rows=rows,
-                    context=context,
-                )
-                self._workers.append(_started(part))
+        # Held as long as they are: those on GPUs may meet as late as at their first product.
+        self._directory = tempfile.TemporaryDirectory()
+        try:
+            with failures_of(spec.path.name):
+                for number in range(spec.options.gpus):
+                    part = _Part(
+                        number=number,
+                        meeting=Path(self._directory.name, "meeting"),
+                        answers=self._answers,
+                        spec=spec,
+                        hardware=hardware,
+                        rows=rows,
+                        context=context,
+                    )
+                    self._workers.append(_started(part))
             self._replies(_OPEN)
+        except BaseException:
+            self._end(at_once=True)
+            raise
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
@@ -123,46 +132,55 @@ class ParallelDecoder:
 
     def close(self) -> None:
         """End the processes, and what they hold with them."""
+        self._end()
+
+    def _end(self, *, at_once: bool = False) -> None:
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.calls.close()  # one that waits for a call ends by itself
+        ended_by_s = time.monotonic() + (0.0 if at_once else _ENDED_WITHIN_S)
         for worker in workers:
-            worker.process.join(_ENDED_WITHIN_S)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.join(max(0.0, ended_by_s - time.monotonic()))
+            worker.process.kill()  # does nothing to what has ended
+        for worker in workers:
+            worker.process.join()
+        self._directory.cleanup()
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> NDArray[np.float32] | None:
         if not self._workers:
-            raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
+            raise EngineLost(f"{self.info.compute_type}: the engine is closed")
         for worker in self._workers:
-            try:
+            # One that has ended hears nothing, which its reply will show.
+            with suppress(OSError):
                 worker.calls.send((name, arguments, named))
-            except OSError:  # it has ended, which its reply will show
-                log.info("%s: a process is gone", self.info.compute_type)
         return self._replies(name)
 
     def _replies(self, name: str) -> NDArray[np.float32] | None:
-        """Wait for all processes; the logits of the first. Raises EngineFailed."""
+        """Wait for all processes; the logits of the first. Raises EngineLost."""
         waiting = {worker.calls: number for number, worker in enumerate(self._workers)}
         logits = None
         while waiting:
             for calls in wait(list(waiting)):
                 assert isinstance(calls, Connection), "nothing else is waited for; this is a bug"
                 number = waiting.pop(calls)
-                try:
-                    reply: _Reply = calls.recv()
-                except (EOFError, OSError):
-                    reply = _Reply("the process has ended")
+                reply = _received(calls)
                 if reply.error is not None:
-                    self.close()
-                    raise EngineFailed(
-                        f"{self.info.compute_type}, `{name}` on GPU {number} of the replica: "
-                        f"{reply.error}"
+                    self._end(at_once=True)
+                    raise EngineLost(
+                        f"{self.info.compute_type}: `{name}` failed in process {number}, and so in "
+                        f"all that share the model: {reply.error}"
                     )
                 if number == 0:
                     logits = reply.logits
         return logits
+
+
+def _received(calls: Connection) -> _Reply:
+    try:
+        reply: _Reply = calls.recv()
+    except (EOFError, OSError):
+        return _Reply("it has ended")
+    return reply
 
 
 def _started(part: _Part) -> _Worker:
@@ -179,29 +197,33 @@ def _work(part: _Part, calls: Connection) -> None:
     """A process: do what is called until nobody can call any more."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        decoder = _joined(part)
-    except Exception as exc:  # noqa: BLE001 -- told to who started the process
-        calls.send(_Reply(str(exc)))
-        return
+        _answer(part, calls)
+    except Exception as exc:
+        log.exception("process %d of those that share a model fails", part.number)
+        with suppress(OSError):  # nobody listens any more
+            calls.send(_Reply(str(exc) or type(exc).__name__))
+
+
+def _answer(part: _Part, calls: Connection) -> None:
+    decoder = _joined(part)
     shared = _shared(part.answers, decoder.info)
     calls.send(_Reply())
-    while True:
-        try:
-            name, arguments, named = calls.recv()
-        except EOFError:
-            return
-        try:
-            logits = getattr(decoder, name)(*arguments, **named)
-        except EngineFailed as exc:
-            calls.send(_Reply(exc.message))
-            continue
-        if part.number > 0 or logits is None:
-            calls.send(_Reply())
-        elif name == "decode":
+    while (call := _heard(calls)) is not None:
+        name, arguments, named = call
+        logits = getattr(decoder, name)(*arguments, **named)
+        if name == "decode" and part.number == 0:
             shared[: len(logits)] = logits
-            calls.send(_Reply())
-        else:
-            calls.send(_Reply(logits=logits))
+        is_told = name == "prefill" and part.number == 0
+        calls.send(_Reply(logits=logits if is_told else None))
+
+
+def _heard(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    """The next call; None: there will be none."""
+    try:
+        call: tuple[str, tuple[Any, ...], dict[str, Any]] = calls.recv()
+    except (EOFError, OSError):
+        return None
+    return call
 
 
 def _joined(part: _Part) -> TorchDecoder:
@@ -210,15 +232,16 @@ def _joined(part: _Part) -> TorchDecoder:
     import torch.distributed
 
     gpus, hardware = part.spec.options.gpus, part.hardware
-    if on_gpu := any("CUDA" in provider for provider in hardware.providers):
+    os.environ["LOCAL_RANK"] = str(part.number)  # by which transformers takes a GPU
+    how: dict[str, Any] = {"backend": "gloo"}
+    if on_gpus(hardware):
         torch.cuda.set_device(part.number)
+        how = {"backend": "nccl", "device_id": torch.device("cuda", part.number)}
     else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or transformers would take a GPU all the same
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=part.meeting.as_uri(),
-        rank=part.number,
-        world_size=gpus,
+        init_method=part.meeting.as_uri(), rank=part.number, world_size=gpus, **how
     )
     threads = max(1, hardware.threads_per_run // gpus)
     hardware = hardware.model_copy(update={"threads_per_run": threads})

@@ -40,17 +40,19 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
-    options, layers = spec.options, spec.decoding.layers
+    options, decoding = spec.options, spec.decoding
     model = AutoModelForCausalLM.from_pretrained(
         spec.path.parent,
         dtype=dtype_of(spec),
         trust_remote_code=False,
         use_safetensors=True,
         local_files_only=True,
+        attn_implementation=_known(options.attention),  # nor kernels that its config names
         **_placement(options.gpus, device),
     )
-    if (found := model.config.num_hidden_layers) != layers:
-        raise EngineFailed(f"the checkpoint has {found} layers, not {layers}")
+    due = (decoding.layers, spec.vocabulary)
+    if (found := (model.config.num_hidden_layers, model.config.vocab_size)) != due:
+        raise EngineFailed(f"the checkpoint has {found} layers and words, not {due}")
     return over_rows(model.eval(), options.attention, offloaded=options.offloaded)
 
 

@@ -9,8 +9,7 @@ tokens that logits are wanted of), memory_{0, 1, ...}: keys and values of one la
 A step is hundreds of kernels, which take longer to launch than to run. On CUDA the step of each
 number of rows is therefore captured once, as a graph over tensors that stay, and replayed by one
 launch, from any thread. Prompts are read without: their kernels are large, their lengths many. So
-are steps of what cannot be captured: memory that is brought from the host, and products whose shape
-depends on their values.
+are steps over memory that is brought from the host, and steps that several GPUs share.
 """
 
 from __future__ import annotations
@@ -81,8 +80,10 @@ class TorchDecoder:
     ) -> None:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
-        self._device = _device(hardware)
-        self._captures = self._device == _CUDA and _is_still(spec)
+        self._device = _CUDA if on_gpus(hardware) else "cpu"
+        # Only where all that a step touches stays where it is, and nobody else is waited for.
+        is_still = not spec.options.offloaded and spec.options.gpus == 1
+        self._captures = self._device == _CUDA and is_still
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of rows
         self._loaded: _Loaded | None = None
         with failures_of(spec.path.name):
@@ -165,8 +166,6 @@ class TorchDecoder:
         torch.set_num_threads(hardware.threads_per_run)
         rows, context, decoding = self.info.rows, self.info.context, spec.decoding
         heads = decoding.kv_heads // spec.options.gpus
-        on_host = spec.options.offloaded and self._device == _CUDA
-        where = {"pin_memory": True} if on_host else {"device": self._device}
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)
         return _Loaded(
@@ -174,7 +173,7 @@ class TorchDecoder:
             memory=torch.zeros(
                 (2 * decoding.layers, rows, heads, context, decoding.head_dim),
                 dtype=dtype_of(spec),
-                **where,
+                device="cpu" if spec.options.offloaded else self._device,
             ),
             ids=whole((rows, 1)),
             lengths=whole(rows),
@@ -194,7 +193,7 @@ def lacks(options: EngineOptions, hardware: HardwareSettings) -> str | None:
     """Why torch cannot run on the devices of a generator; None when it can."""
     import torch
 
-    if _device(hardware) != _CUDA:
+    if not on_gpus(hardware):
         return None
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
@@ -220,18 +219,9 @@ def _open(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
     return run
 
 
-def _is_still(spec: DecoderSpec) -> bool:
-    """Whether all that a step touches stays where it is: then it can be captured.
-
-    bitsandbytes looks for outliers in what int8 multiplies, and gives them a product of their own.
-    """
-    options = spec.options
-    is_searched = spec.engine == "transformers" and spec.precision == "int8"
-    return not (options.offloaded or options.gpus > 1 or is_searched)
-
-
-def _device(hardware: HardwareSettings) -> str:
-    return _CUDA if any("CUDA" in provider for provider in hardware.providers) else "cpu"
+def on_gpus(hardware: HardwareSettings) -> bool:
+    """Whether a generator is to compute on GPUs."""
+    return any("CUDA" in provider for provider in hardware.providers)
 
 
 def _captured(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:

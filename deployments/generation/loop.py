@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import Decoder
-from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
 from deployments.generation.job import Job
 from deployments.generation.stepping import Event, Stepper
 from deployments.records import StepRecord, StepRecorder
@@ -37,6 +37,7 @@ class GenerationLoop:
         model_id: str,
     ) -> None:
         self.rules = rules
+        self.lost: EngineLost | None = None  # why the decoder answers no more
         self._decoder = decoder
         self._publish = publish
         self._recorder = recorder
@@ -162,6 +163,8 @@ class GenerationLoop:
 
     def _fail(self, error: ServeError) -> None:
         log.error("%s: %s", self._model_id, error)
+        if isinstance(error, EngineLost):
+            self.lost = error
         self._stepper.fail_all(error)
 
     def _tell(self) -> None:

@@ -113,6 +113,8 @@ class GeneratorReplica:
     async def check(self) -> None:
         """Raise when a decoder no longer answers."""
         for ref, served in self._served.items():
+            if served.loop.lost is not None:
+                raise served.loop.lost
             stuck_s = served.loop.stuck_s()
             if stuck_s > STUCK_AFTER_S:
                 raise EngineFailed(f"{ref.id}: a step has taken {stuck_s:.0f} s")

@@ -142,6 +142,10 @@ def remote_model(directory: Path) -> None:
     write_json(directory / "config.json", {"auto_map": {"AutoModel": "theirs.Model"}})
 
 
+def remote_kernels(directory: Path) -> None:
+    write_json(directory / "config.json", {"attn_implementation": "theirs/kernels"})
+
+
 def remote_tokenizer(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["t.T", None]}})
 
@@ -186,6 +190,7 @@ def module_elsewhere(directory: Path) -> None:
         (dangling("config.json"), SourceUnreadable, "config.json.*a link to nothing"),
         (pipe_for_config, SourceUnreadable, "config.json.*a device or a pipe"),
         (remote_model, UnsafeSource, "`config.json` asks for remote code"),
+        (remote_kernels, UnsafeSource, "remote code .`attn_implementation`"),
         (remote_tokenizer, UnsafeSource, "`tokenizer_config.json` asks for remote code"),
         (own_program, UnsafeSource, "`modeling_their_bert.py` is remote code"),
         (own_module, UnsafeSource, r"`modules.json` asks for remote code .`custom_st.Transf"),

@@ -27,7 +27,7 @@ CONTRACT = [
     (errors.InputTooLong, 422, "input_too_long", False),
     (errors.UnknownToken, 422, "unknown_token", False),
     (errors.Overloaded, 429, "overloaded", True),
-    (errors.EngineFailed, 500, "engine_failed", False),
+    (errors.EngineLost, 500, "engine_failed", False),
     (errors.ModelLoading, 503, "model_loading", True),
     (errors.ArtifactMissing, 503, "artifact_missing", False),
     (errors.ManifestInvalid, 503, "manifest_invalid", False),

@@ -71,6 +71,10 @@ def claim(key: str, value: object) -> Damage:
     return edit_manifest(lambda m: m.update({key: value}))
 
 
+def option(name: str, value: object) -> Damage:
+    return edit_manifest(lambda m: m["candidates"][0]["options"].update({name: value}))
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "named"),
     [
@@ -95,6 +99,8 @@ def claim(key: str, value: object) -> Damage:
         (claim("tasks", "feature-extraction"), errors.ManifestInvalid, "tasks"),
         (claim("remote_code", "model.py"), errors.ManifestInvalid, "remote_code"),
         (claim("candidates", []), errors.ManifestInvalid, "candidates"),
+        (option("gpus", 2), errors.ManifestInvalid, "onnxruntime has no `gpus`"),
+        (option("offloaded", True), errors.ManifestInvalid, "no `offloaded`"),
         (claim("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
         (
             edit_manifest(lambda m: m["files"].pop(GRAPH_NAME)),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,6 +21,7 @@ torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from deployments.config import GeneratorSettings  # noqa: E402
+from deployments.engines import parallel_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoders import open_decoder  # noqa: E402
 from deployments.engines.parallel_decoder import ParallelDecoder  # noqa: E402
@@ -110,7 +112,7 @@ def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> N
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)
     os.kill(processes[1].pid, signal.SIGKILL)
-    with pytest.raises(EngineFailed, match=r"`decode` on GPU . of the replica: "):
+    with pytest.raises(EngineFailed, match=r"`decode` failed in process [01], and so in all"):
         decoder.decode(np.array([5]), np.array([len(PROMPT)]))
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
@@ -150,12 +152,33 @@ def test_processes_do_not_outlive_the_one_that_started_them(
 
 def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
-    with pytest.raises(EngineFailed, match=r"`open` on GPU . of the replica: "):
+    with pytest.raises(EngineFailed, match=r"`open` failed in process [01]"):
         ParallelDecoder(
             replace(spec, path=tmp_path / "model.safetensors"), SETTINGS, rows=1, context=64
         )
     after = [child for child in psutil.Process().children() if child.pid not in before]
     assert [child for child in after if "spawn_main" in " ".join(child.cmdline())] == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_process_takes_a_gpu_of_its_own(
+    spec: DecoderSpec, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where transformers looks for it, and nccl; there is none here to try it on."""
+    taken: dict[str, Any] = {}
+    monkeypatch.setenv("LOCAL_RANK", "7")  # somebody else's
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: taken.update(how))
+    monkeypatch.setattr(parallel_decoder, "TorchDecoder", lambda *given, **room: None)
+    on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
+    part = parallel_decoder._Part(
+        number=number, meeting=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
+        rows=1, context=64,
+    )  # fmt: skip
+    parallel_decoder._joined(part)
+    assert os.environ["LOCAL_RANK"] == str(number)
+    assert (taken["device"], taken["rank"], taken["world_size"]) == (number, number, 2)
+    assert (taken["backend"], taken["device_id"]) == ("nccl", torch.device("cuda", number))
 
 
 @pytest.mark.parametrize("found", [0, 1])

@@ -24,6 +24,7 @@ class FakeDecoder:
     rows: int = 4
     context: int = 96
     failing_at: int = -1  # the number of the decode call that fails
+    failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     most_drafted: int = 0
     memorable: int = 0  # tokens at the end that the next one depends on; 0: all, and how they came
     held: threading.Event | None = None  # no call ends before it is set
@@ -51,7 +52,7 @@ class FakeDecoder:
         self._wait()
         if len(self.decodes) == self.failing_at:
             self.failing_at = -1
-            raise EngineFailed("the device is gone")
+            raise self.failure
         self.decodes.append(len(ids))
         rows = []
         for row, (token, length) in enumerate(zip(ids, lengths, strict=True)):

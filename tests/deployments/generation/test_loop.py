@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded
+from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
 from deployments.generation.beam_job import BeamJob
 from deployments.generation.beams import BeamSearch
 from deployments.generation.job import Job
@@ -215,6 +215,17 @@ def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None
     (again,) = bench.answered(bench.job([1, 2, 3]))
     (alone,) = (fresh := make_bench()).answered(fresh.job([1, 2, 3]))
     assert again == alone
+
+
+@pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
+def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed) -> None:
+    bench = make_bench(FakeDecoder(failing_at=2, failure=failure))
+    assert bench.loop.lost is None
+    job = bench.job([1, 2, 5], new_tokens=20)
+    bench.loop.submit(job)
+    bench.reader.wait_until_done(job)
+    bench.loop.close()
+    assert bench.loop.lost is (failure if isinstance(failure, EngineLost) else None)
 
 
 def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:

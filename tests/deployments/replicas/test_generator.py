@@ -15,6 +15,7 @@ from deployments.errors import (
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
+    EngineLost,
     InputTooLong,
     InvalidField,
     ServeError,
@@ -313,6 +314,14 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
     assert any(isinstance(o, asyncio.CancelledError) for o in outcomes)
     for number, completion in survivors:
         assert completion.text == expected[number % len(prompts)]
+
+
+async def test_a_replica_whose_engine_is_lost_says_so(store, refs) -> None:
+    async with replica(store) as running:
+        await whole(running, call(refs[DECODER]))
+        running._served[refs[DECODER]].loop.lost = EngineLost("all processes have ended")
+        with pytest.raises(EngineLost, match="have ended"):
+            await running.check()
 
 
 async def test_a_replica_whose_step_hangs_says_so(
