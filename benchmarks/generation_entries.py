@@ -80,7 +80,9 @@ class Entrance:
 
     def paged(self) -> Contender:
         """Continuous batching of transformers on the checkpoint."""
-        return PagedLoop(self.origin.weights, self._end_tokens, self.threads)
+        loop = PagedLoop(self.origin.weights, self._end_tokens, self.threads)
+        self.stack.callback(loop.close)
+        return loop
 
     @property
     def _end_tokens(self) -> Sequence[int]:

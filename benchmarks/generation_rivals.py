@@ -22,6 +22,7 @@ from benchmarks.generation_answers import Answer, Heat, Tokens
 from benchmarks.generation_contenders import GENAI, LLAMA, PAGED, TRANSFORMERS
 
 _NO_TOKEN = -1  # nothing ends an answer but its length
+_PATIENCE_S = 120.0
 
 
 class Steps:
@@ -126,28 +127,34 @@ class PagedLoop(TransformersLoop):
 
     name = PAGED
 
+    def __init__(self, weights: Path, end_tokens: Sequence[int], threads: int) -> None:
+        super().__init__(weights, end_tokens, threads)
+        settings = self._transformers.GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN)
+        with failures_of(self.name):
+            self._manager = self._model.init_continuous_batching(generation_config=settings)
+            self._manager.start()
+
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """All at once, each from the moment it was asked."""
-        settings = self._transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=new_tokens, eos_token_id=_NO_TOKEN
-        )
-        with failures_of(self.name), self._torch.inference_mode():
-            found = self._model.generate_batch(
+        answers: dict[str, Answer] = {}
+        with failures_of(self.name):
+            asked = self._manager.add_requests(
                 [list(prompt) for prompt in prompts],
-                generation_config=settings,
+                max_new_tokens=new_tokens,
                 record_timestamps=True,
-                warmup=False,
             )
-        return Heat(tuple(self._answer(each, new_tokens) for each in found.values()))
+            while len(answers) < len(asked):
+                found = self._manager.get_result(timeout=_PATIENCE_S)
+                if found is None or found.error is not None:
+                    raise RuntimeError(found.error if found else "no answer in time")
+                ids = tuple(found.generated_tokens)
+                times_s = tuple(found.timestamps)
+                answers[found.request_id] = Answer(found.created_time, times_s, len(ids), ids)
+        return Heat(tuple(answers[each] for each in asked))
 
-    def _answer(self, output: Any, new_tokens: int) -> Answer:
-        ids = tuple(output.generated_tokens)
-        if len(ids) != new_tokens:
-            raise BenchmarkError(
-                f"{self.name}: an answer has {len(ids)} tokens: {output.error}",
-                hint="leave it out: --without paged",
-            )
-        return Answer(output.created_time, tuple(output.timestamps), len(ids), ids)
+    def close(self) -> None:
+        """Stop its thread."""
+        self._manager.stop(block=True)
 
 
 class _Listener:

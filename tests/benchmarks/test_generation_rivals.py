@@ -95,7 +95,9 @@ def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
 
 
 def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
-    heat = PagedLoop(checkpoint, [END], threads=1).run(PROMPTS, 6)
+    loop = PagedLoop(checkpoint, [END], threads=1)
+    heat = loop.run(PROMPTS, 6)
+    loop.close()
     assert [found.tokens for found in heat.answers] == [6, 6]
     first = [found.ids[0] for found in heat.answers]
     assert first == [END, END], "nothing keeps it from what it loves"
