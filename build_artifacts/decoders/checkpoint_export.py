@@ -13,7 +13,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.decoders.torch_export import check_model
+from build_artifacts.decoders.torch_export import check_model, check_recipe
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, Dtype
 from deployments.manifest import Head, Precision
@@ -27,7 +27,12 @@ _ALL_IN_ONE = "1000TB"  # a file of more is two
 
 def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
     """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
-    _check(facts, recipe)
+    check_recipe(facts, recipe, _DTYPES)
+    if recipe.run.gpus > 1 and _quantisation(recipe.precision) is not None:
+        raise UnsupportedModel(
+            f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
+            hint="leave out `--gpus`",
+        )
     model = load_model(
         weights,
         head=Head.NEXT_TOKEN,
@@ -37,25 +42,6 @@ def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, i
     check_model(model, facts, recipe.run.attention)
     _check_plan(model, facts, recipe.run.gpus)
     model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
-
-
-def _check(facts: ModelFacts, recipe: DecoderRecipe) -> None:
-    if facts.generating.source is not None:
-        raise UnsupportedModel(
-            f"models with an encoder are not run by transformers ({recipe.name})",
-            hint="their ONNX graphs are not affected",
-        )
-    if recipe.precision not in _DTYPES or recipe.options or recipe.rowwise:
-        raise UnsupportedModel(
-            f"transformers has no {recipe.precision}, and no options of a graph's builder "
-            f"({recipe.name})",
-            hint=f"it has {', '.join(_DTYPES)}",
-        )
-    if recipe.run.gpus > 1 and _quantisation(recipe.precision) is not None:
-        raise UnsupportedModel(
-            f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
-            hint="leave out `--gpus`",
-        )
 
 
 def _check_plan(model: TorchModel, facts: ModelFacts, gpus: int) -> None:

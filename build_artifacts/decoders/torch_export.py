@@ -6,7 +6,7 @@ reads and answers is told in deployments/engines/torch_decoder.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,23 +29,24 @@ _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 
 def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
-    _check(facts, recipe)
+    check_recipe(facts, recipe, _DTYPES)
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_DTYPES[recipe.precision])
     check_model(model, facts, recipe.run.attention)
     write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)
 
 
-def _check(facts: ModelFacts, recipe: DecoderRecipe) -> None:
+def check_recipe(facts: ModelFacts, recipe: DecoderRecipe, known: Collection[str]) -> None:
+    """Raise UnsupportedModel for what no model through torch can be, of `known` precisions."""
     if facts.generating.source is not None:
         raise UnsupportedModel(
-            f"there is no torch program of models with an encoder ({recipe.name})",
+            f"{recipe.engine} does not run models with an encoder ({recipe.name})",
             hint="their ONNX graphs are not affected",
         )
-    if recipe.precision not in _DTYPES or recipe.options or recipe.rowwise:
+    if recipe.precision not in known or recipe.options or recipe.rowwise:
         raise UnsupportedModel(
-            f"there is no torch program in {recipe.precision}, or of options of a graph's builder "
+            f"{recipe.engine} has no {recipe.precision}, or no options of a graph's builder "
             f"({recipe.name})",
-            hint=f"these are written: {', '.join(_DTYPES)}",
+            hint=f"it has {', '.join(known)}",
         )
 
 

@@ -7,9 +7,11 @@ tokens that logits are wanted of), memory_{0, 1, ...}: keys and values of one la
 [B, heads, tokens, size], written where they lie. Output: logits [B, L, V] in fp32.
 
 A step is hundreds of kernels, which take longer to launch than to run. On CUDA the step of each
-number of rows is therefore captured once, as a graph over tensors that stay, and replayed by one
-launch, from any thread. Prompts are read without: their kernels are large, their lengths many. So
-are steps over memory that is brought from the host, and steps that several GPUs share.
+number of rows is therefore captured, as a graph over tensors that stay, and replayed by one launch,
+from any thread: one graph for rows that hold up to 256 tokens, one for up to 512, and so on, as
+attention looks at as much of all rows as the longest of them holds. Prompts are read without: their
+kernels are large, their lengths many. So are steps over memory that is brought from the host, and
+steps that several GPUs share.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # What is not captured looks at as much memory as it needs, rounded up to lengths kernels like.
 _REACH = 64
+_SHORTEST_GRAPH = 256  # tokens of a row that the first graph is for; each further one, twice that
 _WARMING_STEPS = 3  # before a capture: libraries set memory aside at their first calls
 
 
@@ -84,7 +87,8 @@ class TorchDecoder:
         # Only where all that a step touches stays where it is, and nobody else is waited for.
         is_still = not spec.options.offloaded and spec.options.gpus == 1
         self._captures = self._device == _CUDA and is_still
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of rows
+        # By the number of rows, and the tokens of them that are looked at.
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._loaded: _Loaded | None = None
         with failures_of(spec.path.name):
             self._loaded = self._load(spec, hardware)
@@ -113,10 +117,11 @@ class TorchDecoder:
             # A full row can only be one that is not meant.
             lengths = np.minimum(lengths, self.info.context - 1)
             loaded.lengths[:rows].copy_(torch.tensor(lengths))
+            tokens = 1 + int(lengths.max())
             if self._captures:
-                self._graph(rows).replay()
+                self._graph(rows, tokens).replay()
             else:
-                loaded.step(rows, self._reach(1 + int(lengths.max())))
+                loaded.step(rows, self._reach(tokens))
             return _on_host(loaded.logits[:rows])
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
@@ -181,12 +186,16 @@ class TorchDecoder:
             logits=zeros((rows, spec.vocabulary)),
         )
 
-    def _graph(self, rows: int) -> torch.cuda.CUDAGraph:
-        if rows not in self._graphs:
+    def _graph(self, rows: int, tokens: int) -> torch.cuda.CUDAGraph:
+        reach = _SHORTEST_GRAPH
+        while reach < tokens:
+            reach *= 2
+        key = rows, min(reach, self.info.context)
+        if key not in self._graphs:
             # One call at a time, and nothing is left in their memory: they may share it.
             pool = next((graph.pool() for graph in self._graphs.values()), None)
-            self._graphs[rows] = _captured(partial(self.loaded.step, rows, self.info.context), pool)
-        return self._graphs[rows]
+            self._graphs[key] = _captured(partial(self.loaded.step, *key), pool)
+        return self._graphs[key]
 
 
 def lacks(options: EngineOptions, hardware: HardwareSettings) -> str | None:

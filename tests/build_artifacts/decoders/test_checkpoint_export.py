@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Pa
         export_checkpoint(tmp_path, replace(facts, decoding=behind_encoder), WHOLE, tmp_path)
     two = EngineOptions(gpus=2)
     for recipe, said in (
-        (replace(WHOLE, precision="int4"), "has no int4"),
+        (replace(WHOLE, precision="int4"), "transformers has no int4"),
         (replace(WHOLE, options=("block_size=16",)), "no options of a graph's builder"),
         (replace(DECODER_GPU_NF4_BNB, run=two), "rounded cannot be spread"),
     ):

@@ -12,10 +12,9 @@ import pytest
 from deployments.config import GeneratorSettings, LaneSettings
 from deployments.engines import lacking, open_engine
 from deployments.engines.decoder import Decoder
-from deployments.engines.decoders import lacking as lacking_to_generate
 from deployments.engines.onnx import missing_provider
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.engines.torch_decoder import TorchDecoder
+from deployments.engines.torch_decoder import TorchDecoder, lacks
 from deployments.manifest import EngineOptions, Head
 from tests.deployments.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
 from tests.deployments.engines.test_contract import ITEMS, check
@@ -55,12 +54,12 @@ def test_the_gpu_answers_as_by_hand(
 class Uncaptured(TorchDecoder):
     """Launches every kernel of a step itself."""
 
-    def _graph(self, rows: int) -> Uncaptured:
+    def _graph(self, rows: int, tokens: int) -> Uncaptured:
         self.rows = rows
         return self
 
     def replay(self) -> None:
-        self.loaded.step(self.rows)
+        self.loaded.step(self.rows, self.info.context)
 
 
 def decoded(decoder: Decoder) -> list[np.ndarray]:
@@ -77,14 +76,21 @@ def decoded(decoder: Decoder) -> list[np.ndarray]:
     return found
 
 
-def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["program", "checkpoint", "offloaded"])
+def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("torch", reason="`torch` is not installed")
     on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
-    if reason := lacking_to_generate("torch", on_gpu):
+    if reason := lacks(EngineOptions(), on_gpu):
         pytest.skip(reason)
-    from tests.build_artifacts.decoders.programs import PROGRAM, program_spec
+    from tests.build_artifacts.decoders.programs import PROGRAM, WHOLE, program_spec, whole_spec
     from tests.build_artifacts.decoders.tiny import tiny_llama
 
-    spec = program_spec(tiny_llama(tmp_path), tmp_path, replace(PROGRAM, precision="fp16"))
+    source = tiny_llama(tmp_path / "source")
+    if kind == "program":
+        spec = program_spec(source, tmp_path, replace(PROGRAM, precision="fp16"))
+    else:
+        how = EngineOptions(offloaded=kind == "offloaded")
+        spec = whole_spec(source, tmp_path / kind, replace(WHOLE, precision="fp16", run=how))
     with (
         closing(TorchDecoder(spec, on_gpu, rows=4, context=128)) as captured,
         closing(Uncaptured(spec, on_gpu, rows=4, context=128)) as plain,

@@ -10,8 +10,9 @@ import pytest
 
 from deployments.config import LaneSettings
 from deployments.engines import ENGINES, GraphSpec, check_lane, lacking, open_engine, runs_here
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, ManifestInvalid
 from deployments.manifest import Candidate, Device, EngineOptions, Head
+from tests.sealed import tiny_manifest
 
 CPU = LaneSettings()
 CUDA = LaneSettings(providers=("CUDAExecutionProvider",))
@@ -30,7 +31,16 @@ def spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
 
 
 def test_every_engine_that_a_manifest_may_name_is_known() -> None:
-    assert set(ENGINES) == set(get_args(get_type_hints(Candidate)["engine"]))
+    for_text = {"transformers"}  # engines/decoders.py
+    assert set(ENGINES) | for_text == set(get_args(get_type_hints(Candidate)["engine"]))
+
+
+def test_an_engine_that_only_generates_runs_no_graph() -> None:
+    manifest = tiny_manifest()
+    (candidate,) = manifest.candidates
+    other = candidate.model_copy(update={"engine": "transformers"})
+    with pytest.raises(ManifestInvalid, match="transformers runs models that generate only"):
+        GraphSpec.of(Path("somewhere"), manifest, other)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

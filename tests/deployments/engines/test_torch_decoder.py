@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.decoding import SourceReading  # noqa: E402
+from deployments.engines import torch_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoders import (  # noqa: E402
     candidate_here,
@@ -132,6 +133,32 @@ def test_numbers_that_are_none_do_not_outlast_their_request(
     assert np.isnan(decoder.prefill(0, [1, 2, 99] * 25, 0)).all()
     near(decoder.prefill(0, PROMPT, 0), due)
     decoder.close()
+
+
+class Replayed:
+    """A captured step, which computes on the CPU what was captured."""
+
+    def __init__(self, step: Callable[[], None], pool: object) -> None:
+        self.replay, self.used = step, pool
+
+    def pool(self) -> str:
+        return "shared"
+
+
+def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_decoder, "_captured", Replayed)
+    monkeypatch.setattr(torch_decoder, "_SHORTEST_GRAPH", 16)
+    plain, captured = (TorchDecoder(spec, GeneratorSettings(), rows=2, context=100) for _ in "ab")
+    captured._captures = True
+    for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
+        ids, lengths = np.full(rows, 7), np.full(rows, length)
+        near(captured.decode(ids, lengths), plain.decode(ids, lengths))
+    assert list(captured._graphs) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
+    assert [graph.used for graph in captured._graphs.values()] == [None, *["shared"] * 4]
+    for decoder in (plain, captured):
+        decoder.close()
 
 
 def test_a_row_that_is_full_may_take_part(open_rows: OpenRows) -> None:
