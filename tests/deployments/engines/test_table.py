@@ -36,7 +36,7 @@ def test_every_engine_that_a_manifest_may_name_is_known() -> None:
 
 
 def test_an_engine_that_only_generates_runs_no_graph() -> None:
-    manifest = tiny_manifest()
+    manifest = tiny_manifest(devices=(Device.GPU,))
     (candidate,) = manifest.candidates
     other = candidate.model_copy(update={"engine": "transformers"})
     with pytest.raises(ManifestInvalid, match="transformers runs models that generate only"):
