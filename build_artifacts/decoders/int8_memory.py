@@ -19,7 +19,7 @@ matter how the prompt was cut. Both ways write where past and present are, which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from build_artifacts.decoders.attention import ATTENTION, ORT_DOMAIN, number_of
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import Floats
-from build_artifacts.decoders.int8_scales import LARGEST, ChannelScales
+from build_artifacts.decoders.int8_scales import LARGEST, ChannelScales, seen_in
 from deployments.engines.decoder import KEPT, READING
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def round_memory(graph: Path, calibration: Calibration) -> None:
     answers = {value.name for value in model.graph.output}
     if not nodes or not all(_is_plain(node, tables, answers) for node in nodes):
         return
-    scales = _scales(nodes, tables, calibration.kept(graph))
+    scales = seen_in(calibration.kept(graph), _unseen(nodes, tables))
     writer = _Writer(model, tables)
     for layer, node in enumerate(nodes):
-        writer.replace(node, f"memory/{layer}", [scales[name].table for name in node.output[1:]])
+        writer.replace(node, f"memory/{layer}", [scales[name] for name in node.output[1:]])
     writer.finish()
     onnx.save(model, graph)
 
@@ -90,10 +90,8 @@ def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]
     return not number_of(node, "do_rotary") or node.input[_COSINES] in tables
 
 
-def _scales(
-    nodes: Sequence[onnx.NodeProto],
-    tables: Mapping[str, onnx.TensorProto],
-    texts: Iterable[Mapping[str, Floats]],
+def _unseen(
+    nodes: Sequence[onnx.NodeProto], tables: Mapping[str, onnx.TensorProto]
 ) -> Mapping[str, ChannelScales]:
     """For what attention puts out to be kept, by name."""
     scales: dict[str, ChannelScales] = {}
@@ -102,9 +100,6 @@ def _scales(
         interleaved = bool(number_of(node, "rotary_interleaved"))
         scales[keys] = ChannelScales(_pairs(node, tables), interleaved=interleaved)
         scales[values] = ChannelScales()
-    for text in texts:
-        for name, scale in scales.items():
-            scale.see(text[name])
     return scales
 
 

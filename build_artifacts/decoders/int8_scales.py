@@ -6,6 +6,8 @@ pair, longer ones may show of the other: the scale of both is that of the pair's
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from build_artifacts.decoders.float_graph import Floats
@@ -39,3 +41,13 @@ class ChannelScales:
         """[heads, size]."""
         scales: Floats = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
         return scales.astype(np.float32)
+
+
+def seen_in(
+    texts: Iterable[Mapping[str, Floats]], scales: Mapping[str, ChannelScales]
+) -> Mapping[str, Floats]:
+    """The tables of all memories, by name, once each text was seen in them."""
+    for text in texts:
+        for name, scale in scales.items():
+            scale.see(text[name])
+    return {name: scale.table for name, scale in scales.items()}
