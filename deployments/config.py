@@ -68,9 +68,8 @@ class GeneratorSettings(HardwareSettings):
 
     rows: int = Field(8, ge=1)  # requests that are answered at once
     context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
-    memory_bytes: int = Field(
-        2 << 30, ge=1
-    )  # keys and values, of each GPU; fewer rows if not enough
+    # Of keys and values, for each GPU; fewer rows if they are not enough.
+    memory_bytes: int = Field(2 << 30, ge=1)
 
 
 class AppArgs(_Settings):

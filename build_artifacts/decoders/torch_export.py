@@ -30,6 +30,11 @@ _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
     check_recipe(facts, recipe, _DTYPES)
+    if recipe.run.gpus > 1 or recipe.run.offloaded:
+        raise UnsupportedModel(
+            f"programs have no `gpus` and no `offloaded` ({recipe.name})",
+            hint='these are for the engine "transformers"',
+        )
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_DTYPES[recipe.precision])
     check_model(model, facts, recipe.run.attention)
     write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)

@@ -7,7 +7,7 @@ such a model into a program, and checkpoints that were sealed whole are opened a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.engines.decoder import DecoderSpec
@@ -16,6 +16,9 @@ from deployments.manifest import Attention
 
 if TYPE_CHECKING:
     import torch
+
+    # Memory, what is to be written to it, and where: gives all of the memory.
+    _Keep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # What transformers is to call an attention by.
 _ATTENTIONS: Mapping[Attention, str] = {"sdpa": "sdpa-in-rows", "eager": "eager"}
@@ -47,7 +50,7 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
         trust_remote_code=False,
         use_safetensors=True,
         local_files_only=True,
-        attn_implementation=_known(options.attention),  # nor kernels that its config names
+        attn_implementation=_registered(options.attention),  # nor kernels that its config names
         **_placement(options.gpus, device),
     )
     due = (decoding.layers, spec.vocabulary)
@@ -63,7 +66,7 @@ def over_rows(model: Any, attention: Attention, *, offloaded: bool = False) -> t
     """
     import torch
 
-    model.set_attn_implementation(_known(attention))
+    model.set_attn_implementation(_registered(attention))
     keep = _bring if offloaded else _write
 
     class Program(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
@@ -102,7 +105,8 @@ def _placement(gpus: int, device: str) -> Mapping[str, Any]:
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=gpus)}
 
 
-def _known(attention: Attention) -> str:
+def _registered(attention: Attention) -> str:
+    """What transformers calls it by."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_ATTENTIONS["sdpa"], _attend)
@@ -138,7 +142,7 @@ def _attend(
     return found.reshape(rows, queries, tokens, size).transpose(1, 2), None
 
 
-def _cache(memory: Sequence[torch.Tensor], places: torch.Tensor, keep: Any) -> Any:
+def _cache(memory: Sequence[torch.Tensor], places: torch.Tensor, keep: _Keep) -> Any:
     """The memory as transformers' models use it; tokens [B, T] belong at `places` [B, T]."""
     from transformers import Cache
 

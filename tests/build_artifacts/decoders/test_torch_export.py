@@ -20,7 +20,7 @@ from build_artifacts.recipe import DecoderRecipe
 from build_artifacts.recipes import DECODER_FP16, DECODER_FP16_TORCH, DECODER_INT8, FULL
 from deployments.config import GeneratorSettings
 from deployments.decoding import SourceReading
-from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.engines.decoders import open_decoder
 from deployments.engines.torch_decoder import TorchDecoder
 from deployments.manifest import ArtifactManifest, Attention, Device, EngineOptions
@@ -59,6 +59,14 @@ def check(spec: DecoderSpec, due: np.ndarray) -> None:
         np.testing.assert_allclose(np.concatenate(read), due, atol=1e-4)
     finally:
         decoder.close()
+
+
+def check_step(decoder: Decoder) -> None:
+    """A step beside another row answers as the prompt of the same tokens does."""
+    due = decoder.prefill(1, [5, 6, 7], 0).copy()
+    decoder.prefill(0, [5, 6], 0)
+    found = decoder.decode(np.array([7, 7]), np.array([2, 2]))
+    np.testing.assert_allclose(found[0], due, atol=0.2)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -107,6 +115,9 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     ):
         with pytest.raises(UnsupportedModel, match="torch has no"):
             export_program(tmp_path, facts, recipe, path)
+    for run in (EngineOptions(gpus=2), EngineOptions(offloaded=True)):
+        with pytest.raises(UnsupportedModel, match="programs have no `gpus`"):
+            export_program(tmp_path, facts, replace(PROGRAM, run=run), path)
     assert not path.exists()
 
 
@@ -190,9 +201,6 @@ def test_a_sealed_program_opens_and_answers(built: BuildResult) -> None:
     try:
         assert isinstance(decoder, TorchDecoder)
         assert decoder.info.compute_type == "gpu-fp16"
-        due = decoder.prefill(1, [5, 6, 7], 0).copy()
-        decoder.prefill(0, [5, 6], 0)
-        found = decoder.decode(np.array([7, 7]), np.array([2, 2]))
-        np.testing.assert_allclose(found[0], due, atol=0.2)
+        check_step(decoder)
     finally:
         decoder.close()
