@@ -21,8 +21,18 @@ class SourceReading(_Facts):
 
 
 class AnswerDefaults(_Facts):
-    """What a checkpoint says of its answers, where a request says nothing."""
+    """What a checkpoint says of its answers, where a request says nothing.
 
+    How tokens are drawn is told by models without an encoder, how answers are searched for by those
+    with one.
+    """
+
+    temperature: float = Field(1.0, ge=0)
+    top_k: int | None = Field(None, ge=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0)
     beams: int = Field(1, ge=1)
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False

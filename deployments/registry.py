@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deployments.config import AppArgs, ModelSettings
+from deployments.decoding import Decoding
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
 from deployments.messages import ModelRef
@@ -34,6 +35,13 @@ class OpenModel:
     def generates(self) -> bool:
         """Whether it writes text: such a model is a generator's, all others are the lanes'."""
         return self.manifest.decoding is not None
+
+    @property
+    def decoding(self) -> Decoding:
+        """How it generates; only to be asked of models that do."""
+        if self.manifest.decoding is None:
+            raise AssertionError("this is a bug: a model that does not generate was asked to")
+        return self.manifest.decoding
 
 
 class Registry:

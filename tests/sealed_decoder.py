@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.decoding import Decoding
+from deployments.decoding import AnswerDefaults, Decoding
 from deployments.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
@@ -46,7 +46,7 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
 Array = NDArray[np.float32]
 
 
-def seal_tiny_decoder(
+def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter to it
     store: Path,
     model_id: str = DECODER,
     *,
@@ -54,6 +54,7 @@ def seal_tiny_decoder(
     chat_template: str | None = CHATML,
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
+    defaults: AnswerDefaults | None = None,
 ) -> Path:
     """Seal a model of random weights that generates, the same in every run; returns its directory.
 
@@ -84,6 +85,7 @@ def seal_tiny_decoder(
             head_dim=HEAD_DIM,
             end_tokens=(tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END)),
             special_tokens={"bos_token": TURN, "eos_token": TURN_END, "pad_token": END},
+            defaults=defaults or AnswerDefaults(),
         ),
         source=Source(ref="seeded", revision="0123abc"),
         candidates=tuple(_candidate(device) for device in devices),

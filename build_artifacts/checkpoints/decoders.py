@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from build_artifacts.checkpoints.architectures import Config, architecture_of
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
@@ -16,7 +18,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.decoding import Decoding
+from deployments.decoding import AnswerDefaults, Decoding
 from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
@@ -36,6 +38,18 @@ _TURN_ENDS = (
     "<|end_of_turn|>",
     "<|eom_id|>",
 )
+GENERATION_CONFIG_NAME = "generation_config.json"
+# What that file may say of drawing tokens, and the numbers that mean something; others, such as a
+# `top_k` of 0, are a way to say nothing.
+_LEAST_SHARE = 1e-9
+_DRAWING = {
+    "temperature": (0, 100),
+    "top_k": (1, 2**31),
+    "top_p": (_LEAST_SHARE, 1),
+    "min_p": (0, 1),
+    "typical_p": (_LEAST_SHARE, 1),
+    "repetition_penalty": (0.01, 100),
+}
 _TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 
@@ -74,7 +88,24 @@ def read_decoding(weights: Path, config: Config) -> Decoding:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         end_tokens=_end_tokens(weights, special),
         special_tokens=special,
+        defaults=_defaults(weights),
     )
+
+
+def _defaults(weights: Path) -> AnswerDefaults:
+    """How tokens are drawn by the checkpoint. Raises UnsupportedModel or SourceUnreadable."""
+    path = weights / GENERATION_CONFIG_NAME
+    said = read_object(path)
+    meant = {
+        name: said[name]
+        for name, (least, most) in _DRAWING.items()
+        if type(said.get(name)) in (int, float) and least <= said[name] <= most
+    }
+    try:
+        return AnswerDefaults(**meant)
+    except ValidationError as exc:  # half a token, for `top_k`
+        wrong = exc.errors()[0]
+        raise damaged(path, f"`{wrong['loc'][0]}`: {wrong['msg']}") from exc
 
 
 def special_tokens(weights: Path) -> dict[str, str]:
@@ -117,7 +148,7 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     tokens = [tokenizer.token_to_id(name) for name in names if name is not None]
     stated = [
         ids
-        for name in ("generation_config.json", CONFIG_NAME)
+        for name in (GENERATION_CONFIG_NAME, CONFIG_NAME)
         for ids in ids_in(read_object(weights / name).get("eos_token_id"))
     ]
     found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])

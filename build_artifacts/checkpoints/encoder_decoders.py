@@ -8,7 +8,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.architectures import Config
 from build_artifacts.checkpoints.checkpoint import is_plain_file
-from build_artifacts.checkpoints.decoders import ids_in, special_tokens
+from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import AnswerDefaults, Decoding, SourceReading
 from deployments.manifest import TEXT2TEXT_TASKS
@@ -23,7 +23,7 @@ def generation_of(weights: Path, config: Config) -> Generation:
     """What transformers would generate by: a file of its own, or config.json."""
     from transformers import GenerationConfig
 
-    if is_plain_file(weights / "generation_config.json"):
+    if is_plain_file(weights / GENERATION_CONFIG_NAME):
         return GenerationConfig.from_pretrained(weights)
     return GenerationConfig.from_model_config(config)
 

@@ -10,6 +10,7 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import chat_template
 from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
 from build_artifacts.errors import UnsupportedModel
+from deployments.decoding import AnswerDefaults
 from deployments.manifest import Source, TaskName
 from tests.build_artifacts.decoders.tiny import tokenizer_config
 from tests.builders import write_json
@@ -47,6 +48,12 @@ def ends_of(directory: Path) -> tuple[int, ...]:
     return decoding.end_tokens
 
 
+def defaults_of(directory: Path) -> AnswerDefaults:
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    return decoding.defaults
+
+
 def id_of(directory: Path, token: str) -> int:
     return int(write_byte_tokenizer(directory / "again.json").token_to_id(token))
 
@@ -77,6 +84,24 @@ def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
     assert ends_of(directory) == (7,)
     (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     assert ends_of(directory) == (7, id_of(directory, TURN_END))
+
+
+def test_how_tokens_are_drawn_is_what_the_checkpoint_says(directory: Path) -> None:
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+    write_json(directory / "generation_config.json", said | {"do_sample": True})
+    assert defaults_of(directory) == AnswerDefaults(**said)
+
+
+def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
+    said = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
+    write_json(directory / "generation_config.json", said)
+    assert defaults_of(directory) == AnswerDefaults()
+
+
+def test_half_a_token_is_an_error(directory: Path) -> None:
+    write_json(directory / "generation_config.json", {"top_k": 2.5})
+    with pytest.raises(UnsupportedModel, match=r"`generation_config\.json` is damaged: `top_k`"):
+        facts_of(directory)
 
 
 def test_a_model_that_never_ends_is_refused(directory: Path) -> None:

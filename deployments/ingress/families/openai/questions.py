@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from deployments.decoding import AnswerDefaults
 from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import Chat, GenerationOptions, Sampling
 from deployments.ingress.families.openai.bodies import (
@@ -23,6 +24,7 @@ from deployments.ingress.http.codec import parse_json
 from deployments.ingress.http.options import RequestOptions
 from deployments.ingress.prompt_limits import MOST_STOPS, STOP_CHARS
 from deployments.ingress.tokens import TEXTS_OR_IDS
+from deployments.registry import OpenModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
 MOST_BIASES = 1_024
@@ -38,7 +40,7 @@ TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
 def completion_question(
-    body: CompletionBody, model_id: str | None, request: RequestOptions
+    body: CompletionBody, model: OpenModel, request: RequestOptions
 ) -> GenerationQuestion:
     """What `/v1/completions` asks. Raises what `prompts_of` and `options_of` raise."""
     prompts = prompts_of(body.prompt)
@@ -54,27 +56,25 @@ def completion_question(
     return GenerationQuestion(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
-        options=options_of(body)._replace(
+        options=options_of(body, model.decoding.defaults)._replace(
             max_new_tokens=max(1, most),
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (told or spelled),
         ),
-        model_id=model_id,
+        model_id=model.ref.id,
         choices=body.n or 1,
         best_of=body.best_of,
         request=request,
     )
 
 
-def chat_question(
-    body: ChatBody, model_id: str | None, request: RequestOptions
-) -> GenerationQuestion:
+def chat_question(body: ChatBody, model: OpenModel, request: RequestOptions) -> GenerationQuestion:
     """What `/v1/chat/completions` asks. Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(message_of(message, i) for i, message in enumerate(body.messages))
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
-    options = options_of(body)
+    options = options_of(body, model.decoding.defaults)
     if forced := forced_tools(body):
         options = options._replace(grammar=call_grammar(forced))
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -83,30 +83,41 @@ def chat_question(
         options=options._replace(
             max_new_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None
         ),
-        model_id=model_id,
+        model_id=model.ref.id,
         choices=body.n or 1,
         request=request,
     )
 
 
-def options_of(body: GenerationBody) -> GenerationOptions:
-    """What both bodies say of how to sample and where to stop. Raises InvalidField."""
+def options_of(body: GenerationBody, own: AnswerDefaults) -> GenerationOptions:
+    """What both bodies say of how to sample and where to stop. Raises InvalidField.
+
+    What a body leaves out is the model's `own`.
+    """
     return GenerationOptions(
-        sampling=Sampling(
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,
-            top_p=None if body.top_p is None else max(body.top_p, LEAST_SHARE),
-            min_p=body.min_p,
-            typical_p=body.typical_p,
-            repetition_penalty=body.repetition_penalty or 1.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
-            presence_penalty=body.presence_penalty or 0.0,
-            logit_bias=biases_of(body.logit_bias),
-            seed=None if body.seed is None else body.seed % 2**64,
-        ),
+        sampling=sampling_of(body, own),
         min_new_tokens=body.min_tokens or 0,
         stop=stops_of(body.stop),
         grammar=grammar_of(body.response_format),
+    )
+
+
+def sampling_of(body: GenerationBody, own: AnswerDefaults) -> Sampling:
+    """How to sample. Raises InvalidField for a bias that is none."""
+    top_k = own.top_k if body.top_k is None else body.top_k
+    top_p = own.top_p if body.top_p is None else max(body.top_p, LEAST_SHARE)
+    penalty = body.repetition_penalty
+    return Sampling(
+        temperature=own.temperature if body.temperature is None else body.temperature,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        top_p=top_p,
+        min_p=own.min_p if body.min_p is None else body.min_p,
+        typical_p=own.typical_p if body.typical_p is None else body.typical_p,
+        repetition_penalty=own.repetition_penalty if penalty is None else penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=biases_of(body.logit_bias),
+        seed=None if body.seed is None else body.seed % 2**64,
     )
 
 

@@ -51,6 +51,7 @@ from deployments.ingress.http.wording import fields_called
 from deployments.ingress.service import InferenceService, Question
 from deployments.ingress.tokens import with_ids_told_apart
 from deployments.manifest import TaskName
+from deployments.registry import OpenModel
 
 EXAMPLE_CHAT = {
     "messages": [
@@ -156,10 +157,10 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         """The next message of a conversation, whole or as it comes."""
-        raw, model_id = await self._read(request)
+        raw, model = await self._read(request)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers)
-        question = chat_question(body, model_id, options)
+        question = chat_question(body, model, options)
         with fields_called(names_in(body)):
             if body.stream:
                 stream = await self._generation.stream(question)
@@ -169,10 +170,10 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         """The continuation of one text or of several, whole or as it comes."""
-        raw, model_id = await self._read(request)
+        raw, model = await self._read(request)
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers)
-        question = completion_question(body, model_id, options)
+        question = completion_question(body, model, options)
         with fields_called(names_in(body)):
             if body.stream:
                 stream = await self._generation.stream(question)
@@ -181,11 +182,11 @@ class OpenAIRoutes:
         answer = completion_answer(reply, question, body)
         return json_response(answer, headers=generation_headers(reply))
 
-    async def _read(self, request: Request) -> tuple[dict[str, Any], str | None]:
+    async def _read(self, request: Request) -> tuple[dict[str, Any], OpenModel]:
         """The body, and the model it means: one that generates nothing is told before all else."""
         raw = await read_json_object(request, self._generation.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
-        return raw, self._generation.find_model(model_id).ref.id
+        return raw, self._generation.find_model(model_id)
 
     def _streamed(
         self, told: ChatEvents | CompletionEvents, stream: GenerationStream, body: GenerationBody

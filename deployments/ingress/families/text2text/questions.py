@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.decoding import AnswerDefaults, Decoding
+from deployments.decoding import AnswerDefaults
 from deployments.generation.messages import Beams, GenerationOptions, Sampling
 from deployments.ingress.families.huggingface_bodies import given_parameters
 from deployments.ingress.families.text2text.messages import (
@@ -60,7 +60,7 @@ class TextToText:
     @property
     def options(self) -> GenerationOptions:
         """The parameters, completed by the model's own, in a generator's terms."""
-        parameters, defaults = self.parameters, self._decoding.defaults
+        parameters, defaults = self.parameters, self.model.decoding.defaults
         fewest, most = lengths(parameters, defaults)
         repeats = parameters.no_repeat_ngram_size
         options = options_of(parameters, streams=self.asked.streams)
@@ -75,7 +75,7 @@ class TextToText:
 
     def question(self, request: RequestOptions) -> GenerationQuestion:
         """What a generator is asked. Raises InvalidField for a grammar that is none."""
-        prefix = self._decoding.prefixes.get(self.task, "")
+        prefix = self.model.decoding.prefixes.get(self.task, "")
         first, *further = (
             prompt if prompt.startswith(prefix) else prefix + prompt
             for prompt in self.asked.prompts
@@ -87,13 +87,6 @@ class TextToText:
             options=self.options,
             task=self.task,
         )
-
-    @property
-    def _decoding(self) -> Decoding:
-        decoding = self.model.manifest.decoding
-        if decoding is None:
-            raise AssertionError("this is a bug: a model that does not generate was asked to")
-        return decoding
 
 
 def has_encoder(model: OpenModel) -> bool:

@@ -7,11 +7,19 @@ import orjson
 import pytest
 
 from deployments.config import ModelSettings
+from deployments.decoding import AnswerDefaults
 from deployments.generation.messages import Chat, FinishReason, GenerationOptions, Grammar, Sampling
 from deployments.registry import Registry
-from tests.deployments.ingress.families.openai.asking import CHAT, CHAT_BODY, USER, Asking
+from tests.deployments.ingress.families.openai.asking import (
+    CHAT,
+    CHAT_BODY,
+    COMPLETIONS,
+    USER,
+    Asking,
+)
 from tests.generators import COMPUTE_TYPE, Speech
-from tests.sealed_decoder import DECODER
+from tests.sealed import EMBEDDER, seal_tiny
+from tests.sealed_decoder import DECODER, seal_tiny_decoder
 
 
 async def test_an_answer_is_openais_object(writing_store: Path) -> None:
@@ -58,6 +66,36 @@ async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
     assert asking.call.options == GenerationOptions()
     assert asking.call.prompt == Chat((USER,))
     assert asking.call.model.id == DECODER
+
+
+OWN_WAY = AnswerDefaults(
+    temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
+)
+LEFT_OUT = {name: getattr(OWN_WAY, name) for name in Sampling._fields if hasattr(OWN_WAY, name)}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, LEFT_OUT),
+        ({"temperature": 0, "seed": 5}, LEFT_OUT | {"temperature": 0, "seed": 5}),
+        ({"top_k": -1, "top_p": 1}, LEFT_OUT | {"top_k": None, "top_p": 1}),
+        (
+            {"min_p": 0, "typical_p": 1, "repetition_penalty": 1},
+            LEFT_OUT | {"min_p": 0, "typical_p": 1, "repetition_penalty": 1},
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_a_body_leaves_out_is_the_model_s_own(
+    path: str, said: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    seal_tiny_decoder(tmp_path, defaults=OWN_WAY)
+    asking = Asking(tmp_path)
+    body = CHAT_BODY if path == CHAT else {"prompt": "Once upon a"}
+    assert (await asking.post(path, body | said)).status_code == 200
+    assert asking.call.options.sampling == Sampling(**meant)
 
 
 async def test_every_parameter_arrives(writing_store: Path) -> None:
