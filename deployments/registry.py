@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class Registry:
                 loaded[model.ref] = load(model)
             except ServeError as error:
                 log.error("model %s cannot be loaded: %s", model.ref.id, error)
-                failed[model.ref] = error
+                # Without what it was raised in: half a model, and the memory that it took.
+                failed[model.ref] = error.with_traceback(None)
         return loaded, failed
 
     def refused(self) -> dict[str, ArtifactError]:
@@ -97,15 +99,17 @@ class Registry:
         if entry is None:
             raise UnknownModel(f"Model {model_id} does not exist", field="model")
         if isinstance(entry, ArtifactError):
-            # A fresh exception each time: a shared one would gather tracebacks for ever.
+            # A fresh exception each time, as below.
             raise type(entry)(f"Model {model_id} is refused: {entry.message}")
         return entry
 
 
 def why_not_loaded(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
     """What a replica that did not load a model says to those who ask it for it."""
-    unknown = UnknownModel(f"Model {model.id} is not loaded here", field="model")
-    return failed.get(model, unknown)
+    error = failed.get(model)
+    if error is None:
+        return UnknownModel(f"Model {model.id} is not loaded here", field="model")
+    return copy.copy(error)  # a shared one would gather tracebacks for ever
 
 
 def _open(store: Path, settings: ModelSettings) -> OpenModel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol
@@ -47,8 +48,19 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     # third of the time of a step for one row.
     spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
     decoder = engine_for(spec)(spec, settings, rows=rows, context=context)
-    _warm_up(decoder)
+    with closed_on_failure(decoder):
+        _warm_up(decoder)
     return decoder
+
+
+@contextmanager
+def closed_on_failure(decoder: Decoder) -> Iterator[None]:
+    """Give the decoder's memory back where the block raises: nobody is going to have it."""
+    try:
+        yield
+    except BaseException:
+        decoder.close()
+        raise
 
 
 def engine_for(spec: DecoderSpec) -> Opening:

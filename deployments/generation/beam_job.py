@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
-from deployments.errors import EngineFailed
 from deployments.generation.beams import BeamSearch
 from deployments.generation.job import Job, Words, Written
 from deployments.generation.messages import (
@@ -68,10 +67,7 @@ class BeamJob(Job):
         return scores
 
     def _chunk(self) -> Chunk:
-        best = self._search.best
-        if not best:
-            raise EngineFailed("no token may follow")
-        ids = best[0].tokens
+        ids = self._search.best[0].tokens
         words = self._words
         ends = bool(ids) and ids[-1] in words.end_tokens
         text: str = words.tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -71,7 +71,7 @@ class ChatTemplate:
         try:
             yield from self._template.generate(
                 **self._special_tokens,
-                messages=[_with_read_arguments(message) for message in chat.messages],
+                messages=list(chat.messages),
                 tools=list(chat.tools) or None,
                 documents=None,
                 add_generation_prompt=True,
@@ -155,28 +155,6 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
-
-
-def _with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have arguments as values: templates write them as JSON themselves.
-
-    Clients send them as OpenAI answers them, as text.
-    """
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_with_read_call(call) for call in calls]}
-
-
-def _with_read_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _refusal(reason: Exception) -> InvalidField:

@@ -152,7 +152,7 @@ class GenerationJob(Job):
 
     def _chunk(self, logits: Logits) -> Chunk:
         is_early = len(self._tokens) < self._rules.fewest
-        token = self._rules.forced(self._tokens)
+        token = forced = self._rules.forced(self._tokens)
         if token is None:
             token = self._sampler.next(
                 logits,
@@ -164,7 +164,8 @@ class GenerationJob(Job):
         if len(self._tokens) == 1:
             self.clock.first_s = time.perf_counter()
         is_end = token in self._words.end_tokens
-        if self._constraint is not None and not is_end:
+        # What every answer begins or ends with is no part of what a grammar speaks of.
+        if self._constraint is not None and forced is None and not is_end:
             self._constraint.accept(token)
         added = "" if is_end else self._detokenizer.push(token)
         text, is_stopped = (added, False) if is_early else self._stops.push(added)

@@ -17,10 +17,14 @@ from deployments.config import SchedulingSettings
 from deployments.engines.decoder import Decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
 from deployments.generation.job import Job
-from deployments.generation.stepping import Event, Stepper
+from deployments.generation.stepping import NOTHING, Event, Output, Stepper
 from deployments.records import StepRecord, StepRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+# Calls of a decoder that fail one after the other, after which it is taken for lost: an engine that
+# has failed for good, such as a GPU after an illegal access, says the same as one that has not.
+MOST_FAILURES = 3
 
 Publish = Callable[[Sequence[Event]], None]
 
@@ -101,6 +105,8 @@ class GenerationLoop:
                 self._fail(EngineFailed(f"a step failed: {error!r}"))
             self._tell()
             self._step_began_s = None
+            if self._stepper.failures >= MOST_FAILURES and self.lost is None:
+                self.lost = EngineLost(f"{self._model_id}: the last {MOST_FAILURES} calls failed")
 
     def _wait_for_work(self) -> bool:
         """False when the loop is to end."""
@@ -123,19 +129,22 @@ class GenerationLoop:
             self._tell()  # first tokens need not wait for everybody's next one
         written = self._stepper.write_tokens(self.rules)
         if read or written.tokens or has_left:  # who leaves last is to be seen too
-            self._recorder.record(
-                StepRecord(
-                    model=self._model_id,
-                    compute=self._decoder.info.compute_type,
-                    prompt_tokens=read,
-                    answer_tokens=written.tokens,
-                    drafted_tokens=written.drafted,
-                    accepted_tokens=written.accepted,
-                    active=len(self._stepper.active),
-                    waiting=len(self._waiting),
-                    step_s=time.perf_counter() - began_s,
-                )
+            self._record(read, written, time.perf_counter() - began_s)
+
+    def _record(self, read: int, written: Output, took_s: float) -> None:
+        self._recorder.record(
+            StepRecord(
+                model=self._model_id,
+                compute=self._decoder.info.compute_type,
+                prompt_tokens=read,
+                answer_tokens=written.tokens,
+                drafted_tokens=written.drafted,
+                accepted_tokens=written.accepted,
+                active=len(self._stepper.active),
+                waiting=len(self._waiting),
+                step_s=took_s,
             )
+        )
 
     def _let_go(self) -> None:
         now_s = time.time()
@@ -166,6 +175,7 @@ class GenerationLoop:
         if isinstance(error, EngineLost):
             self.lost = error
         self._stepper.fail_all(error)
+        self._record(0, NOTHING, self.stuck_s())  # nobody is left
 
     def _tell(self) -> None:
         events, self._stepper.events = self._stepper.events, []

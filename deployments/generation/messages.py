@@ -51,6 +51,7 @@ class Beams(NamedTuple):
     width: int  # beginnings kept side by side, at least 2
     length_penalty: float = 1.0  # above 0 longer answers win, below shorter ones
     early_stopping: EarlyStopping = False
+    is_asked: bool = True  # False: the model's own way, with fewer where there are fewer rows
 
 
 class Grammar(NamedTuple):

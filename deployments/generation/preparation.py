@@ -9,7 +9,7 @@ from deployments.errors import InputTooLong, InvalidField, ManifestInvalid, Unkn
 from deployments.generation.beam_job import BeamJob
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.job import GenerationJob, Job, Words
-from deployments.generation.messages import GenerationCall, GenerationOptions, Prompt
+from deployments.generation.messages import Beams, GenerationCall, GenerationOptions, Prompt
 from deployments.generation.prompts import Cut, PromptReader
 from deployments.manifest import TOKENIZER_NAME
 from deployments.registry import OpenModel
@@ -60,15 +60,20 @@ class Preparation:
         """
         options = call.options
         ids = self._ids(call.prompt, options)
-        self._check_bias(options.sampling.logit_bias)
-        if options.beams is not None:
-            if options.beams.width > self._rows:
-                raise InvalidField(
-                    f"`num_beams` is {options.beams.width}; at most {self._rows} are kept",
-                    field="num_beams",
-                )
-            return BeamJob(ids, options, options.beams, self._words, call.deadline_s)
+        beams = None if options.beams is None else self._kept(options.beams)
+        if beams is not None:
+            return BeamJob(ids, options, beams, self._words, call.deadline_s)
         return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
+
+    def _kept(self, beams: Beams) -> Beams | None:
+        """As many as there are rows for; None for a single one. Raises InvalidField."""
+        if beams.width <= self._rows:
+            return beams
+        if beams.is_asked:
+            raise InvalidField(
+                f"`num_beams` is {beams.width}; at most {self._rows} are kept", field="num_beams"
+            )
+        return beams._replace(width=self._rows) if self._rows > 1 else None
 
     def _ids(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
         if options.prompt_logprobs and self._words.source is not None:
@@ -80,6 +85,13 @@ class Preparation:
         ids = self._prompts.ids(prompt, Cut(room, options.truncation))
         if options.keep_last is not None:
             ids = ids[-options.keep_last :]
+        # Tokenizers may know more than their models. (What an encoder knows is told nowhere.)
+        if self._words.source is None and max(ids) >= self._words.vocabulary:
+            raise UnknownToken(
+                f"`prompt` has the token {max(ids)}, the model's vocabulary ends at "
+                f"{self._words.vocabulary - 1}",
+                field="prompt",
+            )
         if len(ids) > room:
             raise InputTooLong(
                 f"`prompt` has {len(ids)} tokens, the model reads at most {room} here; shorten it "
@@ -87,12 +99,3 @@ class Preparation:
                 field="prompt",
             )
         return ids
-
-    def _check_bias(self, bias: tuple[tuple[int, float], ...]) -> None:
-        for token, _ in bias:
-            if not 0 <= token < self._words.vocabulary:
-                raise UnknownToken(
-                    f"`logit_bias` names the token {token}; the vocabulary has "
-                    f"{self._words.vocabulary}",
-                    field="logit_bias",
-                )

@@ -72,7 +72,12 @@ class PromptReader:
 
     def _ids_of_chat(self, chat: Chat) -> list[int]:
         text = self._template.render(chat) if chat.messages else ""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except TypeError as exc:  # half a character, which templates can cut out of a text
+            raise InvalidField(
+                "`messages` make a prompt that is no text in UTF-8", field="messages"
+            ) from exc
         if not ids:
             raise EmptyInput("`messages` have no tokens", field="messages")
         return ids

@@ -114,12 +114,11 @@ class RowTable:
         """Note that one token of an answer is in its memory."""
         self._memory[row].answered += 1
 
-    def hand_over(self, owner: Owner, successor: Owner) -> int:
+    def hand_over(self, owner: Owner, successor: Owner) -> None:
         """Give the row of a request to another one."""
         row = self.row_of(owner)
         self._memory[row].answered = 0
         self._owners[row] = successor
-        return row
 
     def give_up(self, owner: Owner) -> list[Move]:
         """Free the row of a request; the last row in use takes its place."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.messages import Sampling
 from deployments.generation.penalties import Penalties
 
@@ -71,7 +71,7 @@ class Sampler:
 
         logits is [V] and stays as it is; allowed is [V], and forbidden lists ids that may not come
         although they are allowed. Raises EngineFailed for logits that are not numbers, or where
-        nothing may follow.
+        nothing may follow; InvalidField where all that is allowed is forbidden.
         """
         scores = logits if self._penalties is None else self._penalties.applied(logits)
         if forbidden:
@@ -82,6 +82,12 @@ class Sampler:
         else:
             # Most masks leave few tokens, and then all that follows is about these few.
             ids = np.flatnonzero(allowed)
+            if forbidden and np.isin(ids, forbidden).all():
+                raise InvalidField(
+                    "`grammar` cannot be followed: what it leaves is ruled out by how long the "
+                    "answer must be, or by what it must not repeat",
+                    field="grammar",
+                )
             token = int(ids[self._place(scores[ids])])
         if self._penalties is not None:
             self._penalties.count(token)

@@ -11,7 +11,7 @@ import numpy as np
 
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import Decoder, Logits
-from deployments.errors import ServeError
+from deployments.errors import EngineLost, ServeError
 from deployments.generation.drafting import Drafter, TokenCost
 from deployments.generation.job import Job
 from deployments.generation.messages import Chunk, Started
@@ -56,6 +56,7 @@ class Stepper:
     def __init__(self, decoder: Decoder, next_job: NextJob) -> None:
         self.active: dict[int, Job] = {}  # by number, first come first
         self.events: list[Event] = []
+        self.failures = 0  # calls of the decoder that failed, since one did not
         self._decoder = decoder
         self._next_job = next_job
         self._rows = RowTable(decoder.info.rows)
@@ -101,10 +102,23 @@ class Stepper:
             left = budget - read
             if read and (nobody_waits or not is_worth_a_part(job.unread, left, rules)):
                 break
-            read += self._read_part(job, min(left, rules.part_tokens), rules)
-            if not job.is_read:
+            read += self._read_or_end(job, min(left, rules.part_tokens), rules)
+            if not job.is_read and job.number in self.active:
                 break
         return read
+
+    def _read_or_end(self, job: Job, most: int, rules: SchedulingSettings) -> int:
+        """Compute about `most` tokens of a prompt; how many it were, 0 where that is its end.
+
+        What was read of it is nobody else's: a prompt that cannot be computed ends alone.
+        """
+        try:
+            return self._read_part(job, most, rules)
+        except EngineLost:
+            raise
+        except ServeError as error:
+            self._end(job, error)
+            return 0
 
     def _read_part(self, job: Job, most: int, rules: SchedulingSettings) -> int:
         """Compute about `most` tokens of a prompt; how many it were."""
@@ -119,7 +133,7 @@ class Stepper:
         done = len(job.prompt) - job.unread
         ids = job.prompt[done : done + tokens]
         began_s = time.perf_counter()
-        logits = self._decoder.prefill(row, ids, done, every=job.wants_prompt)
+        logits = self._called(lambda: self._decoder.prefill(row, ids, done, every=job.wants_prompt))
         self._speed.learn(tokens, time.perf_counter() - began_s, rules.fewest_part_tokens)
         self._rows.read(row, ids)
         job.read(tokens, logits)
@@ -130,7 +144,7 @@ class Stepper:
     def _read_source(self, job: Job, row: int) -> int:
         """Let the encoder read a prompt, whole: nothing before it can be known in parts."""
         self._carry_out(self._rows.begin(row, [], afresh=True)[1])
-        logits = self._decoder.prefill(row, job.prompt, 0)
+        logits = self._called(lambda: self._decoder.prefill(row, job.prompt, 0))
         self._rows.wrote(row)  # the token that answers begin after
         job.read(len(job.prompt), logits)
         self._begin_answer(job, logits)
@@ -162,7 +176,7 @@ class Stepper:
         row = self._rows.row_of(job.seats[0])
         ids, filled = [*job.last_tokens, *draft], self._rows.filled(row)
         began_s = time.perf_counter()
-        logits = self._decoder.verify(row, ids, filled)
+        logits = self._called(lambda: self._decoder.verify(row, ids, filled))
         self._token_cost.learn(filled, len(ids), time.perf_counter() - began_s)
         written = accepted = 0
         for guessed in (*draft, None):
@@ -189,7 +203,7 @@ class Stepper:
             ids[rows] = job.last_tokens
         lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
         began_s = time.perf_counter()
-        logits = self._decoder.decode(ids, lengths)
+        logits = self._called(lambda: self._decoder.decode(ids, lengths))
         if len(ids) == 1:
             self._token_cost.learn(int(lengths[0]), 1, time.perf_counter() - began_s)
         for row in chain.from_iterable(rows_of):
@@ -204,8 +218,7 @@ class Stepper:
         try:
             parents, chunk = job.write(logits)
         except ServeError as error:
-            self.events.append(Event(job.number, error))
-            self.leave(job)
+            self._end(job, error)
             return False
         if chunk is not None:
             self.events.append(Event(job.number, chunk))
@@ -215,6 +228,18 @@ class Stepper:
         if job.width > 1:
             self._carry_out(self._rows.branch(job.seats, parents))
         return True
+
+    def _end(self, job: Job, error: ServeError) -> None:
+        """A job that cannot go on; nobody else is concerned."""
+        self.events.append(Event(job.number, error))
+        self.leave(job)
+
+    def _called(self, call: Callable[[], Logits]) -> Logits:
+        """What a call of the decoder answers, and a note of whether it did."""
+        self.failures += 1
+        logits = call()
+        self.failures = 0
+        return logits
 
     def fail_all(self, error: ServeError) -> None:
         """The engine gave up: nobody's memory can be trusted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -104,14 +104,17 @@ class GenerationService:
         registry: Registry,
         clients: Mapping[Device, GeneratorClient],
         states: Callable[[], Mapping[Device, LaneState]],
+        refresh: Callable[[], Awaitable[None]],
         recorder: RequestRecorder,
         settings: IngressUserConfig,
     ) -> None:
+        """`states` are as of the last look at the cluster; `refresh` looks again."""
         self.registry = registry
         self.settings = settings
         self.inflight_generations = 0
         self._clients = clients
         self._states = states
+        self._refresh = refresh
         self._recorder = recorder
 
     def configure(self, settings: IngressUserConfig) -> None:
@@ -238,16 +241,18 @@ class GenerationService:
     async def _in_time(self, plan: _Plan, number: int) -> AsyncIterator[None]:
         """Bound one call's time, and name its fields. Raises DeadlineExceeded or ModelLoading."""
         loop = asyncio.get_running_loop()
-        waking: asyncio.TimerHandle | None = None
+        waking: asyncio.Task[None] | None = None
 
-        def give_up_cold() -> None:
+        async def give_up_cold() -> None:
+            await asyncio.sleep(self.settings.loading_wait_s)
+            await self._refresh()  # it may have come since, and be answering
             if self._is_cold(plan.device):
                 limit.reschedule(loop.time())
 
         try:
             async with asyncio.timeout(plan.deadline_s - time.time()) as limit:
                 if plan.cold:
-                    waking = loop.call_later(self.settings.loading_wait_s, give_up_cold)
+                    waking = asyncio.ensure_future(give_up_cold())
                 with fields_called(plan.names_of(number)):
                     yield
         except TimeoutError as exc:

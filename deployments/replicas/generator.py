@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
-from deployments.engines.decoders import candidate_here, open_decoder
+from deployments.engines.decoders import candidate_here, closed_on_failure, open_decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
 from deployments.generation.loop import GenerationLoop
@@ -135,8 +135,10 @@ class GeneratorReplica:
             )
         spec = DecoderSpec.of(model.directory, model.manifest, candidate)
         decoder = open_decoder(spec, self._hardware)
+        with closed_on_failure(decoder):
+            preparation = Preparation(model, decoder.info)
         loop = GenerationLoop(decoder, self._rules, self._publish, self._recorder, model.ref.id)
-        return _Served(decoder, loop, Preparation(model, decoder.info))
+        return _Served(decoder, loop, preparation)
 
     def _publish(self, events: Sequence[Event]) -> None:
         """Called from the threads of the loops."""

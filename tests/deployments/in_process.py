@@ -106,6 +106,7 @@ class InProcess:
             registry=self.service.registry,
             clients={} if generator is None else {Device.CPU: generator},
             states=lambda: self.service.board.generator_states,
+            refresh=self.service.board.refresh,
             recorder=self.recorder,
             settings=self.settings,
         )

@@ -34,13 +34,19 @@ def reworded(error: ServeError, names: Mapping[str, str]) -> ServeError:
     field = error.field
     if field is None:
         return error
-    prefix = max((n for n in names if field.startswith(n)), key=len, default=None)
+    prefix = max((n for n in names if _begins(field, n)), key=len, default=None)
     if prefix is None:
         return error
     told = copy.copy(error)
     told.field = names[prefix] + field.removeprefix(prefix)
     told.message = error.message.replace(f"`{prefix}", f"`{names[prefix]}")
     return told
+
+
+def _begins(field: str, prefix: str) -> bool:
+    """Whether the path of a field begins with all the steps of another."""
+    rest = field.removeprefix(prefix)
+    return field.startswith(prefix) and (rest[:1] in ("", ".", "[") or prefix.endswith("."))
 
 
 def status_and_type(

@@ -11,8 +11,10 @@ from tokenizers import processors
 from deployments.decoding import SourceReading
 from deployments.encoding.tokenizer_file import open_tokenizer
 from deployments.engines.decoder import DecoderInfo
-from deployments.errors import InputTooLong, InvalidField
+from deployments.errors import InputTooLong, InvalidField, UnknownToken
+from deployments.generation.job import Job
 from deployments.generation.messages import (
+    Beams,
     Chat,
     GenerationCall,
     GenerationOptions,
@@ -59,8 +61,13 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
     return desk.job(call, desk.constraint(call)).prompt
 
 
-def preparation(directory: Path, *, encoder: bool = False) -> Preparation:
-    """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all."""
+def preparation(
+    directory: Path, *, encoder: bool = False, rows: int = 4, unknown: int = 0
+) -> Preparation:
+    """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all.
+
+    The last `unknown` tokens of its tokenizer it does not know.
+    """
     manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
     assert manifest.decoding is not None
     source = SourceReading(source_tokens=SOURCE, start_token=0) if encoder else None
@@ -72,8 +79,8 @@ def preparation(directory: Path, *, encoder: bool = False) -> Preparation:
         sealed_s=0.0,
         tasks=manifest.tasks,
     )
-    vocabulary = open_tokenizer(directory).get_vocab_size()
-    info = DecoderInfo("cpu-fake", 4, CONTEXT, vocabulary, SOURCE if encoder else None)
+    vocabulary = open_tokenizer(directory).get_vocab_size() - unknown
+    info = DecoderInfo("cpu-fake", rows, CONTEXT, vocabulary, SOURCE if encoder else None)
     return Preparation(model, info)
 
 
@@ -135,3 +142,28 @@ def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory
     with pytest.raises(InvalidField, match="not for this model's tokenizer") as refused:
         prepared(directory, "the river", grammar=Grammar("regex", "[a-z]+"))
     assert refused.value.field == "grammar"
+
+
+def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> None:
+    last = open_tokenizer(directory).get_vocab_size() - 1
+    call = GenerationCall(ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), soon())
+    with pytest.raises(UnknownToken, match=f"the token {last}") as caught:
+        preparation(directory, unknown=1).job(call, None)
+    assert caught.value.field == "prompt"
+    assert preparation(directory).job(call, None).prompt == [3, last]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4, 3), (2, 2), (1, 1)])
+def test_a_model_s_own_beams_are_no_more_than_there_are_rows(
+    rows: int, width: int, directory: Path
+) -> None:
+    desk = preparation(directory, encoder=True, rows=rows)
+
+    def job(*, asked: bool) -> Job:
+        options = GenerationOptions(beams=Beams(3, is_asked=asked))
+        return desk.job(GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, soon()), None)
+
+    assert job(asked=False).width == width
+    if rows < 3:
+        with pytest.raises(InvalidField, match="`num_beams` is 3"):
+            job(asked=True)

@@ -11,6 +11,7 @@ from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overl
 from deployments.generation.beam_job import BeamJob
 from deployments.generation.beams import BeamSearch
 from deployments.generation.job import Job
+from deployments.generation.loop import MOST_FAILURES
 from deployments.generation.messages import (
     Beams,
     Chunk,
@@ -226,6 +227,63 @@ def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed)
     bench.reader.wait_until_done(job)
     bench.loop.close()
     assert bench.loop.lost is (failure if isinstance(failure, EngineLost) else None)
+
+
+def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
+    class Broken(FakeDecoder):
+        def prefill(self, row, ids, start, *, every=False):
+            raise EngineFailed("an illegal access")
+
+    bench = make_bench(Broken())
+    for _ in range(MOST_FAILURES):
+        assert bench.loop.lost is None
+        job = bench.job([1, 2, 5])
+        bench.answered(job)
+        assert isinstance(bench.reader.news[job.number][-1], EngineFailed)
+    bench.loop.close()
+    assert isinstance(bench.loop.lost, EngineLost)
+
+
+def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
+    bench = make_bench(FakeDecoder(failing_at=0))
+    for _ in range(2 * MOST_FAILURES):
+        bench.decoder.failing_at = len(bench.decoder.decodes)
+        bench.answered(bench.job([1, 2, 5]))
+    bench.loop.close()
+    assert bench.loop.lost is None
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["cannot be computed", "is no numbers"])
+def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
+    class Picky(FakeDecoder):
+        def prefill(self, row, ids, start, *, every=False):
+            logits = super().prefill(row, ids, start, every=every)
+            if 13 not in ids:
+                return logits
+            if not every:
+                raise EngineFailed("no room on the device")
+            return np.full_like(logits, np.nan)
+
+    endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
+    (alone,) = (fresh := make_bench()).answered(fresh.job([1, 2, 5], options=endless))
+    bench = make_bench(Picky())
+    running = bench.job([1, 2, 5], options=endless)
+    bench.loop.submit(running)
+    bench.reader.wait_for_tokens(running, 1)
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=told)
+    bad = bench.job([3, 13, 4], options=options)
+    bench.answered(bad, running)
+    assert isinstance(bench.reader.news[bad.number][-1], EngineFailed)
+    assert bench.reader.tokens(running) == alone
+    bench.loop.close()
+    assert bench.loop.load == (0, 0)
+
+
+def test_who_failed_is_no_longer_recorded_as_active(make_bench) -> None:
+    bench = make_bench(FakeDecoder(failing_at=2))
+    bench.answered(bench.job([1, 2, 5], new_tokens=20))
+    bench.loop.close()
+    assert bench.steps.records[-1].active == 0
 
 
 def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:

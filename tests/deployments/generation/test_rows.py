@@ -50,7 +50,7 @@ def test_a_row_is_handed_over_where_it_stands() -> None:
     rows = RowTable(2)
     rows.take(7)
     rows.take(8)
-    assert rows.hand_over(7, 9) == 0
+    rows.hand_over(7, 9)
     assert (rows.row_of(9), rows.row_of(8), rows.free) == (0, 1, 0)
 
 

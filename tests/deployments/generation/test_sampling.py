@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.messages import Sampling
 from deployments.generation.sampling import Sampler, fewest, likeliest, log_probabilities
 
@@ -266,7 +266,7 @@ def test_where_nothing_may_follow_there_is_no_token(sampling: Sampling) -> None:
     nothing = np.zeros(VOCABULARY, np.bool_)
     with pytest.raises(EngineFailed, match="no token"):
         sampler(sampling).next(logits, allowed=nothing)
-    with pytest.raises(EngineFailed, match="no token"):
+    with pytest.raises(InvalidField, match="`grammar` cannot be followed"):
         sampler(sampling).next(logits, allowed=only(3, VOCABULARY), forbidden=[3])
     with pytest.raises(EngineFailed, match="no token"):
         sampler(sampling).next(np.full(VOCABULARY, -np.inf, np.float32))

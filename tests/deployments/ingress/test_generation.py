@@ -49,19 +49,24 @@ class World:
     store: Path
     speech_of: Callable[[GenerationCall], Speech] = lambda call: Speech()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    running: int = 1
+    running: int = 1  # replicas, as the next look finds them
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     def __post_init__(self) -> None:
         self.generator = SpeakingGenerator(self.speech_of)
+        self.seen = self.running
         self.service = GenerationService(
             registry=Registry(self.store, [ModelSettings(id=one) for one in self.models]),
             clients={Device.CPU: self.generator},
-            states=lambda: {Device.CPU: LaneState(available=True, running=self.running)},
+            states=lambda: {Device.CPU: LaneState(available=True, running=self.seen)},
+            refresh=self._look,
             recorder=self.recorder,
             settings=self.settings,
         )
+
+    async def _look(self) -> None:
+        self.seen = self.running
 
     def is_idle(self) -> bool:
         """Whether nothing is being generated, nor counted as if it were."""

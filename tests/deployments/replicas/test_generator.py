@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings, SchedulingSettings
+from deployments.engines.decoder import DecoderInfo, DecoderSpec
+from deployments.engines.decoders import open_decoder
+from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -38,7 +41,7 @@ from deployments.generation.messages import (
 from deployments.manifest import Device
 from deployments.messages import ModelRef
 from deployments.records import StepRecord
-from deployments.registry import Registry
+from deployments.registry import OpenModel, Registry
 from deployments.replicas.generator import GeneratorReplica
 from tests.fakes import ListRecorder, until
 from tests.sealed_decoder import DECODER, seal_tiny_decoder
@@ -332,3 +335,38 @@ async def test_a_replica_whose_step_hangs_says_so(
         monkeypatch.setattr("deployments.replicas.generator.STUCK_AFTER_S", -1.0)
         with pytest.raises(EngineFailed, match="tiny/"):
             await running.check()
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Refusing:
+        def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
+            raise EngineFailed(f"{model.ref.id}: no such desk")
+
+    monkeypatch.setattr("deployments.replicas.generator.Preparation", Refusing)
+    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self.info.compute_type))
+    async with replica(store) as running:
+        told = [await running.complete(call(refs[DECODER])) for _ in range(3)]
+    assert closed == ["cpu-fp32", "cpu-fp32"], "one of each model"
+    assert all(isinstance(one, EngineFailed) and "no such desk" in one.message for one in told)
+    assert len({id(one) for one in told}) == 3, "each has its own traceback"
+    assert not any(error.__traceback__ for error in running._failed.values())
+
+
+def test_a_decoder_that_fails_at_its_first_calls_is_closed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: OnnxDecoder, *given: object, **named: object) -> None:
+        raise EngineFailed("no memory left")
+
+    closed: list[OnnxDecoder] = []
+    monkeypatch.setattr(OnnxDecoder, "decode", broken)
+    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self))
+    model = next(Registry.of(args(store)).open_models())
+    spec = DecoderSpec.of(model.directory, model.manifest, model.manifest.candidates[0])
+    with pytest.raises(EngineFailed, match="no memory left"):
+        open_decoder(spec, GeneratorSettings(rows=2, context_tokens=100))
+    assert len(closed) == 1

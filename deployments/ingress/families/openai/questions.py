@@ -209,7 +209,7 @@ def names_in(body: GenerationBody) -> dict[str, str]:
     """What the question's fields are called in the body."""
     names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
     if isinstance(body, CompletionBody):
-        return names | {"inputs": "prompt"}
+        return names | {"inputs": "prompt", "prompt_logprobs": "echo"}
     assert isinstance(body, ChatBody)
     if body.max_tokens is None and body.max_completion_tokens is not None:
         names["max_new_tokens"] = "max_completion_tokens"

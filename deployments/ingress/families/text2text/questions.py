@@ -63,11 +63,13 @@ class TextToText:
         parameters, defaults = self.parameters, self.model.decoding.defaults
         fewest, most = lengths(parameters, defaults)
         repeats = parameters.no_repeat_ngram_size
+        if repeats is None:  # what follows a grammar has to repeat itself
+            repeats = 0 if parameters.grammar else defaults.no_repeat_ngram
         options = options_of(parameters, streams=self.asked.streams)
         return options._replace(
             sampling=sampling_in(options.sampling, parameters),
             beams=beams_of(parameters, defaults, streams=self.asked.streams),
-            no_repeat_ngram=defaults.no_repeat_ngram if repeats is None else repeats,
+            no_repeat_ngram=repeats,
             max_new_tokens=most,
             min_new_tokens=fewest,
             truncation=truncation_of(parameters),
@@ -133,6 +135,7 @@ def beams_of(
         width=width,
         length_penalty=defaults.length_penalty if penalty is None else penalty,
         early_stopping=defaults.early_stopping if stopping is None else stopping,
+        is_asked=parameters.num_beams is not None,
     )
 
 

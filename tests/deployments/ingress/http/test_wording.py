@@ -33,3 +33,16 @@ def test_an_error_is_told_in_the_names_of_the_other_api() -> None:
         raise original
     assert (told.value.message, told.value.field) == ("`input[3]` is empty", "input[3]")
     assert original.field == "inputs[3]"
+
+
+def test_a_name_that_only_begins_alike_is_another_field() -> None:
+    with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+        raise InvalidField("`prompt_logprobs` are not there", field="prompt_logprobs")
+    assert (told.value.message, told.value.field) == (
+        "`prompt_logprobs` are not there",
+        "prompt_logprobs",
+    )
+    for field, named in (("prompt", "inputs"), ("prompt.a", "inputs.a"), ("a.b", "b")):
+        with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+            raise InvalidField("wrong", field=field)
+        assert told.value.field == named

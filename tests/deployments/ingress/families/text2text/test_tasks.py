@@ -178,6 +178,18 @@ async def test_a_models_own_beams_give_way_to_what_goes_token_by_token(
     assert answer == {"summary_text": whole[: whole.index(stop) + 2]}
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(None, 0), (3, 3)])
+async def test_a_grammar_may_repeat_what_the_model_by_itself_would_not(
+    asked: int | None, kept: int, rewriting_store: Path
+) -> None:
+    generator = ScriptedGenerator()
+    world = InProcess(rewriting_store, models=(SUMMARIZER,), generator=generator)
+    said = {"grammar": {"type": "regex", "value": "(yes ){6}"}, "no_repeat_ngram_size": asked}
+    async with world.client() as http:
+        await told(http, f"/models/{SUMMARIZER}", {"inputs": BRIDGE, "parameters": said})
+    assert generator.calls[-1].options.no_repeat_ngram == kept
+
+
 async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient) -> None:
     # In ten words of which none comes twice there is punctuation.
     said: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_new_tokens": 10}
