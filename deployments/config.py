@@ -162,7 +162,7 @@ class SchedulingSettings(_Settings):
     part_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
     fewest_part_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
     draft_tokens: int = Field(8, ge=0)  # guessed at most for one who is alone; 0: none
-    queue_requests: int = Field(256, ge=1)  # waiting for a row; one more gets Overloaded
+    queue_requests: int = Field(100, ge=1)  # waiting for a row; one more gets Overloaded
     buffer_tokens: int = Field(2_048, ge=1)  # that a slow reader may be behind; then it is dropped
 
 

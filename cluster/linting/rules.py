@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, applications
 from cluster.linting.schema import Finding
-from deployments.config import IngressUserConfig
+from deployments.config import GeneratorSettings, IngressUserConfig, SchedulingSettings
 from deployments.errors import BadSetting
 
 INGRESS = "Ingress"
@@ -23,6 +23,9 @@ AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
     name: field.default for name, field in AutoscalingConfig.model_fields.items()
 }
 DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
+GENERATOR_DEFAULTS: Mapping[str, Any] = GeneratorSettings().model_dump()
+SCHEDULING_DEFAULTS: Mapping[str, Any] = SchedulingSettings().model_dump()
+GENERATORS: Mapping[str, str] = {"CpuGenerator": "cpu", "GpuGenerator": "gpu"}
 
 
 def broken_rules(config: Any) -> Iterator[Finding]:
@@ -34,6 +37,8 @@ def broken_rules(config: Any) -> Iterator[Finding]:
             yield from _queue_without_end(entry)
             yield from _window_too_short(entry)
             yield from _target_out_of_reach(entry)
+            if entry.ours and entry.name in GENERATORS:
+                yield from _line_that_never_fills(application, entry)
             if entry.ours and entry.name == INGRESS:
                 yield from _ingress_that_scales(entry)
                 yield from _ingress_smaller_than_a_list(entry)
@@ -94,6 +99,25 @@ def _target_out_of_reach(entry: DeploymentEntry) -> Iterator[Finding]:
             (*entry.path, "autoscaling_config", "target_ongoing_requests"),
             f"{target:g} must be below max_ongoing_requests ({ongoing:g}), "
             "or no load ever asks for another replica",
+        )
+
+
+def _line_that_never_fills(
+    application: ApplicationEntry, entry: DeploymentEntry
+) -> Iterator[Finding]:
+    device = GENERATORS[entry.name]
+    settings = _mapping(_mapping(_mapping(application.raw, "args"), "generators"), device)
+    rows = _number(settings, "rows", GENERATOR_DEFAULTS)
+    scheduling = _mapping(_mapping(entry.raw, "user_config"), "scheduling")
+    line = _number(scheduling, "queue_requests", SCHEDULING_DEFAULTS)
+    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    if rows is None or line is None or ongoing is None:
+        return
+    if rows + line >= ongoing:
+        yield (
+            (*entry.path, "user_config", "scheduling", "queue_requests"),
+            f"{line:g} and generators.{device}.rows ({rows:g}) must together be below "
+            f"max_ongoing_requests ({ongoing:g}), or no request is ever refused",
         )
 
 

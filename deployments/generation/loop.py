@@ -62,7 +62,9 @@ class GenerationLoop:
         """Queue a job. Raises Overloaded when too many wait."""
         with self._changed:
             if len(self._waiting) >= self.rules.queue_requests or self._is_closing:
-                raise Overloaded("Model is overloaded")
+                raise Overloaded(
+                    f"Model is overloaded: {len(self._waiting)} requests wait for their turn"
+                )
             self._waiting.append(job)
             self._changed.notify()
 

@@ -230,7 +230,7 @@ class GenerationService:
                 field="prompt",
             )
         if self.inflight_generations + answers > most:
-            raise Overloaded("Model is overloaded")
+            raise Overloaded(f"Model is overloaded: {most} answers are asked for at once")
         self.inflight_generations += answers
 
     async def _completed(self, plan: _Plan, number: int) -> Completion:

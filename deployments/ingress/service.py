@@ -231,7 +231,7 @@ class InferenceService:
     def _admitted(self, items: int) -> Iterator[None]:
         """Hold a place for `items`, or refuse at once: a full house answers 429, not late."""
         if self.inflight_items + items > self.settings.limits.inflight_items:
-            raise Overloaded("Model is overloaded")
+            raise Overloaded("Model is overloaded: too many texts are asked for at once")
         self.inflight_items += items
         try:
             yield

@@ -135,8 +135,13 @@ class GeneratorReplica:
             )
         spec = DecoderSpec.of(model.directory, model.manifest, candidate)
         decoder = open_decoder(spec, self._hardware)
+        info = decoder.info
+        log.info(
+            "model %s: %s, %d rows of %d tokens (asked for: %d rows)",
+            *(model.ref.id, info.compute_type, info.rows, info.context, self._hardware.rows),
+        )
         with closed_on_failure(decoder):
-            preparation = Preparation(model, decoder.info)
+            preparation = Preparation(model, info)
         loop = GenerationLoop(decoder, self._rules, self._publish, self._recorder, model.ref.id)
         return _Served(decoder, loop, preparation)
 

@@ -14,7 +14,9 @@ from cluster.linting.document import Problem
 
 CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
 APP = "applications.0"
-INGRESS, TOKENIZER, CPU_LANE, GPU_LANE = (f"{APP}.deployments.{i}" for i in range(4))
+INGRESS, TOKENIZER, CPU_LANE, GPU_LANE, CPU_GENERATOR = (
+    f"{APP}.deployments.{i}" for i in range(5)
+)
 
 
 def config_with(changes: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +147,16 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
             {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 64},
             f"{CPU_LANE}.autoscaling_config.target_ongoing_requests",
             "below max_ongoing_requests (64)",
+        ),
+        (
+            {f"{CPU_GENERATOR}.user_config.scheduling.queue_requests": 120},
+            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
+            "below max_ongoing_requests (128)",
+        ),
+        (
+            {f"{APP}.args.generators.cpu.rows": 28},
+            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
+            "generators.cpu.rows (28)",
         ),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),

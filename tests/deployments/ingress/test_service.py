@@ -89,7 +89,7 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     assert refused.json() == {
-        "error": "Model is overloaded",
+        "error": "Model is overloaded: too many texts are asked for at once",
         "code": "overloaded",
         "error_type": "overloaded",
     }
