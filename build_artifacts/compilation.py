@@ -10,6 +10,7 @@ from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.facts import ModelFacts, read_facts
 from build_artifacts.decoders.compilation import DecoderCompilation
+from build_artifacts.decoders.judging import LIMITS
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.evaluation import (
     EVERYTHING,
@@ -42,7 +43,8 @@ from deployments.tuning.costs import CostTable
 class Effort:
     """How far a build goes to find out, beyond what its recipe says."""
 
-    search_seconds: float = 300.0  # per device, of making graphs for candidates
+    # Per device, of making graphs for candidates; of models that generate, of judging them too.
+    search_seconds: float = 300.0
     tune_seconds: float = 60.0
     evaluation: Path | None = None  # labelled data for the gate
     sampling: Sampling = EVERYTHING
@@ -93,7 +95,18 @@ class Compilation:
                 "there is no metric for models that generate text",
                 hint="leave out `--eval`: they are held against the original's perplexity",
             )
-        return DecoderCompilation(self._steps, self._recipe, self._effort.tune_seconds)
+        if unread := sorted(self._recipe.gate.model_fields_set - set(LIMITS)):
+            raise BuildError(
+                f"the gate of models that generate text knows no `{unread[0]}`",
+                hint=f"these limits count for them: {', '.join(LIMITS)}",
+            )
+        effort = self._effort
+        return DecoderCompilation(
+            self._steps,
+            self._recipe,
+            tune_seconds=effort.tune_seconds,
+            search_seconds=effort.search_seconds,
+        )
 
     def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> Prepared:
         evaluation = self._evaluation(checkpoint.weights, facts)

@@ -60,7 +60,8 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=300.0,
         metavar="S",
-        help="begin no further candidate after this time (default: %(default)s)",
+        help="per device, begin no further candidate after this time, once there is one "
+        "(default: %(default)s)",
     )
     build.add_argument(
         "--gpus",

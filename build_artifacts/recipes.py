@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from build_artifacts.errors import BuildError
 from build_artifacts.recipe import (
     CPU_FP32,
     LEAN,
@@ -179,9 +180,16 @@ def placed(recipe: Recipe, *, gpus: int, offloaded: bool) -> Recipe:
     """The same, but models that generate are spread over `gpus` GPUs, or keep memory on the host.
 
     Such is done by transformers alone, so that its candidate takes the place of all for GPUs.
+    Raises BuildError for a recipe that rounds weights for GPUs, which would silently not be done.
     """
     if gpus == 1 and not offloaded:
         return recipe
+    if any(each.device is Device.GPU and each.precision != "fp16" for each in recipe.decoders):
+        raise BuildError(
+            "weights are rounded only for models on one GPU, with their memory: those that are "
+            "spread over several, or keep memory on the host, are built in fp16",
+            hint="leave out `--search light`, or both `--gpus` and `--offload-memory`",
+        )
     name = "gpu-fp16"
     if gpus > 1:
         name += f"-x{gpus}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import Config
+from build_artifacts.checkpoints.architectures import Config, architecture_of
 from build_artifacts.checkpoints.checkpoint import is_plain_file
 from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
@@ -16,7 +16,22 @@ from deployments.manifest import TEXT2TEXT_TASKS
 # Of models whose positions are relative, and have no end: what T5 was trained with.
 UNBOUNDED_TOKENS = 512
 
+# What `decoders/written/` knows, by `model_type` of config.json: the model builder knows none.
+SUPPORTED = (
+    "bart", "plbart", "mbart", "blenderbot", "marian", "pegasus", "m2m_100", "t5", "mt5",
+)  # fmt: skip
+
 Generation = Any  # a transformers.GenerationConfig; the library is not typed
+
+
+def check_encoder_decoder(config: Config) -> None:
+    """Raise UnsupportedModel, naming the architecture, for what no graphs can be written of."""
+    if config.model_type not in SUPPORTED:
+        raise UnsupportedModel(
+            f"`{architecture_of(config)}` cannot be built: there are no graphs for an encoder and "
+            f"a decoder of the family `{config.model_type}`",
+            hint=f"these families can: {', '.join(SUPPORTED)}",
+        )
 
 
 def generation_of(weights: Path, config: Config) -> Generation:

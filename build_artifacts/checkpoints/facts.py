@@ -25,6 +25,7 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.checkpoints.decoders import check_decoder, read_decoding
 from build_artifacts.checkpoints.encoder_decoders import (
     UNBOUNDED_TOKENS,
+    check_encoder_decoder,
     read_source_decoding,
     vocabulary_of,
 )
@@ -236,6 +237,7 @@ def _source_facts(
             f"`{tasks[0]}` takes a model with an encoder, `{config.model_type}` has none",
             hint="pass `--task text-generation`",
         )
+    check_encoder_decoder(config)
     positions = positions_of(config) or UNBOUNDED_TOKENS
     most = _max_tokens(checkpoint, config, positions)
     return ModelFacts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +19,7 @@ from build_artifacts.decoders.reference import Original
 from build_artifacts.decoders.rowwise import quantise_rows
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.written.writing import ENCODER_NAME
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.recipe import DecoderRecipe, digest_of
 from build_artifacts.search.lanes import lane_for
 from build_artifacts.steprunner import StepRunner, megabytes
@@ -70,12 +70,31 @@ class Admission:
     facts: ModelFacts
     original: Original
     gate: Gate
+    # What came of all that was tried so far: a graph with its judgement, or why there is none.
+    _tried: list[JudgedDecoder | UnsupportedModel] = field(default_factory=list, init=False)
 
     def admit(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
         """The first graph of the recipe that passes; None when there is none."""
         if self.facts.generating.source is not None:
             recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
         return next((each for each in self._judged(recipe) if not each.judgement.reasons), None)
+
+    def failure(self) -> BuildError:
+        """Why nothing of what was tried may be sealed; the most accurate was tried last."""
+        assert self._tried, "something is tried before it fails; this is a bug"
+        refusals = [each for each in self._tried if isinstance(each, UnsupportedModel)]
+        if len(refusals) == len(self._tried):
+            return refusals[-1]
+        latest = self._tried[-1]
+        message = f"no graph of `{self.facts.architecture}` for the CPU passed the accuracy gate"
+        if isinstance(latest, UnsupportedModel):
+            return GateFailed(message, hint=f"a more accurate one cannot be made: {latest.message}")
+        return GateFailed(
+            f"{message} ({latest.recipe.precision}: {'; '.join(latest.judgement.reasons)})",
+            hint=f"with weights in {latest.recipe.precision} the graph does not compute what the "
+            "model does: whatever writes it may not know this variant of the architecture; if you "
+            "passed `--gate`, its limits may be too tight for any graph",
+        )
 
     def _judged(self, recipe: DecoderRecipe) -> Iterator[JudgedDecoder]:
         """Its graphs, each made when it is asked for; the most accurate comes last."""
@@ -98,9 +117,12 @@ class Admission:
         except UnsupportedModel as exc:
             with self.steps.passing("skip", _named(recipe)) as step:
                 step.found(exc.message)
+            self._tried.append(exc)
             return None
         spec = self._spec(recipe, graph)
-        return JudgedDecoder(recipe, spec, self._judgement(recipe, spec))
+        judged = JudgedDecoder(recipe, spec, self._judgement(recipe, spec))
+        self._tried.append(judged)
+        return judged
 
     def _graph(self, recipe: DecoderRecipe) -> Path:
         if recipe.rowwise:

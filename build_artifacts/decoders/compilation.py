@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from build_artifacts.decoders.conversations import (
 )
 from build_artifacts.decoders.pace import Pace, measure_pace
 from build_artifacts.decoders.reference import Original, write_original
-from build_artifacts.errors import GateFailed
 from build_artifacts.recipe import DecoderRecipe, Recipe
 from build_artifacts.search.lanes import is_present
 from build_artifacts.steprunner import StepRunner
@@ -39,6 +39,7 @@ class DecoderCompilation:
     steps: StepRunner
     recipe: Recipe
     tune_seconds: float  # for measuring all graphs; 0: do not
+    search_seconds: float  # per device, after which no further candidate is begun
 
     def artifact(self, weights: Path, facts: ModelFacts, identity: Identity) -> Path:
         """A directory that holds the whole artifact. Raises BuildError."""
@@ -65,21 +66,26 @@ class DecoderCompilation:
             return passed
         fallback = admission.admit(self.recipe.decoder_fallback)
         if fallback is None:
-            raise GateFailed(
-                f"no graph of `{admission.facts.architecture}` for the CPU passed the accuracy "
-                "gate",
-                hint="the checkpoint may be damaged: compare it with its published scores",
-            )
+            raise admission.failure()
         return [fallback]
 
     def _best(self, admission: Admission, device: Device) -> list[JudgedDecoder]:
-        """The first graphs for `device` that pass; one where nothing here tells which is faster."""
+        """The first graphs for `device` that pass; one where nothing here tells which is faster.
+
+        However long it takes, candidates are tried until one has passed.
+        """
         keep = self.recipe.keep if is_present(device) else 1
+        end_s = time.monotonic() + self.search_seconds
         passed: list[JudgedDecoder] = []
         for recipe in self.recipe.decoders:
-            if recipe.device is device and len(passed) < keep:
-                found = admission.admit(recipe)
-                passed += [found] if found is not None else []
+            if recipe.device is not device or len(passed) >= keep:
+                continue
+            if passed and time.monotonic() > end_s:
+                with self.steps.passing("skip", recipe.name) as step:
+                    step.found(f"the search has taken its {self.search_seconds:.0f} s")
+                continue
+            found = admission.admit(recipe)
+            passed += [found] if found is not None else []
         return passed
 
     def _paces(self, passed: Sequence[JudgedDecoder], original: Original) -> dict[str, Pace]:

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from build_artifacts.checkpoints.facts import ModelFacts
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.checkpoint_export import export_checkpoint
+from build_artifacts.decoders.rotations_check import check_rotations
 from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.decoders.written.quantising import Bits, quantised
@@ -51,6 +52,7 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
         _check(facts, _told(made))
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (made / name).rename(into / name)
+    check_rotations(into / GRAPH_NAME, weights, facts)
     answer_from(into / GRAPH_NAME, facts.architecture)
 
 

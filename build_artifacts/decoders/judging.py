@@ -6,6 +6,7 @@ their own for single tokens, whose logits of an int4 graph differ by as much as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from deployments.engines.decoder import Decoder, TokenColumn
 from deployments.manifest import Gate, Parity
 
 ROWS = 8  # passages, and answers, at once
+# Of a Gate, what is read here.
+LIMITS = ("next_token_agreement", "perplexity_rise", "cosine_worst", "decided_gap")
 
 
 class Reading(NamedTuple):
@@ -100,7 +103,8 @@ def judge_decoder(engine: Decoder, original: Original, gate: Gate) -> Findings:
 def _judged(
     readings: Sequence[Reading], company: float, due_perplexity: float, gate: Gate
 ) -> Findings:
-    if not all(reading.is_finite for reading in readings):
+    # Of what is read alone there is nothing but the cosine; NaN is below no limit, and would pass.
+    if not (math.isfinite(company) and all(reading.is_finite for reading in readings)):
         return Findings(None, None, ("an output is not a finite number",))
     cosines = np.concatenate([reading.cosines for reading in readings])
     agreement = min(reading.agreement for reading in readings)
@@ -123,6 +127,7 @@ def _judged(
 
 
 def _cosine(a: Floats, b: Floats) -> float:
+    """Of all numbers at once; NaN where one of them is not finite."""
     x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
     return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)
 

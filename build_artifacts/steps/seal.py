@@ -28,7 +28,8 @@ from deployments.tuning.costs import CostTable, write_costs
 
 _TOOLS = (
     "torch", "transformers", "peft", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu",
-    "onnxruntime-genai", "gguf", "openvino", "nncf", "tokenizers",
+    "onnxruntime-genai", "onnx-ir", "gguf", "openvino", "nncf", "bitsandbytes", "accelerate",
+    "tokenizers",
 )  # fmt: skip
 
 

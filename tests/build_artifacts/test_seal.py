@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,11 @@ def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
     )
     assert json.loads(json.dumps(tools)) == tools
     assert "onnxruntime-gpu" not in tools, "one name, whichever package provides it"
+
+
+@pytest.mark.parametrize("tool", ["onnx-ir", "bitsandbytes", "accelerate"])
+def test_what_writes_or_rounds_weights_is_among_the_tools_where_it_is_there(tool: str) -> None:
+    assert (tool in build_tools()) == (find_spec(tool.replace("-", "_")) is not None)
 
 
 @pytest.mark.parametrize("recipe", SEARCHES.values(), ids=SEARCHES)

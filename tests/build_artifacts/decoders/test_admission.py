@@ -13,8 +13,8 @@ from build_artifacts.decoders import int8_scales
 from build_artifacts.decoders.admission import Admission, JudgedDecoder
 from build_artifacts.decoders.int8_memory import keeps_int8
 from build_artifacts.decoders.reference import Original
-from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipe import DecoderRecipe
+from build_artifacts.errors import GateFailed, UnsupportedModel
+from build_artifacts.recipe import DECODER_FP32, DecoderRecipe
 from build_artifacts.recipes import DECODER_INT4, DECODER_INT8
 from deployments.decoding import Decoding, SourceReading
 from deployments.manifest import Device, Gate, MemoryType, TaskName
@@ -78,11 +78,15 @@ def facts_of(task: TaskName, decoding: Decoding) -> ModelFacts:
     )
 
 
+def admission_of(runner: Runner, original: Original, gate: Gate) -> Admission:
+    facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).decoding)
+    return Admission(runner.steps, Path(), facts, original, gate)
+
+
 def admit(
     runner: Runner, original: Original, recipe: DecoderRecipe, gate: Gate | None = None
 ) -> JudgedDecoder | None:
-    facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).decoding)
-    return Admission(runner.steps, Path(), facts, original, gate or Gate()).admit(recipe)
+    return admission_of(runner, original, gate or Gate()).admit(recipe)
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT8], ids=lambda recipe: recipe.name)
@@ -178,3 +182,38 @@ def test_a_model_with_an_encoder_never_keeps_int8(
     assert Admission(runner.steps, Path(), facts, original, Gate()).admit(recipe) is None
     assert builder.asked == [(options, None) for options in (recipe.options, *recipe.other_options)]
     assert not any("memory" in line for line in runner.told.getvalue().splitlines())
+
+
+def test_where_there_was_no_graph_at_all_the_refusal_is_told(
+    builder: Builder, runner: Runner, original: Original
+) -> None:
+    builder.refuses = True
+    admission = admission_of(runner, original, Gate())
+    assert [admission.admit(recipe) for recipe in (SEVERAL, DECODER_FP32)] == [None, None]
+    failure = admission.failure()
+    assert isinstance(failure, UnsupportedModel)
+    assert (failure.message, failure.hint) == ("no such graph", "none")
+
+
+def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
+    builder: Builder, runner: Runner, original: Original
+) -> None:
+    admission = admission_of(runner, original, HOPELESS)
+    assert admission.admit(DECODER_FP32) is None
+    failure = admission.failure()
+    assert isinstance(failure, GateFailed)
+    assert "no graph of `Tiny` for the CPU passed the accuracy gate (fp32: perpl" in failure.message
+    assert "does not compute what the model does" in failure.hint
+    assert "damaged" not in failure.hint
+
+
+def test_a_fallback_that_cannot_be_made_is_told_where_others_missed_the_gate(
+    builder: Builder, runner: Runner, original: Original
+) -> None:
+    admission = admission_of(runner, original, HOPELESS)
+    assert admission.admit(SEVERAL) is None
+    builder.refuses = True
+    assert admission.admit(DECODER_FP32) is None
+    failure = admission.failure()
+    assert isinstance(failure, GateFailed)
+    assert failure.hint == "a more accurate one cannot be made: no such graph"

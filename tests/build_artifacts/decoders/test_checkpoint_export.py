@@ -16,7 +16,7 @@ from build_artifacts.decoders import admission, compilation
 from build_artifacts.decoders.checkpoint_export import export_checkpoint
 from build_artifacts.decoders.conversations import graph_bytes
 from build_artifacts.decoders.torch_export import check_model
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import DecoderRecipe
@@ -26,6 +26,7 @@ from build_artifacts.recipes import (
     DECODER_GPU_NF4_BNB,
     DECODER_INT8,
     FULL,
+    LIGHT,
     placed,
 )
 from deployments.config import GeneratorSettings
@@ -162,6 +163,14 @@ def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
     assert (last.name, last.engine) == ("gpu-fp16-x4-offloaded", "transformers")
     assert (last.run.gpus, last.run.offloaded) == (4, True)
     assert spread.digest() != placed(FULL, gpus=2, offloaded=True).digest() != FULL.digest()
+
+
+@pytest.mark.parametrize(("gpus", "offloaded"), [(2, False), (1, True)])
+def test_weights_that_are_rounded_for_gpus_have_no_placement(gpus: int, offloaded: bool) -> None:
+    assert placed(LIGHT, gpus=1, offloaded=False) is LIGHT
+    with pytest.raises(BuildError, match="built in fp16") as caught:
+        placed(LIGHT, gpus=gpus, offloaded=offloaded)
+    assert "`--search light`" in caught.value.hint
 
 
 @pytest.fixture(scope="module")

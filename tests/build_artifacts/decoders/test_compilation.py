@@ -20,7 +20,7 @@ from build_artifacts.decoders.conversations import (
     graph_bytes,
     read_generation,
 )
-from build_artifacts.errors import BuildError, GateFailed
+from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import Progress
 from build_artifacts.recipe import DECODER_FP32, DecoderRecipe, Recipe
@@ -166,6 +166,28 @@ def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> No
     effort = Effort(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
     with pytest.raises(BuildError, match="no metric for models that generate"):
         build(replace(request, effort=effort), Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])
+def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, limit: str) -> None:
+    gate = LENIENT.model_copy(update={limit: 0.1})
+    request = request_of(source, tmp_path, DECODER_INT8, gate=gate)
+    with pytest.raises(BuildError, match=f"knows no `{limit}`") as caught:
+        build(request, Progress(io.StringIO()))
+    assert "next_token_agreement, perplexity_rise, cosine_worst, decided_gap" in caught.value.hint
+
+
+def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "llama")
+    config = json.loads((source / "config.json").read_bytes())
+    config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    told = io.StringIO()
+    request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
+    with pytest.raises(UnsupportedModel, match="rope type is `linear`"):
+        build(request, Progress(told))
+    skipped = [line for line in told.getvalue().splitlines() if line.split()[0] == "skip"]
+    assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
 
 
 def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
 from build_artifacts.checkpoints.facts import ModelFacts, read_facts, tasks_of
+from build_artifacts.decoders.written.writing import FAMILIES
 from build_artifacts.errors import UnsupportedModel
 from deployments.decoding import AnswerDefaults
 from deployments.manifest import Source, TaskName
@@ -159,3 +161,17 @@ def test_what_cannot_be_built_is_named_with_the_reason(
     write_json(directory / "config.json", LLAMA | change)
     with pytest.raises(UnsupportedModel, match=sentence):
         facts_of(directory)
+
+
+def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directory: Path) -> None:
+    said = {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]}
+    write_json(directory / "config.json", said)
+    with pytest.raises(
+        UnsupportedModel, match=r"`UMT5ForConditionalGeneration` .* `umt5`"
+    ) as caught:
+        facts_of(directory)
+    assert "t5, mt5" in caught.value.hint
+
+
+def test_the_families_that_are_named_are_those_that_are_written() -> None:
+    assert set(SUPPORTED) == set(FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"

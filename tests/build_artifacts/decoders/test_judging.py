@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.decoders.judging import answers_of, judge_decoder, steps
+from build_artifacts.decoders.judging import LIMITS, answers_of, judge_decoder, steps
 from build_artifacts.decoders.pace import measure_pace
 from build_artifacts.decoders.reference import Original, perplexity, seen
 from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
@@ -62,6 +62,17 @@ def test_numbers_that_are_none_never_pass(tmp_path: Path, graph: Path, original:
     assert found.reasons == ("an output is not a finite number",)
 
 
+@pytest.mark.parametrize("limit", Gate.model_fields)
+def test_the_limits_that_are_read_are_those_that_are_named(
+    tmp_path: Path, graph: Path, original: Original, limit: str
+) -> None:
+    other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    usual = judge_decoder(open_graph(other), original, Gate())
+    extreme = Gate(**{limit: -0.9 if limit == "perplexity_rise" else 2.0})
+    found = judge_decoder(open_graph(other), original, extreme)
+    assert (found != usual) == (limit in LIMITS)
+
+
 class Mixing:
     """A decoder that reads prompts well, and in company gives each row its neighbour's logits."""
 
@@ -89,6 +100,32 @@ def test_rows_that_change_one_another_are_found(graph: Path, original: Original)
     found = judge_decoder(Mixing(open_graph(graph)), original, Gate())
     assert any("alone to company" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
+
+
+class Lonely(Mixing):
+    """A decoder whose numbers are right in company only: a row alone begins with one that is none.
+
+    In company there is a second row at the first token at least.
+    """
+
+    def __init__(self, inner: OnnxDecoder, wrong: float) -> None:
+        super().__init__(inner)
+        self._wrong = wrong
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        logits = self._inner.decode(ids, lengths)
+        if len(ids) == 1 and lengths[0] == 0:
+            logits[0, 0] = self._wrong
+        return logits
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
+    graph: Path, original: Original, wrong: float
+) -> None:
+    found = judge_decoder(Lonely(open_graph(graph), wrong), original, Gate())
+    assert found.parity is None
+    assert found.reasons == ("an output is not a finite number",)
 
 
 def test_texts_of_all_lengths_are_read_to_their_ends(graph: Path, original: Original) -> None:

@@ -160,7 +160,7 @@ def test_without_a_gpu_the_first_graph_for_it_is_enough(
 ) -> None:
     monkeypatch.setattr(compilation, "is_present", lambda device: is_here)
     steps: Any = None  # not reached
-    building = compilation.DecoderCompilation(steps, FULL, tune_seconds=0)
+    building = compilation.DecoderCompilation(steps, FULL, tune_seconds=0, search_seconds=60)
     admission: Any = Admitting(*left_out)
     assert building._best(admission, Device.GPU) == due
 
