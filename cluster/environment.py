@@ -30,8 +30,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Seconds a client may be silent in the middle of its request. Serve's 3,600 would keep the
         # connections of all who never send the rest.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
-        # Bytes of one message between replicas. gRPC's own 4 MiB is less than a full list.
-        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "67108864",
+        # Bytes of one message between replicas. gRPC's own 4 MiB is less than a full list: 32 calls
+        # (`max_batch_size`), the largest of which, a long document in windows, take 27 MB.
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
         # A rollout whose new replicas do not start halts and keeps the old ones. Also the default
         # of Ray 2.60; stated because we rely on it.
         "RAY_SERVE_STOP_FAILED_ROLLING_UPDATES": "1",

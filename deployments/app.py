@@ -178,7 +178,7 @@ class Ingress:
             registry=registry,
             clients={device: ServeGeneratorClient(one) for device, one in generators.items()},
             states=lambda: board.generator_states,
-            refresh=board.refresh,
+            refresh=board.look_again,
             recorder=recorder,
             settings=settings,
         )

@@ -102,6 +102,8 @@ class LimitSettings(_Settings):
     def _leave_room_for_one(self) -> Self:
         if self.inflight_body_bytes < self.body_bytes:
             raise ValueError("`inflight_body_bytes` must be at least `body_bytes`")
+        if self.inflight_items < self.items:
+            raise ValueError("`inflight_items` must be at least `items`")
         return self
 
 

@@ -85,8 +85,8 @@ class Registry:
                 loaded[model.ref] = load(model)
             except ServeError as error:
                 log.error("model %s cannot be loaded: %s", model.ref.id, error)
-                # Without what it was raised in: half a model, and the memory that it took.
-                failed[model.ref] = error.with_traceback(None)
+                # A copy, without what it was raised in: half a model, and the memory that it took.
+                failed[model.ref] = copy.copy(error)
         return loaded, failed
 
     def refused(self) -> dict[str, ArtifactError]:

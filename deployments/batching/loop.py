@@ -95,6 +95,7 @@ class BatchLoop:
         self._busy = 0
         self._draining = False
         self._waiting: dict[_Kind, list[_Item]] = {}
+        self._failures: dict[ModelRef, int] = {}
         self._pool = ThreadPoolExecutor(runs, thread_name_prefix="engine")
 
     @property
@@ -118,7 +119,8 @@ class BatchLoop:
         """
         if self._draining:
             raise Overloaded("this replica is stopping; try again")
-        if self.waiting_items + len(items) > self.rules.queue_items:
+        # Who finds nobody waiting is let in whatever the size: it would not fit later either.
+        if self.waiting_items and self.waiting_items + len(items) > self.rules.queue_items:
             raise Overloaded(f"{self.waiting_items} items wait already; try again later")
         ticket = _Ticket(
             future=asyncio.get_running_loop().create_future(),
@@ -140,6 +142,10 @@ class BatchLoop:
         while self._waiting or self._busy:
             await asyncio.sleep(0.01)
         self._pool.shutdown()
+
+    def failures(self) -> int:
+        """Passes of one model that failed altogether since one did not; the most of any model."""
+        return max(self._failures.values(), default=0)
 
     def oldest_age_s(self) -> float:
         """How long the oldest waiting item has waited."""
@@ -183,6 +189,8 @@ class BatchLoop:
 
     def _finish(self, model: ModelRef, batch: list[_Item], done: _Pass) -> None:
         self._busy -= 1
+        is_lost = all(isinstance(result, EngineFailed) for result in done.results)
+        self._failures[model] = self._failures.get(model, 0) + 1 if is_lost else 0
         self._pump()  # first: handing rows back can wait, an idle engine thread cannot
         for item, result in zip(batch, done.results, strict=True):
             _settle(item, result, done, len(batch))

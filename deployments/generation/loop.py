@@ -24,7 +24,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Calls of a decoder that fail one after the other, after which it is taken for lost: an engine that
 # has failed for good, such as a GPU after an illegal access, says the same as one that has not.
-MOST_FAILURES = 3
+MOST_FAILURES = 10
 
 Publish = Callable[[Sequence[Event]], None]
 

@@ -19,6 +19,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 # models), so an ingress that has seen everything run looks rarely.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
+LOOK_PATIENCE_S = 1.0
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
 LANE_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuLane", Device.GPU: "GpuLane"}
@@ -69,6 +70,12 @@ class LaneBoard:
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._looking)
+
+    async def look_again(self) -> None:
+        """As `refresh`, for as long as a request may wait for it: a controller may hang."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_PATIENCE_S):
+                await self.refresh()
 
     async def _refresh(self) -> None:
         try:

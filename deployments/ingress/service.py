@@ -190,7 +190,7 @@ class InferenceService:
         try:
             return await self._router.run(key, call)
         except DeadlineExceeded:
-            await self.board.refresh()
+            await self.board.look_again()
             if self.board.states[key.device].running == 0:
                 raise still_loading(key.model.id) from None
             raise

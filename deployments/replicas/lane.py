@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from deployments.batching.loop import BatchLoop, CallRows
@@ -34,6 +35,11 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # An item that waits longer than this while the replica claims health: the engine hangs.
 STUCK_AFTER_S = 60.0
+# Passes of a model that fail one after the other: the engine has failed for good. One whose inputs
+# are to blame is tried item by item, and hardly anybody sends nothing else.
+MOST_FAILURES = 10
+# Numbers that are decoded on the event loop, in a few milliseconds; more take a thread.
+INLINE_VALUES = 1 << 18
 # Of the vectors of all tokens of one call: 16 MB, and three times that as JSON.
 MOST_TOKEN_VALUES = 1 << 22
 # Of the scores of the whole vocabulary for all masks of one call, which are kept until its last
@@ -129,7 +135,9 @@ class BatchReplica:
             vocabulary=self._vocabularies.get(model),
         )
         try:
-            value = TASKS[batch.key.task].decode(computed, call.options)
+            decode = partial(TASKS[batch.key.task].decode, computed, call.options)
+            is_long = sum(row.size for row in done.rows) > INLINE_VALUES
+            value = await asyncio.to_thread(decode) if is_long else decode()
         except ServeError as error:
             return error
         except Exception as error:
@@ -147,6 +155,9 @@ class BatchReplica:
         age_s = self._loop.oldest_age_s()
         if age_s > STUCK_AFTER_S:
             raise EngineFailed(f"{self._device} lane: an item has waited {age_s:.0f} s")
+        failures = self._loop.failures()
+        if failures >= MOST_FAILURES:
+            raise EngineFailed(f"{self._device} lane: the last {failures} passes failed")
 
     async def close(self) -> None:
         """Finish what was accepted, then give the memory back."""

@@ -14,7 +14,7 @@ import numpy as np
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.encoding.encoder import Encoded, Encoder
 from deployments.encoding.tokens import TokenTable
-from deployments.errors import ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
 from deployments.messages import (
     Call,
     CallBatch,
@@ -34,6 +34,8 @@ T = TypeVar("T")
 # Characters encoded on the event loop itself: a tenth of a millisecond, less than the way to the
 # thread and back.
 INLINE_CHARACTERS = 4_000
+# What the thread does takes seconds for the longest lists: the tokenizer hangs.
+STUCK_AFTER_S = 60.0
 
 
 class TokenizerReplica:
@@ -48,6 +50,7 @@ class TokenizerReplica:
         )
         self._tables: dict[ModelRef, TokenTable] = {}  # opened when somebody first asks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._began_s: float | None = None  # what the thread does now
         # Encoders serve one caller at a time, and a list whose caller is gone is still encoded.
         self._encoders_in_use = threading.Lock()
 
@@ -62,8 +65,7 @@ class TokenizerReplica:
                 return self._encode(batch)
             finally:
                 self._encoders_in_use.release()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._encode_in_thread, batch)
+        return await self._in_thread(lambda: self._encode_in_thread(batch))
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """The tokens of each text."""
@@ -79,8 +81,10 @@ class TokenizerReplica:
         )
 
     async def check(self) -> None:
-        """Raise unless the thread answers."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, time.perf_counter)
+        """Raise when the thread no longer answers; a long line is no illness."""
+        began_s = self._began_s
+        if began_s is not None and time.perf_counter() - began_s > STUCK_AFTER_S:
+            raise EngineFailed("the tokenizer's thread hangs")
 
     def close(self) -> None:
         """Stop the thread."""
@@ -102,7 +106,19 @@ class TokenizerReplica:
             except ServeError as error:
                 return error
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, asked)
+        return await self._in_thread(asked)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """What `work` gives, in the thread, whose beginning is noted."""
+
+        def noted() -> T:
+            self._began_s = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self._began_s = None
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, noted)
 
     def _table(self, model: ModelRef) -> TokenTable:
         if model not in self._tables:
@@ -122,7 +138,11 @@ class TokenizerReplica:
         ids = []
         calls: list[EncodedCall | ServeError] = []
         before = encoder.lookups
-        for call, outcome in zip(batch.calls, encoder.encode(batch.calls), strict=True):
+        now_s = time.time()  # nobody waits for what should have been there before
+        in_time = [call for call in batch.calls if call.deadline_s >= now_s]
+        encoded = iter(encoder.encode(in_time))
+        for call in batch.calls:
+            outcome = next(encoded) if call.deadline_s >= now_s else _late()
             if isinstance(outcome, ServeError):
                 calls.append(outcome)
                 continue
@@ -133,6 +153,10 @@ class TokenizerReplica:
         texts, kept = (now - then for now, then in zip(encoder.lookups, before, strict=True))
         self._recorder.record(EncodeRecord(batch.key.model.id, encode_s, texts, kept))
         return EncodedBatch(batch.key, flat, tuple(calls), encode_s)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed while waiting for the tokenizer")
 
 
 def _is_short(batch: CallBatch) -> bool:

@@ -33,7 +33,8 @@ def open_best(placement: Placement) -> tuple[Engine, bool]:
             placement.manifest.id,
             exc,
         )
-        return open_default(placement, table.refused), False
+    # Behind the block, where nothing holds what was opened half-way any more.
+    return open_default(placement, table.refused), False
 
 
 def open_default(placement: Placement, refused: Collection[str] = ()) -> Engine:

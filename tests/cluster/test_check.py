@@ -14,9 +14,7 @@ from cluster.linting.document import Problem
 
 CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
 APP = "applications.0"
-INGRESS, TOKENIZER, CPU_LANE, GPU_LANE, CPU_GENERATOR = (
-    f"{APP}.deployments.{i}" for i in range(5)
-)
+INGRESS, TOKENIZER, CPU_LANE, GPU_LANE, CPU_GENERATOR = (f"{APP}.deployments.{i}" for i in range(5))
 
 
 def config_with(changes: dict[str, Any]) -> dict[str, Any]:

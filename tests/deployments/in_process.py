@@ -106,7 +106,7 @@ class InProcess:
             registry=self.service.registry,
             clients={} if generator is None else {Device.CPU: generator},
             states=lambda: self.service.board.generator_states,
-            refresh=self.service.board.refresh,
+            refresh=self.service.board.look_again,
             recorder=self.recorder,
             settings=self.settings,
         )

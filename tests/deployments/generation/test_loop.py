@@ -272,7 +272,8 @@ def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
     bench.reader.wait_for_tokens(running, 1)
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=told)
     bad = bench.job([3, 13, 4], options=options)
-    bench.answered(bad, running)
+    bench.loop.submit(bad)
+    bench.reader.wait_until_done(bad, running)
     assert isinstance(bench.reader.news[bad.number][-1], EngineFailed)
     assert bench.reader.tokens(running) == alone
     bench.loop.close()

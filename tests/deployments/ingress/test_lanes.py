@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -8,7 +9,7 @@ from deployments.config import LaneSettings
 from deployments.ingress.hardware import LaneState
 from deployments.ingress.lanes import ClusterView, LaneBoard
 from deployments.manifest import Device
-from tests.fakes import until
+from tests.fakes import PATIENCE_S, until
 
 ALL = {"Tokenizer": 1, "CpuLane": 2, "GpuLane": 0}
 
@@ -107,3 +108,19 @@ async def test_the_view_is_kept_fresh_until_the_block_ends() -> None:
         await until(lambda: not lanes.missing())  # about REFRESH_STARTING_S
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before, "nobody looks any more"
+
+
+async def test_a_controller_that_hangs_keeps_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ingress.lanes.LOOK_PATIENCE_S", 0.01)
+    held = threading.Event()
+
+    def look() -> ClusterView:
+        held.wait(PATIENCE_S)
+        return ClusterView({"CpuLane": 1})
+
+    board = LaneBoard({Device.CPU: LaneSettings()}, look)
+    await board.look_again()
+    assert board.states[Device.CPU].running == 0
+    held.set()
+    await board.refresh()
+    assert board.states[Device.CPU].running == 1

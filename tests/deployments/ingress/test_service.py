@@ -78,7 +78,7 @@ async def test_a_failure_is_not_remembered(tiny_store: Path) -> None:
 
 
 async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_store: Path) -> None:
-    settings = IngressUserConfig(limits=LimitSettings(inflight_items=3))
+    settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
     async with world.client() as http:
         waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))

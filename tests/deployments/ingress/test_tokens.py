@@ -159,8 +159,10 @@ async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None
 
 
 async def test_a_full_house_refuses_tokens_too(tiny_store: Path) -> None:
-    settings = IngressUserConfig(limits=LimitSettings(inflight_items=2))
-    async with InProcess(tiny_store, settings=settings, batched=in_groups_of(1)).client() as http:
+    settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
+    world = InProcess(tiny_store, settings=settings, batched=in_groups_of(1))
+    async with world.client() as http:
+        world.service.inflight_items = 1
         refused = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
         fits = await http.post("/decode", json={"ids": [[5], [6]]})
     assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,10 +22,19 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.manifest import ArtifactManifest, Device, TaskName
-from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef, TokenLayout
+from deployments.messages import (
+    Answer,
+    Batch,
+    BatchKey,
+    EncodedBatch,
+    EncodedCall,
+    ModelRef,
+    Outputs,
+    TokenLayout,
+)
 from deployments.records import PassRecord
 from deployments.registry import Registry
-from deployments.replicas.lane import BatchReplica
+from deployments.replicas.lane import MOST_FAILURES, BatchReplica
 from deployments.tasks import TASKS, Computed, Task
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction
 from tests.fakes import ListRecorder, item, soon
@@ -285,6 +295,52 @@ async def test_a_cancelled_list_is_dropped_before_the_engine(lane: Lane) -> None
     # Two passes may have begun, one per engine thread, and one stood ready; the last is the
     # kept one's.
     assert len(lane.passes.records) <= 4
+
+
+async def test_a_lane_whose_passes_keep_failing_is_not_healthy(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engine,) = {id(one): one for one in lane.replica._engines.values()}.values()
+
+    def broken(batch: Batch) -> Outputs:
+        raise EngineFailed("an illegal access")
+
+    with monkeypatch.context() as while_broken:
+        while_broken.setattr(engine, "run", broken)
+        for _ in range(MOST_FAILURES):
+            await lane.replica.check()
+            (failed,) = await lane.replica.infer(lane.batch(call(2)))
+            assert isinstance(failed, EngineFailed)
+        with pytest.raises(EngineFailed, match=f"the last {MOST_FAILURES} passes"):
+            await lane.replica.check()
+    await lane.replica.infer(lane.batch(call(2)))
+    await lane.replica.check()
+
+
+async def test_a_call_of_any_size_is_let_in_where_nobody_waits(lane: Lane) -> None:
+    lane.replica.configure(BatchSettings(queue_items=3))
+    (answer,) = await lane.replica.infer(lane.batch(call(2, 2, 2, 2, 2)))
+    assert isinstance(answer, Answer)
+
+
+async def test_a_long_answer_is_decoded_beside_the_event_loop(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(FeatureExtraction):
+        threads: ClassVar[list[int]] = []
+
+        def decode(self, computed: Computed, options: Any) -> Any:
+            self.threads.append(threading.get_ident())
+            return super().decode(computed, options)
+
+    stand_in(monkeypatch, Watched())
+    (short,) = await lane.replica.infer(lane.batch(call(2)))
+    monkeypatch.setattr("deployments.replicas.lane.INLINE_VALUES", 1)
+    (long,) = await lane.replica.infer(lane.batch(call(2)))
+    assert isinstance(short, Answer)
+    assert isinstance(long, Answer)
+    here = threading.get_ident()
+    assert [thread == here for thread in Watched.threads] == [True, False]
 
 
 async def test_an_idle_lane_is_healthy(lane: Lane) -> None:

@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
-from deployments.errors import InputTooLong, UnknownModel, UnknownToken
+from deployments.encoding.encoder import Encoded, Encoder
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InputTooLong,
+    ServeError,
+    UnknownModel,
+    UnknownToken,
+)
 from deployments.manifest import Device, TaskName
 from deployments.messages import (
     BatchKey,
@@ -165,19 +174,47 @@ async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path
             assert again.ids == plain.ids
 
 
-async def test_a_closed_tokenizer_is_not_healthy(make_replica) -> None:
+async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
+    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    encode = Encoder.encode
+
+    def slowly(self: Encoder, calls: Sequence[Call]) -> list[Encoded | ServeError]:
+        assert held.wait(PATIENCE_S)
+        return encode(self, calls)
+
+    monkeypatch.setattr(Encoder, "encode", slowly)
     replica = make_replica(EncodeLog())
+    lists = [asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG)))) for _ in range(3)]
+    await until(lambda: replica._began_s is not None)
     await replica.check()
-    replica.close()
-    with pytest.raises(RuntimeError):
+    monkeypatch.setattr("deployments.replicas.tokenizer.STUCK_AFTER_S", 0.0)
+    with pytest.raises(EngineFailed, match="hangs"):
         await replica.check()
+    held.set()
+    await asyncio.gather(*lists)
+    await replica.check()
+
+
+async def test_what_nobody_waits_for_is_not_encoded(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    late = call("night")._replace(deadline_s=time.time() - 1)
+    encoded = await make_replica(log).encode(
+        batch(tiny_store, call("good film"), late, call("the"))
+    )
+    first, told, last = encoded.calls
+    assert isinstance(told, DeadlineExceeded)
+    assert [one.lengths for one in (first, last)] == [(4,), (3,)]
+    assert [len(item.ids) for item in encoded.items()] == [4, 3]
+    assert [done.texts for done in log.records] == [2]
 
 
 async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store: Path) -> None:
     log = EncodeLog()
     replica = make_replica(log)
     replica.configure(TokenizerUserConfig(cache_bytes=10_000))
-    await replica.check()  # the setting is applied in the thread
+    replica._thread.submit(int).result()  # the setting is applied in the thread
     for _ in range(2):
         await replica.encode(batch(tiny_store, call("good film", "night")))
     assert [(done.texts, done.kept) for done in log.records] == [(2, 0), (2, 2)]
