@@ -124,13 +124,13 @@ class GenerationLoop:
         began_s = time.perf_counter()
         before = len(self._stepper.active)
         self._let_go()
-        has_left = len(self._stepper.active) < before
         self._stepper.admit()
         read = self._stepper.read_prompts(self.rules)
         if read:
             self._tell()  # first tokens need not wait for everybody's next one
         written = self._stepper.write_tokens(self.rules)
-        if read or written.tokens or has_left:  # who leaves last is to be seen too
+        # Who leaves last is to be seen too.
+        if read or written.tokens or len(self._stepper.active) != before:
             self._record(read, written, time.perf_counter() - began_s)
 
     def _record(self, read: int, written: Output, took_s: float) -> None:

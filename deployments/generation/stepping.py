@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -22,6 +23,8 @@ from deployments.generation.plan import (
     reading_budget,
 )
 from deployments.generation.rows import Copy, Move, RowTable
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 # Until a part was measured. Low, so that the first prompts are read in small parts.
 FIRST_TOKENS_PER_S = 200.0
@@ -117,6 +120,7 @@ class Stepper:
         except EngineLost:
             raise
         except ServeError as error:
+            log.error("a prompt of %d tokens could not be computed: %s", len(job.prompt), error)
             self._end(job, error)
             return 0
 

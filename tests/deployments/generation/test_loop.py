@@ -287,6 +287,20 @@ def test_who_failed_is_no_longer_recorded_as_active(make_bench) -> None:
     assert bench.steps.records[-1].active == 0
 
 
+def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_bench) -> None:
+    class Short(FakeDecoder):
+        def prefill(self, row, ids, start, *, every=False):
+            if start:
+                raise EngineFailed("no room for a second part")
+            return super().prefill(row, ids, start, every=every)
+
+    bench = make_bench(Short())
+    job = bench.job(range(40))
+    bench.answered(job)
+    bench.loop.close()
+    assert [step.active for step in bench.steps.records] == [1, 0]
+
+
 def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
     bench = make_bench(FakeDecoder(rows=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
