@@ -14,7 +14,7 @@ from build_artifacts.steprunner import StepRunner
 from deployments.config import LaneSettings
 from deployments.engines import Engine
 from deployments.errors import EngineFailed
-from deployments.manifest import Gate, Head
+from deployments.manifest import Device, Gate, Head
 from deployments.messages import Batch
 from deployments.tuning.memory import free_bytes
 from deployments.tuning.parity import Reference, answers, judge
@@ -63,7 +63,7 @@ class Survey:
         All stages take turns, unless there is not enough memory for all of them at once.
         """
         found: list[StageFigures] = []
-        for group in groups_of(stages, free_bytes()):
+        for group in groups_of(stages, free_bytes(Device.CPU)):
             found += self._together(group, self.course.seconds * len(group) / len(stages))
         return found
 

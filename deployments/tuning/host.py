@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import shutil
-import subprocess
 from collections.abc import Iterable
 from functools import cache
 
@@ -13,8 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.manifest import Device
 from deployments.processors import installed_versions, this_processor, usable_cores
-
-log = logging.getLogger("ray.serve.hundredfold")
+from deployments.tuning.driver import ask_driver
 
 # The packages that may provide an engine.
 _PACKAGES = {
@@ -47,7 +43,7 @@ def this_host(device: Device) -> Host:
     processor = this_processor()
     return Host(
         device=device,
-        name=(_gpu_name() if device is Device.GPU else "") or processor.name,
+        name=(ask_driver("name,driver_version") if device is Device.GPU else "") or processor.name,
         generation=processor.generation,
         flags=processor.flags,
         cores=usable_cores(),
@@ -61,17 +57,3 @@ def engine_versions(engines: Iterable[str]) -> dict[str, str]:
         for package, version in installed_versions(_PACKAGES[engine]).items():
             found[engine] = f"{package} {version}"
     return found
-
-
-def _gpu_name() -> str:
-    """What the driver calls the first GPU, with the driver's version; empty without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    asked = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError) as exc:
-        log.warning("%s does not tell which GPU this is: %s", tool, exc)
-        return ""
-    return told.stdout.partition("\n")[0].strip()

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -59,13 +59,18 @@ class Contest:
     shapes: Sequence[Shape]
     items: Sequence[EncodedItem]  # their tokens fill the batches
     seconds: float
-    room_bytes: int = field(default_factory=free_bytes)
+    room_bytes: int | None = None  # None: what is free on the device of the contenders
 
     def admit(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
         """Those that may be open at once. Raises EngineFailed when it is none."""
-        fitting = how_many_fit((c.spec.path for c in contenders), self.room_bytes)
+        if not contenders:
+            return contenders
+        room_bytes = self.room_bytes
+        if room_bytes is None:
+            room_bytes = free_bytes(contenders[0].spec.device)
+        fitting = how_many_fit((c.spec.path for c in contenders), room_bytes)
         if not fitting:
-            free_mb = self.room_bytes // 1_000_000
+            free_mb = room_bytes // 1_000_000
             raise EngineFailed(f"not enough memory to measure in: {free_mb} MB are free")
         for contender in contenders[fitting:]:
             log.warning("%s is not measured: not enough memory", contender.variant.name)

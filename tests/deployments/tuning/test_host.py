@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -12,21 +10,6 @@ from deployments.processors import this_processor
 from deployments.tuning.host import Host, engine_versions, this_host
 
 HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
-
-
-@pytest.fixture
-def fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Puts an `nvidia-smi` of these shell lines first in the path."""
-
-    def place(lines: str) -> None:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\n{lines}\n")
-        tool.chmod(0o755)
-        this_host.cache_clear()
-
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    yield place
-    this_host.cache_clear()
 
 
 def test_equal_hosts_have_one_fingerprint() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deployments.manifest import Device
 from deployments.tuning.memory import free_bytes, how_many_fit
 
 MB = 1_000_000
@@ -27,4 +29,12 @@ def test_the_first_ones_are_taken_while_half_of_the_room_holds_three_times_their
 
 
 def test_this_machine_has_memory_left() -> None:
-    assert free_bytes() > 10 * MB
+    assert free_bytes(Device.CPU) > 10 * MB
+
+
+def test_on_a_gpu_its_own_memory_counts_too(fake_driver: Callable[[str], None]) -> None:
+    fake_driver("echo 3; echo 80000")
+    assert free_bytes(Device.GPU) == 3 << 20
+    assert free_bytes(Device.CPU) > 10 * MB
+    fake_driver("echo '[N/A]'")
+    assert free_bytes(Device.GPU) > 10 * MB

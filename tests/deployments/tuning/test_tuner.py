@@ -10,7 +10,6 @@ from deployments.errors import EngineFailed
 from deployments.manifest import REFERENCE_NAME, EngineOptions
 from deployments.tuning.choose import choose
 from deployments.tuning.costs import CostTable
-from deployments.tuning.memory import free_bytes
 from deployments.tuning.parity import Reference
 from deployments.tuning.placement import Placement
 from deployments.tuning.tuner import Contender, Contest, compare, merged, tune, worthwhile
@@ -26,7 +25,7 @@ def contest(placement: Placement, room_bytes: int | None = None) -> Contest:
         shapes=SHAPES,
         items=reference(placement).items,
         seconds=0.1,
-        room_bytes=free_bytes() if room_bytes is None else room_bytes,
+        room_bytes=room_bytes,
     )
 
 
