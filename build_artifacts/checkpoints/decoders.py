@@ -26,8 +26,8 @@ from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
-    "Phi3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM", "OlmoForCausalLM",
-    "NemotronForCausalLM", "Ernie4_5ForCausalLM", "GPT2LMHeadModel",
+    "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
+    "GPT2LMHeadModel",
 )  # fmt: skip
 # Tokens by which chat templates end a turn. Configs often name the end of a text only.
 _TURN_ENDS = (

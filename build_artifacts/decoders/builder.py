@@ -34,7 +34,7 @@ def run_builder(
     `options` are its own, such as "block_size=16". `into` and a cache beside it are made.
     """
     command = [
-        *(sys.executable, "-m", "onnxruntime_genai.models.builder"),
+        *(sys.executable, "-m", "build_artifacts.decoders.builder_program"),
         *("--input", str(weights.absolute())),
         *("--output", str(into)),
         *("--cache_dir", str(into.with_name(f"{into.name}-cache"))),
