@@ -27,12 +27,12 @@ class AnswerDefaults(_Facts):
     with one.
     """
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
     beams: int = Field(1, ge=1)
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False

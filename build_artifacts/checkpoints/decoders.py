@@ -39,17 +39,8 @@ _TURN_ENDS = (
     "<|eom_id|>",
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
-# What that file may say of drawing tokens, and the numbers that mean something; others, such as a
-# `top_k` of 0, are a way to say nothing.
-_LEAST_SHARE = 1e-9
-_DRAWING = {
-    "temperature": (0, 100),
-    "top_k": (1, 2**31),
-    "top_p": (_LEAST_SHARE, 1),
-    "min_p": (0, 1),
-    "typical_p": (_LEAST_SHARE, 1),
-    "repetition_penalty": (0.01, 100),
-}
+# What that file may say of drawing tokens.
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 
@@ -94,18 +85,17 @@ def read_decoding(weights: Path, config: Config) -> Decoding:
 
 def _defaults(weights: Path) -> AnswerDefaults:
     """How tokens are drawn by the checkpoint. Raises UnsupportedModel or SourceUnreadable."""
-    path = weights / GENERATION_CONFIG_NAME
-    said = read_object(path)
-    meant = {
-        name: said[name]
-        for name, (least, most) in _DRAWING.items()
-        if type(said.get(name)) in (int, float) and least <= said[name] <= most
-    }
+    said = read_object(weights / GENERATION_CONFIG_NAME)
+    return AnswerDefaults(**{name: said[name] for name in _DRAWING if _is_meant(name, said)})
+
+
+def _is_meant(name: str, said: dict[str, Json]) -> bool:
+    """Whether `name` is said, and no way to say nothing, such as a `top_k` of 0."""
     try:
-        return AnswerDefaults(**meant)
-    except ValidationError as exc:  # half a token, for `top_k`
-        wrong = exc.errors()[0]
-        raise damaged(path, f"`{wrong['loc'][0]}`: {wrong['msg']}") from exc
+        AnswerDefaults.model_validate({name: said[name]}, strict=True)
+    except (KeyError, ValidationError):
+        return False
+    return True
 
 
 def special_tokens(weights: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from cluster.linting.application import ApplicationEntry, DeploymentEntry, appli
 from cluster.linting.schema import Finding
 from deployments.config import GeneratorSettings, IngressUserConfig, SchedulingSettings
 from deployments.errors import BadSetting
+from deployments.ingress.lanes import GENERATOR_DEPLOYMENTS
 
 INGRESS = "Ingress"
 UNLIMITED = -1
@@ -25,7 +26,9 @@ AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
 DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
 GENERATOR_DEFAULTS: Mapping[str, Any] = GeneratorSettings().model_dump()
 SCHEDULING_DEFAULTS: Mapping[str, Any] = SchedulingSettings().model_dump()
-GENERATORS: Mapping[str, str] = {"CpuGenerator": "cpu", "GpuGenerator": "gpu"}
+GENERATORS: Mapping[str, str] = {
+    name: device.value for device, name in GENERATOR_DEPLOYMENTS.items()
+}
 
 
 def broken_rules(config: Any) -> Iterator[Finding]:

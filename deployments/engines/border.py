@@ -7,6 +7,11 @@ from contextlib import contextmanager
 
 from deployments.errors import EngineFailed
 
+# Calls of one engine that fail one after the other, after which it is taken for lost and its
+# replica replaced: one that has failed for good, such as a GPU after an illegal access, says the
+# same as one whose input is to blame, and hardly anybody sends nothing else.
+MOST_FAILURES = 10
+
 
 @contextmanager
 def failures_of(name: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
+from deployments.engines.border import MOST_FAILURES
 from deployments.engines.decoder import Decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
 from deployments.generation.job import Job
@@ -21,10 +22,6 @@ from deployments.generation.stepping import NOTHING, Event, Output, Stepper
 from deployments.records import StepRecord, StepRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
-
-# Calls of a decoder that fail one after the other, after which it is taken for lost: an engine that
-# has failed for good, such as a GPU after an illegal access, says the same as one that has not.
-MOST_FAILURES = 10
 
 Publish = Callable[[Sequence[Event]], None]
 

@@ -13,6 +13,7 @@ from deployments.batching.loop import BatchLoop, CallRows
 from deployments.config import AppArgs, BatchSettings
 from deployments.encoding.vocabulary import Vocabulary
 from deployments.engines import Engine, check_lane
+from deployments.engines.border import MOST_FAILURES
 from deployments.errors import EngineFailed, InputTooLong, ServeError
 from deployments.manifest import ArtifactManifest, Device, Head
 from deployments.messages import (
@@ -35,9 +36,6 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # An item that waits longer than this while the replica claims health: the engine hangs.
 STUCK_AFTER_S = 60.0
-# Passes of a model that fail one after the other: the engine has failed for good. One whose inputs
-# are to blame is tried item by item, and hardly anybody sends nothing else.
-MOST_FAILURES = 10
 # Numbers that are decoded on the event loop, in a few milliseconds; more take a thread.
 INLINE_VALUES = 1 << 18
 # Of the vectors of all tokens of one call: 16 MB, and three times that as JSON.

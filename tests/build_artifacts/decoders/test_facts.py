@@ -95,15 +95,10 @@ def test_how_tokens_are_drawn_is_what_the_checkpoint_says(directory: Path) -> No
 
 
 def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
-    said = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
-    write_json(directory / "generation_config.json", said)
-    assert defaults_of(directory) == AnswerDefaults()
-
-
-def test_half_a_token_is_an_error(directory: Path) -> None:
-    write_json(directory / "generation_config.json", {"top_k": 2.5})
-    with pytest.raises(UnsupportedModel, match=r"`generation_config\.json` is damaged: `top_k`"):
-        facts_of(directory)
+    nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
+    for said in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
+        write_json(directory / "generation_config.json", said)
+        assert defaults_of(directory) == AnswerDefaults()
 
 
 def test_a_model_that_never_ends_is_refused(directory: Path) -> None:

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
+from deployments.engines.border import MOST_FAILURES
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
 from deployments.generation.beam_job import BeamJob
 from deployments.generation.beams import BeamSearch
 from deployments.generation.job import Job
-from deployments.generation.loop import MOST_FAILURES
 from deployments.generation.messages import (
     Beams,
     Chunk,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from deployments.config import AppArgs, BatchSettings, LaneSettings, ModelSettings
+from deployments.engines.border import MOST_FAILURES
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -34,7 +35,7 @@ from deployments.messages import (
 )
 from deployments.records import PassRecord
 from deployments.registry import Registry
-from deployments.replicas.lane import MOST_FAILURES, BatchReplica
+from deployments.replicas.lane import BatchReplica
 from deployments.tasks import TASKS, Computed, Task
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction
 from tests.fakes import ListRecorder, item, soon
