@@ -31,7 +31,7 @@ lint: .venv/ready
 	@touch $@
 
 # Clients that do not install beside those of .venv; the tests run them as programs of their own.
-.venv-clients/ready: tests/clients/requirements.txt
+.venv-clients/ready: tests/support/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $<
 	@touch $@

@@ -8,7 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from benchmarks import engine, generation, graphs, hostile, quality, serving, tuned
+from benchmarks.engine import command as engine
+from benchmarks.generation import command as generation
+from benchmarks.graphs import command as graphs
+from benchmarks.graphs import tuning
+from benchmarks.hostile import command as hostile
+from benchmarks.serving import command as serving
+from benchmarks.serving import quality
 from deployments.errors import ServeError
 
 
@@ -27,7 +33,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "engine": engine,
     "quality": quality,
     "graphs": graphs,
-    "tuned": tuned,
+    "tuning": tuning,
     "hostile": hostile,
     "generation": generation,
 }

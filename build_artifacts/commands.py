@@ -7,34 +7,30 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.checkpoints.facts import tasks_of
+from build_artifacts.checkpoints.metadata import tasks_of
 from build_artifacts.checkpoints.models import load_model
-from build_artifacts.compilation import Effort
-from build_artifacts.decoders.conversations import read_generation, told
+from build_artifacts.console import Progress
+from build_artifacts.decoders.generation_report import read_generation, told
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import Sampling
-from build_artifacts.journey.keeping import keep, stored_report
-from build_artifacts.journey.rendering import table as journey_table
-from build_artifacts.journey.setting import ReportRequest, setting_of
-from build_artifacts.journey.travel import travel
-from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.progress import Progress
-from build_artifacts.recipe import Recipe
-from build_artifacts.recipes import SEARCHES, placed
+from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
+from build_artifacts.recipes import SEARCHES, Recipe, placed
+from build_artifacts.report.build import travel
+from build_artifacts.report.output import keep, stored_report
+from build_artifacts.report.output import table as journey_table
+from build_artifacts.report.values import ReportRequest, setting_of
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
-from build_artifacts.storage.catalogue import read_store, table
-from build_artifacts.storage.checkup import check
-from build_artifacts.storage.collection import describe, find_garbage, remove
-from build_artifacts.storage.costs_view import costs_view
-from build_artifacts.storage.scratch import scratch
+from build_artifacts.storage.garbage import describe, find_garbage, remove
+from build_artifacts.storage.inspection import check, costs_view, read_store, table
+from build_artifacts.storage.workspace import scratch
+from deployments.artifacts.manifest import HEADS, ArtifactManifest, Head
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.config import LaneSettings
-from deployments.manifest import HEADS, ArtifactManifest, Head
-from deployments.processors import usable_cores
-from deployments.store import LATEST_NAME, model_directory, resolve_version
-from deployments.tuning.placement import Placement
-from deployments.tuning.session import tune_once
+from deployments.machine import usable_cores
+from deployments.tuning.costs import Placement
+from deployments.tuning.tuner import tune_once
 
 
 def build_model(arguments: argparse.Namespace) -> int:

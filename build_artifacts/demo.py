@@ -6,20 +6,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.compilation import Effort
+from build_artifacts.console import Progress
 from build_artifacts.pipeline import (
     BuildRequest,
     BuildResult,
+    Effort,
     build,
     planned_version,
     sealed_already,
 )
-from build_artifacts.progress import Progress
-from build_artifacts.recipe import DecoderRecipe
-from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK
+from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK, DecoderRecipe
+from deployments.artifacts.manifest import Gate, TaskName
+from deployments.artifacts.store import LATEST_NAME, point_latest, resolve_version
 from deployments.errors import ArtifactMissing
-from deployments.manifest import Gate, TaskName
-from deployments.store import LATEST_NAME, point_latest, resolve_version
 
 # Of tuning, for each: `make serve` should not take minutes, and the graphs are few.
 _TUNE_SECONDS = 10.0

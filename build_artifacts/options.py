@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 
 from build_artifacts.recipes import SEARCHES
+from deployments.artifacts.manifest import Device, Gate, TaskName
 from deployments.config import default_store
-from deployments.manifest import Device, Gate, TaskName
 
 _MODEL = "MODEL or MODEL:VERSION; without a version the one served by default"
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cluster import check, env, up
+from cluster import check, local, up
 from cluster.kuberay import render
 
 
@@ -24,7 +24,7 @@ class Subcommand(Protocol):
 SUBCOMMANDS: Mapping[str, Subcommand] = {
     "up": up,
     "check": check,
-    "env": env,
+    "env": local,
     "render": render,
 }
 

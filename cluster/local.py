@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.processes import free_port
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing to choose."""
+    del parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One `export NAME=value` a line, for `eval "$(python -m cluster env)"`."""
+    del arguments
+    for name, value in local_environment().items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
 
 WRAPPER = Path(__file__).with_name("haproxy-with-parent.sh")
 

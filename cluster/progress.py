@@ -12,7 +12,18 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.errors import CannotStart
+from deployments.errors import ServeError
+
+
+class CannotStart(ServeError):
+    """The cluster cannot be started; `hint` says what to do about it."""
+
+    code = "cannot_start"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
 
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 2.0

@@ -25,14 +25,14 @@ from typing import Any
 
 import yaml
 
-from cluster.children import Children, sweep_former_run
-from cluster.errors import CannotStart
 from cluster.local import LocalPorts, local_environment
 from cluster.processes import (
+    Children,
     port_is_free,
     port_owner,
+    sweep_former_run,
 )
-from cluster.progress import Progress, not_ready, port_closed
+from cluster.progress import CannotStart, Progress, not_ready, port_closed
 
 RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

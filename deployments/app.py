@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from deployments.artifacts.manifest import Device
 from deployments.config import (
     AppArgs,
     GeneratorUserConfig,
@@ -24,20 +25,18 @@ from deployments.config import (
 )
 from deployments.errors import ServeError
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
+from deployments.ingress.apis.operations.metrics_text import gather_from_ray
 from deployments.ingress.app import build_http_app
-from deployments.ingress.families.operations.exposition import gather_from_ray
-from deployments.ingress.generation import GenerationService
-from deployments.ingress.lanes import (
+from deployments.ingress.cluster_state import (
     GENERATOR_DEPLOYMENTS,
     LANE_DEPLOYMENTS,
     LaneBoard,
     look_at_serve,
 )
-from deployments.ingress.microbatch import serve_batched
-from deployments.ingress.router import Router
+from deployments.ingress.generation import GenerationService
+from deployments.ingress.routing import Router, serve_batched
 from deployments.ingress.service import InferenceService
-from deployments.ingress.tokens import TokenDesk
-from deployments.manifest import Device
+from deployments.ingress.tokenization import TokenDesk
 from deployments.messages import (
     CallBatch,
     DecodeRequest,
@@ -48,8 +47,8 @@ from deployments.messages import (
 )
 from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics, StepMetrics
 from deployments.registry import Registry
+from deployments.replicas.encoder import BatchReplica
 from deployments.replicas.generator import GeneratorReplica
-from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.serve import (
     ServeGeneratorClient,

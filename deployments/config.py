@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from deployments.artifacts.manifest import Device
+from deployments.artifacts.store import LATEST_NAME
 from deployments.errors import BadSetting
-from deployments.manifest import Device
-from deployments.store import LATEST_NAME
 
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
 

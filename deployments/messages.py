@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.artifacts.manifest import Device, TaskName
 from deployments.errors import ServeError
-from deployments.manifest import Device, TaskName
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
 TextPair = tuple[str, str]  # two segments of one item, such as a query and a document

@@ -1,7 +1,7 @@
 """Every metric, with unit, buckets and labels. Recorded from values, one place per process.
 
 Ray's agents export them on every node with the prefix `ray_`; `GET /metrics` gathers them from
-all nodes (ingress/families/operations), so it does not matter which ingress replica is asked.
+all nodes (ingress/apis/operations), so it does not matter which ingress replica is asked.
 """
 
 from __future__ import annotations

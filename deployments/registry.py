@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
+from deployments.artifacts.store import model_directory, resolve_version
 from deployments.config import AppArgs, ModelSettings
-from deployments.decoding import Decoding
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
-from deployments.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
 from deployments.messages import ModelRef
-from deployments.store import model_directory, resolve_version
 from deployments.tasks import served_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")

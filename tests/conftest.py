@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sealed import CLASSIFIER, EMBEDDER, seal_tiny
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "numpy")
 # The instructions that decide which graph is fastest, and how int8 rounds.

@@ -23,9 +23,9 @@ from build_artifacts.errors import (
     UnsupportedModel,
 )
 from build_artifacts.sources.foreign import foreign_weights
+from deployments.artifacts.manifest import Source
+from deployments.artifacts.store import contained, file_sha256
 from deployments.errors import PathOutsideArtifact
-from deployments.manifest import Source
-from deployments.sealed_files import contained, file_sha256
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
 COUNTED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")

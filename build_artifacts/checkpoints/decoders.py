@@ -18,8 +18,8 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.decoding import AnswerDefaults, Decoding
-from deployments.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.artifacts.generation_config import AnswerDefaults, Decoding
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
 # (it knows others, with images or recurrent layers, whose memory the server does not keep); GPT-2.

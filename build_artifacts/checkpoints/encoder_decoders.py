@@ -10,8 +10,8 @@ from build_artifacts.checkpoints.architectures import Config, architecture_of
 from build_artifacts.checkpoints.checkpoint import is_plain_file
 from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
-from deployments.decoding import AnswerDefaults, Decoding, SourceReading
-from deployments.manifest import TEXT2TEXT_TASKS
+from deployments.artifacts.generation_config import AnswerDefaults, Decoding, SourceReading
+from deployments.artifacts.manifest import TEXT2TEXT_TASKS
 
 # Of models whose positions are relative, and have no end: what T5 was trained with.
 UNBOUNDED_TOKENS = 512

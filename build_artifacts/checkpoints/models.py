@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipe import Dtype
-from deployments.manifest import Head
+from build_artifacts.recipes import Dtype
+from deployments.artifacts.manifest import Head
 
 # Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
 # classifiers do use.

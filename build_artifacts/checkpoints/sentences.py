@@ -16,7 +16,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.manifest import TOKENIZER_NAME
+from deployments.artifacts.manifest import TOKENIZER_NAME
 
 Pooling = Literal["mean", "cls", "last"]
 SPOKEN_NAME = "config_sentence_transformers.json"

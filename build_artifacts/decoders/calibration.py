@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.asked import Tokens
 from build_artifacts.decoders.float_graph import Floats
-from deployments.decoding import Decoding
+from build_artifacts.decoders.gate_inputs import Tokens
+from deployments.artifacts.generation_config import Decoding
 from deployments.engines.decoder import LOGITS_FROM
 
 if TYPE_CHECKING:

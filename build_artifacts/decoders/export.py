@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.decoders.builder import run_builder
-from build_artifacts.decoders.checkpoint_export import export_checkpoint
-from build_artifacts.decoders.rotations_check import check_rotations
-from build_artifacts.decoders.slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
-from build_artifacts.decoders.torch_export import export_program
-from build_artifacts.decoders.written.quantising import Bits, quantised
-from build_artifacts.decoders.written.writing import ENCODER_NAME, is_written, write_decoder
+from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
+from build_artifacts.decoders.graphs.export import ENCODER_NAME, is_written, write_decoder
+from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
+from build_artifacts.decoders.rope_check import check_rotations
+from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipe import DecoderRecipe
+from build_artifacts.recipes import DecoderRecipe
 
 # A torch program, weights included; and the weights of a checkpoint.
 PROGRAM_NAME = "model.safetensors"

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.decoders.asked import Asked, Tokens, answer_tokens, asked_of
+from build_artifacts.decoders.gate_inputs import Asked, Tokens, answer_tokens, asked_of
 from build_artifacts.errors import UnsupportedModel
-from deployments.decoding import Decoding
-from deployments.manifest import Head
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import Head
 
 _LOGITS_NAME = "logits.npy"
 _ASKED_NAME = "asked.npz"

@@ -1,27 +1,87 @@
 """A checkpoint becomes a torch program that reads and writes rows of memory where they lie.
 
-transformers' own model over rows (deployments/engines/rows_model.py) is traced. What the program
-reads and answers is told in deployments/engines/torch_decoder.py.
+transformers' own model over rows (deployments/engines/transformers_kv.py) is traced. What the
+program reads and answers is told in deployments/engines/torch_decoder.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipe import DecoderRecipe, Dtype
+from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
-from deployments.engines.rows_model import over_rows
-from deployments.manifest import Attention, Head
+from deployments.artifacts.manifest import Attention, Head, Precision
+from deployments.engines.transformers_kv import over_rows
+
+_DTYPES: Mapping[Precision, Dtype] = {
+    **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    **dict.fromkeys(("int8", "nf4"), "float16"),
+}
+_ALL_IN_ONE = "1000TB"  # a file of more is two
+
+
+def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+    """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
+    check_recipe(facts, recipe, _DTYPES)
+    if recipe.run.gpus > 1 and _quantisation(recipe.precision) is not None:
+        raise UnsupportedModel(
+            f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
+            hint="leave out `--gpus`",
+        )
+    model = load_model(
+        weights,
+        head=Head.NEXT_TOKEN,
+        dtype=_DTYPES[recipe.precision],
+        quantisation=_quantisation(recipe.precision),
+    )
+    check_model(model, facts, recipe.run.attention)
+    _check_plan(model, facts, recipe.run.gpus)
+    model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
+
+
+def _check_plan(model: TorchModel, facts: ModelFacts, gpus: int) -> None:
+    """Each GPU must get its share of the heads, or it would have no room for what it computes."""
+    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+
+    heads = facts.generating.kv_heads
+    found = get_kv_heads_per_rank(getattr(model, "_tp_plan", None) or {}, heads, gpus)
+    if found is None:
+        raise UnsupportedModel(
+            f"{heads} heads of keys and values cannot be shared by {gpus} GPUs",
+            hint=f"`--gpus` must divide {heads}",
+        )
+    if found * gpus != heads:
+        raise UnsupportedModel(
+            f"transformers has no plan of how to share the heads of `{facts.architecture}`",
+            hint="leave out `--gpus`",
+        )
+
+
+def _quantisation(precision: Precision) -> Any:
+    """What transformers is told to round weights by; None: they are not."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if precision == "int8":
+        # Without outliers apart: which columns those are depends on all rows of a step, and so
+        # would an answer on its company. Where they matter the gate is missed.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    if precision == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float16
+        )
+    return None
+
 
 if TYPE_CHECKING:
     import torch
 
-_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16"}
+_GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16"}
 _MOST_ROWS = 4_096
 # An example of which no two sides are equal, or they would be taken for the same.
 _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
@@ -29,13 +89,13 @@ _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 
 def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
-    check_recipe(facts, recipe, _DTYPES)
+    check_recipe(facts, recipe, _GRAPH_DTYPES)
     if recipe.run.gpus > 1 or recipe.run.offloaded:
         raise UnsupportedModel(
             f"programs have no `gpus` and no `offloaded` ({recipe.name})",
             hint='these are for the engine "transformers"',
         )
-    model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_DTYPES[recipe.precision])
+    model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, facts, recipe.run.attention)
     write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)
 

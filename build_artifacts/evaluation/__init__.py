@@ -21,7 +21,7 @@ Labels and tags are names or ids of the model's own labels; `relevant` holds ind
 """
 
 from build_artifacts.evaluation.base import Answer, Evaluation, ModelUnderTest, Sampling
-from build_artifacts.evaluation.errors import BadEvaluationData
+from build_artifacts.evaluation.files import BadEvaluationData
 from build_artifacts.evaluation.loading import EVERYTHING, data_digest, load_evaluation
 from build_artifacts.evaluation.runner import answers_of, scores_of
 

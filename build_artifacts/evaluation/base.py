@@ -1,4 +1,4 @@
-"""What an evaluation is: labelled examples ready for an engine, and how its answers score."""
+"""Examples to items: the tokenizer of a model, cutting at what the model reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.facts import Problem
-from deployments.errors import BadSetting, EngineFailed
-from deployments.messages import EncodedItem
+from build_artifacts.checkpoints.metadata import Problem
+from deployments.errors import BadSetting, EngineFailed, ServeError
+from deployments.messages import Call, EncodedItem, Text, Truncation
+from deployments.tokenization.encodings import open_tokenizer
+from deployments.tokenization.tokenizer import Encoder
 
 E = TypeVar("E")
 
@@ -97,3 +100,25 @@ class Evaluation(ABC):
 
     def _drop(self, reference: float, score: float) -> float:
         return 100 * (reference - score)
+
+
+def encode_texts(model: ModelUnderTest, texts: Sequence[Text]) -> list[EncodedItem]:
+    """One item per text or pair of texts, by the server's own encoder."""
+    call = Call(
+        texts=tuple(texts),
+        fields=tuple(f"examples[{i}]" for i in range(len(texts))),
+        options=None,
+        truncation=Truncation.KEEP_START,
+        deadline_s=float("inf"),
+    )
+    (encoded,) = Encoder(model.directory, model.max_tokens).encode([call])
+    if isinstance(encoded, ServeError):
+        raise encoded
+    return encoded.items
+
+
+def open_cutting_tokenizer(model: ModelUnderTest) -> Tokenizer:
+    """The server's tokenizer, for offsets and words; cuts at what the model reads."""
+    tokenizer = open_tokenizer(model.directory)
+    tokenizer.enable_truncation(model.max_tokens)
+    return tokenizer

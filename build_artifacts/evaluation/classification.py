@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.base import (
+    Answer,
+    Evaluation,
+    Kept,
+    ModelUnderTest,
+    Sampling,
+    encode_texts,
+)
+from build_artifacts.evaluation.files import Layout, Place, Record, as_number, read_records
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pearson, spearman
-from build_artifacts.evaluation.reading import Layout, Place, Record, as_number, read_records
-from build_artifacts.evaluation.tokens import encode_texts
 from deployments.messages import EncodedItem, Text
 
 EXPECTED = (

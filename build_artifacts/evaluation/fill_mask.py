@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
-from build_artifacts.evaluation.reading import Place, read_lines
-from build_artifacts.evaluation.tokens import open_cutting_tokenizer
-from deployments.encoding.tokenizer_file import item_of
+from build_artifacts.evaluation.base import (
+    Answer,
+    Evaluation,
+    Kept,
+    ModelUnderTest,
+    Sampling,
+    open_cutting_tokenizer,
+)
+from build_artifacts.evaluation.files import Place, read_lines
 from deployments.messages import EncodedItem, TokenIds
+from deployments.tokenization.encodings import item_of
 
 EXPECTED = "plain text, one sentence a line"
 MASK_EVERY = 7  # tokens, about the share that models were trained with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from build_artifacts.evaluation.reading import Record, as_index, shown
+from build_artifacts.evaluation.files import Record, as_index, shown
 
 
 class ModelLabels:

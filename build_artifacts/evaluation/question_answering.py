@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
 from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1, read_questions
-from deployments.encoding.windows import WindowEncoder
 from deployments.messages import EncodedItem, TokenLayout, Truncation
 from deployments.tasks.question_answering import question_windowing
+from deployments.tokenization.windows import WindowEncoder
 
 MOST_ANSWER_TOKENS = 30
 

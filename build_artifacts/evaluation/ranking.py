@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.base import (
+    Answer,
+    Evaluation,
+    Kept,
+    ModelUnderTest,
+    Sampling,
+    encode_texts,
+)
+from build_artifacts.evaluation.files import Place, Record, as_index, read_objects, shown
 from build_artifacts.evaluation.metrics import ndcg, ranked, reciprocal_rank
-from build_artifacts.evaluation.reading import Place, Record, as_index, read_objects, shown
-from build_artifacts.evaluation.tokens import encode_texts
 from deployments.messages import EncodedItem
 
 EXPECTED = "JSON lines with `query`, `documents` and `relevant` (indices into `documents`)"

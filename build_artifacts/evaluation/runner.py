@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from build_artifacts.evaluation.base import Answer, Evaluation, Kept
-from deployments.batching.collate import collate
+from deployments.batching.batches import collate
 from deployments.engines.base import Engine
 from deployments.messages import EncodedItem
 

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.base import (
+    Answer,
+    Evaluation,
+    Kept,
+    ModelUnderTest,
+    Sampling,
+    encode_texts,
+)
+from build_artifacts.evaluation.files import Layout, Place, as_number, read_records
 from build_artifacts.evaluation.metrics import row_cosines, spearman
-from build_artifacts.evaluation.reading import Layout, Place, as_number, read_records
-from build_artifacts.evaluation.tokens import encode_texts
 from deployments.messages import EncodedItem
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from build_artifacts.evaluation.reading import Place, Record, read_bytes
+from build_artifacts.evaluation.files import Place, Record, read_bytes
 
 EXPECTED = "SQuAD 1.1 or 2.0: `data`, `paragraphs`, `context`, `qas`, `question`, `answers`, `text`"
 

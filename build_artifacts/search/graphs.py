@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.recipe import (
+from build_artifacts.recipes import (
     CandidateRecipe,
     ExportRecipe,
     Quantisation,
@@ -18,13 +18,13 @@ from build_artifacts.recipe import (
     digest_of,
 )
 from build_artifacts.search.preparation import Prepared
-from build_artifacts.steprunner import StepRunner, megabytes
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
-from build_artifacts.steps.quantise import quantise
+from build_artifacts.steps.quantize import quantise
 from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import most_sensitive
-from deployments.batching.collate import collate
+from build_artifacts.storage.workspace import StepRunner, megabytes
+from deployments.batching.batches import collate
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import batch_from
 

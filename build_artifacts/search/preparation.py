@@ -12,21 +12,48 @@ import numpy as np
 
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import Evaluation, scores_of
-from build_artifacts.recipe import Dtype
-from build_artifacts.search.original import Original
-from build_artifacts.search.reference import encode_probes
-from build_artifacts.steprunner import StepRunner
-from build_artifacts.steps.dequantise import dequantise
+from build_artifacts.recipes import Dtype
+from build_artifacts.search.probes import encode_probes
+from build_artifacts.steps.dequantize import dequantise
 from build_artifacts.steps.merge import merge
-from deployments.manifest import REFERENCE_NAME
+from build_artifacts.storage.workspace import StepRunner
+from deployments.artifacts.manifest import REFERENCE_NAME
+from deployments.engines.base import EngineInfo
+from deployments.engines.graph_io import feeds_of, split
+from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import Reference, answers
+
+
+class Original:
+    """An Engine over an eager torch model, which stays as it was; for builds and reports only."""
+
+    def __init__(self, model: TorchModel, facts: ModelFacts) -> None:
+        self.info = EngineInfo(compute_type="cpu-fp32")
+        self._facts = facts
+        self._rows = row_model(model, facts.head, facts.pooling)
+        self._names = input_names(model, facts.head)
+
+    def run(self, batch: Batch) -> Outputs:
+        """One forward pass, on as many threads as torch is set to."""
+        import torch
+
+        feeds = feeds_of(batch, self._names, self._facts.mask_token)
+        inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
+        with torch.inference_mode():
+            raw = np.asarray(self._rows(**inputs).numpy(), dtype=np.float32)
+        return Outputs(split(self._facts.head, raw, batch, feeds.mask_counts))
+
+    def close(self) -> None:
+        """Nothing to give back that the caller does not hold."""
+
 
 _COMPACTION_NAME = "compaction.json"
 _SCORES_NAME = "scores.json"

@@ -21,9 +21,8 @@ from build_artifacts.sources.foreign import GGUF_SUFFIX
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import id_part
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
-from deployments.manifest import Source
-from deployments.sealed_files import file_sha256
-from deployments.store import MODEL_ID
+from deployments.artifacts.manifest import Source
+from deployments.artifacts.store import MODEL_ID, file_sha256
 
 _MAGIC = b"GGUF"
 

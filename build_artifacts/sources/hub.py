@@ -12,7 +12,7 @@ from typing import Protocol
 from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
-from deployments.manifest import Source
+from deployments.artifacts.manifest import Source
 
 # The cache of downloads cannot take more, whatever the network does.
 _CACHE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

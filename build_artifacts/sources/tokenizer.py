@@ -21,7 +21,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound
-from deployments.manifest import TOKENIZER_NAME
+from deployments.artifacts.manifest import TOKENIZER_NAME
 
 _WORDS_NAME = "vocab.txt"
 _PAIRS_NAME = "vocab.json"

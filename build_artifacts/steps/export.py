@@ -11,14 +11,39 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.architectures import fewest_tokens
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line
-from build_artifacts.checkpoints.rows import input_names, row_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipe import ExportRecipe
-from build_artifacts.steps.rotations import repeat_rotations
-from deployments.engines.heads import MASK_POSITIONS, TOKENS_OUTPUT
-from deployments.manifest import Head
+from build_artifacts.recipes import ExportRecipe
+from deployments.artifacts.manifest import Head
+from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
+
+Graph = Any  # an onnx_ir.Graph; the library is not typed
+
+
+def repeat_rotations(graph: Graph) -> None:
+    """Give every RotaryEmbedding of opset 23 its angles once per item of the batch, in place.
+
+    The exporter's fusion hands it angles [1, T, D/2], which the operator's definition and ONNX
+    Runtime refuse for a batch of more than one.
+    """
+    import onnx_ir
+
+    rotated = [node for node in graph if node.op_type == "RotaryEmbedding" and node.domain == ""]
+    if not rotated:
+        return
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    items = onnx_ir.node("Shape", [ids], {"start": 0, "end": 1})
+    ones = onnx_ir.node("Constant", [], {"value_ints": [1, 1]})
+    shape = onnx_ir.node("Concat", [items.outputs[0], ones.outputs[0]], {"axis": 0})
+    graph.insert_before(graph[0], [items, ones, shape])
+    for node in rotated:
+        for place in (1, 2):
+            repeated = onnx_ir.node("Expand", [node.inputs[place], shape.outputs[0]])
+            graph.insert_before(node, repeated)
+            node.replace_input_with(place, repeated.outputs[0])
+
 
 MAX_BATCH = 4096
 # What the exporter calls the one output of a graph that has one.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.architectures import fewest_tokens
-from build_artifacts.checkpoints.facts import ModelFacts
+from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line
-from build_artifacts.checkpoints.rows import input_names, row_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.export import sample
 from deployments.engines.torch_program import write_program

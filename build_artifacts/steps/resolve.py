@@ -11,7 +11,7 @@ from build_artifacts.sources.hub import Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, resolve_directory
 from build_artifacts.sources.package import PREFIX, resolve_package
 from build_artifacts.sources.tokenizer import with_fast_tokenizer
-from deployments.store import MODEL_ID
+from deployments.artifacts.store import MODEL_ID
 
 
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:

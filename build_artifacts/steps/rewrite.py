@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from build_artifacts.recipe import Rewrites
-from deployments.engines.heads import feeds_of
+from build_artifacts.recipes import Rewrites
+from deployments.engines.graph_io import feeds_of
 from deployments.messages import Batch
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.facts import ModelFacts
-from build_artifacts.search.gating import PassedGraph
+from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.search.gate import PassedGraph
 from build_artifacts.search.preparation import Prepared
-from build_artifacts.storage.scratch import BUILDING_NAME, dispose
-from deployments.manifest import (
+from build_artifacts.storage.workspace import BUILDING_NAME, dispose
+from deployments.artifacts.manifest import (
     MANIFEST_NAME,
     REFERENCE_NAME,
     TOKENIZER_NAME,
@@ -21,9 +21,8 @@ from deployments.manifest import (
     SealedFile,
     Source,
 )
-from deployments.processors import installed_versions
-from deployments.sealed_files import file_sha256
-from deployments.store import model_directory, point_latest
+from deployments.artifacts.store import file_sha256, model_directory, point_latest
+from deployments.machine import installed_versions
 from deployments.tuning.costs import CostTable, write_costs
 
 _TOOLS = (

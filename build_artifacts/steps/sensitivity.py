@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.batching.collate import collate
-from deployments.engines.heads import feeds_of
+from deployments.batching.batches import collate
+from deployments.engines.graph_io import feeds_of
 from deployments.messages import EncodedItem
 
 Matrix = NDArray[np.float32]

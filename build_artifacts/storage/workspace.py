@@ -1,28 +1,76 @@
-"""Where a version is built before anybody can see it, and what an interrupted build leaves there.
-
-`<store>/.building/<model id, "/" written "--">--<version>/steps/<name>/` holds the finished steps
-of a version that is not published yet. Killing a build costs the step under way: the next build of
-the same version finds the others. The build holds the lock beside its directory, so that a second
-one waits for it.
-"""
+"""Steps of a build: each done once, told on the progress, its noise in the log."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import gc
 import os
 import re
 import shutil
 import sys
+import tempfile
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from build_artifacts.console import Progress, Step
 from build_artifacts.errors import BuildError
-from build_artifacts.progress import Progress
-from build_artifacts.storage.scratch import BUILDING_NAME, dispose, scratch, store_errors
-from deployments.locks import held
-from deployments.store import model_directory
+from deployments.artifacts.locks import directory_held, held, is_held
+from deployments.artifacts.store import model_directory
+
+BUILDING_NAME = ".building"
+# Not the start of a model id, so never that of a build's own directory.
+_PREFIX = ".scratch-"
+
+
+@contextmanager
+def scratch(store: Path) -> Iterator[Path]:
+    """A fresh directory in `store`, removed on every way out."""
+    building = store / BUILDING_NAME
+    with ExitStack() as stack:
+        with store_errors(store):
+            building.mkdir(parents=True, exist_ok=True)
+            # Held while starting: until it is locked the new directory looks abandoned.
+            with directory_held(building):
+                for path in abandoned(building):
+                    shutil.rmtree(path, ignore_errors=True)
+                root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=building))
+                stack.enter_context(directory_held(root))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        yield root
+
+
+def abandoned(building: Path) -> list[Path]:
+    """Scratch directories of dead processes. Only true while `building` itself is held."""
+    found = (path for path in sorted(building.glob(f"{_PREFIX}*")) if not path.is_symlink())
+    return [path for path in found if path.is_dir() and not is_held(path)]
+
+
+def dispose(directory: Path, building: Path) -> None:
+    """Remove a directory so that nobody sees half of it: it is renamed away before it is emptied.
+
+    When the process is killed in between, the next `scratch` does the rest. Raises OSError when
+    the directory cannot be renamed; then it is untouched.
+    """
+    away = building / f"{_PREFIX}{uuid.uuid4().hex}"
+    directory.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+@contextmanager
+def store_errors(store: Path, doing: str = "write to") -> Iterator[None]:
+    """Say plainly what cannot be done to the store. Raises BuildError for OSError."""
+    try:
+        yield
+    except OSError as exc:
+        raise BuildError(
+            f"cannot {doing} the store {store}: {exc.strerror or exc}",
+            hint="check its space and permissions, or pass another `--store DIR`",
+        ) from exc
+
 
 _STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _MADE_WITH_NAME = "made-with"
@@ -233,3 +281,56 @@ def _redirected(target: int, descriptors: tuple[int, ...]) -> Iterator[None]:
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+# Fills the directory it is given and says in a few words what came out.
+StepWork = Callable[[Path], str]
+
+
+class StepRunner:
+    """The one way a build does something that takes time."""
+
+    def __init__(self, place: Workspace, progress: Progress) -> None:
+        self._place = place
+        self._progress = progress
+        self._told: set[str] = set()
+
+    @contextmanager
+    def passing(self, name: str, detail: str) -> Iterator[Step]:
+        """A step that leaves nothing behind, so an interrupted build does it again."""
+        with self._progress.step(name, detail) as step, self._place.quiet():
+            yield step
+
+    def once(self, key: str, name: str, detail: str, work: StepWork) -> Path:
+        """The directory that `work` filled, now or in a build that was interrupted.
+
+        `key` names the step among all steps of the build.
+        """
+        is_news = key not in self._told
+        self._told.add(key)
+        if not self._place.is_done(key):
+            with self.passing(name, detail) as step:
+                done = self._place.once(key, lambda into: step.found(work(into)))
+            _give_back()
+            return done
+        if is_news:
+            with self._progress.step(name, detail) as step:
+                step.found("done by an interrupted build")
+        return self._place.once(key, _never)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: a step of a large model leaves gigabytes with malloc."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)
+
+
+def _never(_into: Path) -> None:
+    raise AssertionError("a finished step was started again; this is a bug")
+
+
+def megabytes(path: Path) -> str:
+    """The size of a file in words."""
+    return f"{path.stat().st_size / 1e6:.1f} MB"

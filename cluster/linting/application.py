@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from cluster.linting.document import KeyPath
 from cluster.linting.schema import Finding, Section, sections
 from deployments.config import USER_CONFIGS, AppArgs
-from deployments.ingress.lanes import LANE_DEPLOYMENTS
+from deployments.ingress.cluster_state import LANE_DEPLOYMENTS
 
 IMPORT_PATH = "deployments.app:build_app"
 

@@ -14,7 +14,7 @@ from cluster.linting.application import ApplicationEntry, DeploymentEntry, appli
 from cluster.linting.schema import Finding
 from deployments.config import GeneratorSettings, IngressUserConfig, SchedulingSettings
 from deployments.errors import BadSetting
-from deployments.ingress.lanes import GENERATOR_DEPLOYMENTS
+from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 
 INGRESS = "Ingress"
 UNLIMITED = -1

@@ -41,7 +41,7 @@ def _onnxruntime_lacks(spec: GraphSpec, lane: LaneSettings) -> str | None:
 
 def _open_onnxruntime(spec: GraphSpec, lane: LaneSettings) -> Engine:
     if spec.options.buckets:
-        from deployments.engines.bound import BoundEngine
+        from deployments.engines.onnx_io_binding import BoundEngine
 
         return BoundEngine(spec, lane)
     from deployments.engines.onnx import OnnxEngine

@@ -14,9 +14,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.decoding import Decoding
-from deployments.errors import EngineFailed, ManifestInvalid
-from deployments.manifest import (
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import (
     ArtifactManifest,
     Candidate,
     Device,
@@ -25,6 +24,7 @@ from deployments.manifest import (
     MemoryType,
     Precision,
 )
+from deployments.errors import EngineFailed, ManifestInvalid
 
 # The input of a decoder's graph that says from which token on logits are wanted, [1].
 LOGITS_FROM = "logits_from"

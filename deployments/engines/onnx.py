@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from deployments.artifacts.manifest import EngineOptions, Precision
 from deployments.config import HardwareSettings, LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec
-from deployments.engines.border import failures_of
-from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
+from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
-from deployments.manifest import EngineOptions, Precision
+from deployments.machine import this_processor
 from deployments.messages import Batch, Outputs
-from deployments.processors import this_processor
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"

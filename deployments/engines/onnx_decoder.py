@@ -26,7 +26,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
-from deployments.engines.border import failures_of
+from deployments.engines.base import failures_of
 from deployments.engines.decoder import (
     LOGITS_FROM,
     READING,
@@ -35,9 +35,14 @@ from deployments.engines.decoder import (
     Logits,
     TokenColumn,
 )
-from deployments.engines.device_memory import DeviceMemory
 from deployments.engines.onnx import CUDA, UNCAPTURED, graph_options, open_bare_session
-from deployments.engines.row_memory import HostMemory, MemoryLayout, RowMemory, bind_rows
+from deployments.engines.onnx_kv_cache import (
+    DeviceMemory,
+    HostMemory,
+    MemoryLayout,
+    RowMemory,
+    bind_rows,
+)
 from deployments.errors import EngineFailed
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -16,13 +16,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from deployments.artifacts.generation_config import SourceReading
 from deployments.config import HardwareSettings
-from deployments.decoding import SourceReading
-from deployments.engines.border import failures_of
+from deployments.engines.base import failures_of
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.onnx import open_bare_session
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.engines.row_memory import (
+from deployments.engines.onnx_kv_cache import (
     HostMemory,
     MemoryLayout,
     RowMemory,

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from deployments.config import LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec
-from deployments.engines.border import failures_of
-from deployments.engines.buckets import Bucket, padded, smallest_holding
-from deployments.engines.heads import OutputNames, check_inputs, feeds_of, split
+from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.engines.graph_io import (
+    Bucket,
+    OutputNames,
+    check_inputs,
+    feeds_of,
+    padded,
+    smallest_holding,
+    split,
+)
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 

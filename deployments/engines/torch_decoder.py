@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.artifacts.manifest import EngineOptions
 from deployments.config import HardwareSettings
-from deployments.engines.border import failures_of
+from deployments.engines.base import failures_of
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -33,10 +34,9 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.rows_model import dtype_of, open_checkpoint
 from deployments.engines.torch_program import input_names, read_module
+from deployments.engines.transformers_kv import dtype_of, open_checkpoint
 from deployments.errors import EngineFailed
-from deployments.manifest import EngineOptions
 
 if TYPE_CHECKING:
     import torch

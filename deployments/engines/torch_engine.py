@@ -15,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec
-from deployments.engines.border import failures_of
-from deployments.engines.buckets import Bucket, empty_arrays, padded, smallest_holding
-from deployments.engines.heads import Feeds, feeds_of, split
+from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.engines.graph_io import (
+    Bucket,
+    Feeds,
+    empty_arrays,
+    feeds_of,
+    padded,
+    smallest_holding,
+    split,
+)
 from deployments.engines.torch_program import input_names, read_program
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs

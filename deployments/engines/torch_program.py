@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployments.engines.heads import check_inputs
+from deployments.engines.graph_io import check_inputs
 from deployments.errors import EngineFailed
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from deployments.decoding import SourceReading
-from deployments.encoding.detokenizer import Detokenizer, single
+from deployments.artifacts.generation_config import SourceReading
 from deployments.engines.decoder import Logits
-from deployments.generation.drafting import Drafter
 from deployments.generation.grammar import Constraint
+from deployments.generation.logits_rules import TokenRules
 from deployments.generation.messages import (
     Alternative,
     Chunk,
@@ -26,9 +25,10 @@ from deployments.generation.messages import (
     Started,
     Token,
 )
+from deployments.generation.prompt_lookup import Drafter
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
-from deployments.generation.token_rules import TokenRules
+from deployments.tokenization.detokenizer import Detokenizer, single
 
 _NUMBERS = count()
 

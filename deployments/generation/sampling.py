@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.errors import EngineFailed, InvalidField
+from deployments.generation.logits_rules import Penalties
 from deployments.generation.messages import Sampling
-from deployments.generation.penalties import Penalties
 
 SEED_BITS = 63  # what fits a signed integer of eight bytes, which is what clients read it into
 # Temperatures beyond these change nothing any more, but single precision would lose them.

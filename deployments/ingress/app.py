@@ -16,20 +16,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
-from deployments.ingress.families.documentation.routes import DocumentationRoutes
-from deployments.ingress.families.huggingface import HuggingFaceRoutes
-from deployments.ingress.families.open_inference.routes import OpenInferenceRoutes
-from deployments.ingress.families.openai.routes import OpenAIRoutes
-from deployments.ingress.families.operations.exposition import Gather
-from deployments.ingress.families.operations.routes import OperationsRoutes
-from deployments.ingress.families.rerank.routes import RerankRoutes
-from deployments.ingress.families.text_embeddings.routes import TextEmbeddingsRoutes
-from deployments.ingress.families.text_generation.routes import TextGenerationRoutes
+from deployments.ingress.apis.documentation.routes import DocumentationRoutes
+from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
+from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
+from deployments.ingress.apis.openai.routes import OpenAIRoutes
+from deployments.ingress.apis.operations.metrics_text import Gather
+from deployments.ingress.apis.operations.routes import OperationsRoutes
+from deployments.ingress.apis.rerank.routes import RerankRoutes
+from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
+from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.http.api import SPEAKER, Family
-from deployments.ingress.http.intake import SCOPE_KEY, BodyAccount, BodyAccounts
-from deployments.ingress.http.routing import RememberingRouter
-from deployments.ingress.http.wording import told_briefly
+from deployments.ingress.http.api import SPEAKER, Family, RememberingRouter
+from deployments.ingress.http.bodies import SCOPE_KEY, BodyAccount, BodyAccounts
+from deployments.ingress.http.errors import told_briefly
 from deployments.ingress.service import InferenceService
 
 log = logging.getLogger("ray.serve.hundredfold")

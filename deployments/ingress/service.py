@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.cache import ResponseCache
+from deployments.artifacts.manifest import HEADS, TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,
@@ -19,15 +19,13 @@ from deployments.errors import (
     ServeError,
     WrongTask,
 )
-from deployments.ingress.hardware import choose_device
-from deployments.ingress.http.options import RequestOptions
-from deployments.ingress.lanes import LaneBoard
-from deployments.ingress.lengths import check_count, within_characters, within_total
-from deployments.ingress.recording import Note, record_refusal, recorded
-from deployments.ingress.router import Router
-from deployments.ingress.sizes import answer_bytes
-from deployments.ingress.tokens import SpelledText, TokenDesk, TokenSequences, with_texts
-from deployments.manifest import HEADS, TaskName
+from deployments.ingress.cluster_state import LaneBoard, choose_device
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.limits import check_count, within_characters, within_total
+from deployments.ingress.request_log import Note, record_refusal, recorded
+from deployments.ingress.response_cache import ResponseCache, answer_bytes
+from deployments.ingress.routing import Router
+from deployments.ingress.tokenization import SpelledText, TokenDesk, TokenSequences, with_texts
 from deployments.messages import Answer, BatchKey, Call, Timings, characters
 from deployments.records import Recorders, RequestRecorder
 from deployments.registry import OpenModel, Registry

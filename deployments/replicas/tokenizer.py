@@ -12,8 +12,6 @@ from typing import TypeVar
 import numpy as np
 
 from deployments.config import AppArgs, TokenizerUserConfig
-from deployments.encoding.encoder import Encoded, Encoder
-from deployments.encoding.tokens import TokenTable
 from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
 from deployments.messages import (
     Call,
@@ -28,6 +26,8 @@ from deployments.messages import (
 )
 from deployments.records import EncodeRecord, EncodeRecorder
 from deployments.registry import Registry, why_not_loaded
+from deployments.tokenization.tokenizer import Encoded, Encoder
+from deployments.tokenization.vocabulary import TokenTable
 
 T = TypeVar("T")
 

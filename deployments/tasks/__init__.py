@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, TaskName
 from deployments.tasks.base import Computed, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from deployments.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, TaskName
 from deployments.messages import EncodedItem, Text, TokenLayout, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.encoding.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import Vocabulary
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import normalised

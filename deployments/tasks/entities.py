@@ -20,7 +20,7 @@ from deployments.messages import EncodedItem, TokenLayout
 from deployments.tasks.numbers import softmax
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.encoding.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import Vocabulary
 
 WordRule = Literal["first", "average", "max"]  # whose scores a word has, when its tokens disagree
 

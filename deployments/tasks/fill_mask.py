@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import TokenIds
 from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.encoding.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import Vocabulary
 
 DEFAULT_TOP_K = 5
 # Each proposal repeats its text, and turning a million tokens to text takes the lane 0.7 s.

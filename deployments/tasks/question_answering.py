@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import TextPair, TokenLayout, Windowing
 from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters

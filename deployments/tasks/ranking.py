@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
 from deployments.tasks.embedding import with_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import Text
 from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import (

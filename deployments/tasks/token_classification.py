@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import EncodedItem, TokenLayout, Windowing
 from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.entities import (
@@ -33,7 +33,7 @@ from deployments.tasks.inputs import (
 )
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.encoding.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import Vocabulary
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Entities = list[TokenEntity] | list[EntityGroup]

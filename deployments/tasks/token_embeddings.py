@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.embedding import SimilarityParameters, with_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import TooManyItems
-from deployments.manifest import ArtifactManifest, Head, TaskName
 from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax

@@ -14,8 +14,8 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
 )
+from deployments.replicas.encoder import BatchReplica
 from deployments.replicas.generator import GeneratorReplica
-from deployments.replicas.lane import BatchReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 
 

@@ -18,11 +18,10 @@ from deployments.engines.base import Engine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
 from deployments.tuning import process
-from deployments.tuning.costs import CostTable, Variant, read_costs
+from deployments.tuning.costs import CostTable, Placement, Variant, read_costs
 from deployments.tuning.opening import default_candidate, open_best
-from deployments.tuning.placement import Placement
 from deployments.tuning.process import Ending
-from deployments.tuning.session import is_being_tuned
+from deployments.tuning.tuner import is_being_tuned
 
 log = logging.getLogger("ray.serve.hundredfold")
 

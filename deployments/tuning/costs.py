@@ -1,24 +1,27 @@
-"""What a pass costs on one kind of host: the table that tuning writes and serving reads.
-
-    <version>/hosts/<fingerprint>/<device>-<threads>.json
-
-A table is advice, never trusted with more than a choice among sealed candidates: one that is
-damaged, or was measured with other versions of the engines, is as good as none.
-"""
+"""What is tuned: a sealed model on one kind of lane of this host."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.manifest import EngineOptions, Precision
-from deployments.tuning.host import Host, engine_versions
-from deployments.tuning.placement import Placement, costs_path
+from deployments.artifacts.manifest import (
+    ArtifactManifest,
+    Candidate,
+    Device,
+    EngineOptions,
+    Precision,
+)
+from deployments.artifacts.store import HOSTS_NAME
+from deployments.config import LaneSettings
+from deployments.engines.base import GraphSpec
+from deployments.tuning.host import Host, engine_versions, this_host
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -168,3 +171,37 @@ def _stale(table: CostTable, placement: Placement) -> str | None:
 
 def _told(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One model, the lane that runs it, and where on this host the two are remembered."""
+
+    artifact: Path
+    manifest: ArtifactManifest
+    device: Device
+    lane: LaneSettings
+
+    @property
+    def host(self) -> Host:
+        """The host this process runs on."""
+        return this_host(self.device)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The sealed graphs for the lane's device, the portable default first."""
+        return self.manifest.candidates_for(self.device)
+
+    @property
+    def costs_path(self) -> Path:
+        """Where the table of what passes cost here is kept."""
+        return costs_path(self.artifact, self.host, self.lane.threads_per_run)
+
+    def spec(self, candidate: Candidate) -> GraphSpec:
+        """How to open `candidate`."""
+        return GraphSpec.of(self.artifact, self.manifest, candidate)
+
+
+def costs_path(artifact: Path, host: Host, threads: int) -> Path:
+    """Where the table of `host` for passes of `threads` threads is kept."""
+    return artifact / HOSTS_NAME / host.fingerprint / f"{host.device}-{threads}.json"

@@ -15,10 +15,10 @@ from statistics import median
 
 import numpy as np
 
-from deployments.batching.collate import collate
+from deployments.artifacts.manifest import Device
+from deployments.batching.batches import collate
 from deployments.engines.base import Engine
 from deployments.errors import EngineFailed
-from deployments.manifest import Device
 from deployments.messages import Batch, EncodedItem
 from deployments.tuning.costs import Cost, Shape
 

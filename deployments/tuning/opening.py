@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from deployments.artifacts.manifest import Candidate
 from deployments.engines import Engine, lacking, open_engine
+from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed, HardwareUnavailable
-from deployments.manifest import Candidate
-from deployments.tuning.costs import CostTable, Variant, read_costs
-from deployments.tuning.placement import Placement
-from deployments.tuning.regimes import RegimeEngine
+from deployments.messages import Batch, Outputs
+from deployments.tuning.costs import CostTable, Placement, Shape, Variant, read_costs
+from deployments.tuning.selection import nearest
+
+_REMEMBERED_SHAPES = 4_096
+
+
+class RegimeEngine:
+    """An Engine over the variants that win somewhere; all of them have one precision."""
+
+    def __init__(
+        self, winners: Sequence[tuple[Shape, Variant]], engines: Mapping[Variant, Engine]
+    ) -> None:
+        kinds = {engine.info.compute_type for engine in engines.values()}
+        assert len(kinds) == 1, f"answers would depend on their company: {kinds}; this is a bug"
+        self._engines = engines
+        giving = [engine for engine in engines.values() if engine.info.gives_every_token]
+        self.info = EngineInfo(kinds.pop(), gives_every_token=bool(giving))
+        self._giving = giving[0] if giving else None
+
+        @lru_cache(_REMEMBERED_SHAPES)
+        def fastest(items: int, tokens: int) -> Engine:
+            return engines[nearest(winners, items, tokens)]
+
+        self._fastest = fastest
+
+    def run(self, batch: Batch) -> Outputs:
+        """One forward pass. Raises EngineFailed."""
+        engine = self._fastest(*batch.input_ids.shape)
+        if batch.every_token and not engine.info.gives_every_token:
+            engine = self._giving or engine
+        return engine.run(batch)
+
+    def close(self) -> None:
+        """Close them all."""
+        for engine in self._engines.values():
+            engine.close()
+
 
 log = logging.getLogger("ray.serve.hundredfold")
 

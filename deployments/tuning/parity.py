@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from deployments.batching.collate import collate
+from deployments.artifacts.manifest import Gate, Head, Parity
+from deployments.batching.batches import collate
 from deployments.config import LaneSettings
 from deployments.engines import Engine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, EngineFailed
-from deployments.manifest import Gate, Head, Parity
 from deployments.messages import EncodedItem
 
 Number = TypeVar("Number", bound=np.generic)

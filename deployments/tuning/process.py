@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 
 import deployments
+from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.config import LaneSettings
 from deployments.errors import ServeError
-from deployments.manifest import ArtifactManifest, Device
-from deployments.tuning.placement import Placement
-from deployments.tuning.session import tune_once
+from deployments.tuning.costs import Placement
+from deployments.tuning.tuner import tune_once
 
 _PACKAGES = Path(deployments.__file__).parents[1]
 

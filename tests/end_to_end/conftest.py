@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.store import LATEST_NAME
-from tests.end_to_end.cluster import REPOSITORY, Cluster
-from tests.end_to_end.models import DAMAGED, LONG_CONTEXT, SOUND, fill
+from deployments.artifacts.store import LATEST_NAME
+from tests.support.ray_cluster import REPOSITORY, Cluster
+from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
 
 ROWS = 4  # answers that a generator writes at once
 

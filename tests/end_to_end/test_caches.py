@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.end_to_end.cluster import Cluster, wait_for
-from tests.end_to_end.models import CLASSIFIER, EMBEDDER
+from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import CLASSIFIER, EMBEDDER
 
 
 @pytest.fixture

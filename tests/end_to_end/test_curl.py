@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import CLASSIFIER, EMBEDDER, JUDGE, RANKER, READER
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import CLASSIFIER, EMBEDDER, JUDGE, RANKER, READER
 
 FILM = "a gorgeous, witty film"
 NO_TYPE = ("-H", "Content-Type:")

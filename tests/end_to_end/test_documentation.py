@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from tests.end_to_end.cluster import Cluster
+from tests.support.ray_cluster import Cluster
 
 TASK = "/models/{id}/pipeline/{task}"
 VERSION = "/v2/models/{id}/versions/{version}"

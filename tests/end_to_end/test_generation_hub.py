@@ -12,9 +12,9 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import EMBEDDER, SAYS, SPEAKER, WRITER
 from tests.end_to_end.test_generation_openai import TALLY, USER
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import EMBEDDER, SAYS, SPEAKER, WRITER
 
 ASKING = "\n"  # behind which the speaker speaks
 

@@ -16,8 +16,8 @@ from openai import (
 )
 from pydantic import BaseModel, Field
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import EMBEDDER, SAYS, SPEAKER, WRITER
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import EMBEDDER, SAYS, SPEAKER, WRITER
 
 USER: Any = {"role": "user", "content": "What is a river?"}
 TALLY: dict[str, Any] = {

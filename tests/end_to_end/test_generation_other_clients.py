@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import EMBEDDER, SAYS, SPEAKER, WRITER
-from tests.end_to_end.second_environment import answer_of
+from tests.support.client_environment import answer_of
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import EMBEDDER, SAYS, SPEAKER, WRITER
 
 ASKING = "\n"  # behind which the speaker speaks
 

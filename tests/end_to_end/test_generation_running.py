@@ -14,10 +14,10 @@ import jsonschema
 import psutil
 import pytest
 
-from tests.end_to_end.cluster import Cluster, wait_for
 from tests.end_to_end.conftest import ROWS
-from tests.end_to_end.models import LONG_CONTEXT, SAYS, SPEAKER, WRITER
 from tests.end_to_end.test_generation_openai import TALLY, USER
+from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import LONG_CONTEXT, SAYS, SPEAKER, WRITER
 
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_active_generations\{(.*)\} (\S+)$", re.MULTILINE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import numpy as np
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import CLASSIFIER, EMBEDDER
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import CLASSIFIER, EMBEDDER
 
 TEXT = "Hardware is a property of the request."
 

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import (
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import (
     CLASSIFIER,
     DAMAGED,
     EMBEDDER,
@@ -22,7 +22,7 @@ from tests.end_to_end.models import (
     READER,
     TAGGER,
 )
-from tests.end_to_end.vectors import cosine, same
+from tests.support.vectors import cosine, same
 
 FILM = "a gorgeous, witty film"
 STORY = (

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.end_to_end.cluster import REPOSITORY, Cluster, port_is_open, title_of, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, title_of, wait_for
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from openai import (
 )
 from tokenizers import Tokenizer
 
-from deployments.manifest import TOKENIZER_NAME
-from deployments.store import LATEST_NAME, model_directory, resolve_version
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import CLASSIFIER, DAMAGED, EMBEDDER, SOUND
-from tests.end_to_end.vectors import same
+from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, SOUND
+from tests.support.vectors import same
 
 TEXT = "The same sentence through two doors."
 

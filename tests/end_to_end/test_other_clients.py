@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import (
+from tests.support.client_environment import answer_of
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import (
     CLASSIFIER,
     DAMAGED,
     EMBEDDER,
@@ -19,8 +20,7 @@ from tests.end_to_end.models import (
     SOUND,
     TAGGER,
 )
-from tests.end_to_end.second_environment import answer_of
-from tests.end_to_end.vectors import cosine
+from tests.support.vectors import cosine
 
 FILM = "a gorgeous, witty film"
 QUERY = "Which animal purrs?"

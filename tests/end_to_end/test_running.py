@@ -14,13 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
+from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.config import LaneSettings
-from deployments.manifest import ArtifactManifest, Device
-from deployments.store import LATEST_NAME, model_directory, resolve_version
-from deployments.tuning.costs import read_costs
-from deployments.tuning.placement import Placement
-from tests.end_to_end.cluster import Cluster, wait_for
-from tests.end_to_end.models import EMBEDDER, OF_LANES, READER
+from deployments.tuning.costs import Placement, read_costs
+from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import EMBEDDER, OF_LANES, READER
 
 # Resident memory, measured with seven models: 154 and 182 MiB; a lane beside its graphs 199 MiB
 # before its first pass and up to 357 MiB once two passes of 2,048 long tokens ran at a time, of

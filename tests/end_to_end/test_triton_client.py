@@ -12,9 +12,9 @@ from huggingface_hub import InferenceClient
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from tests.end_to_end.cluster import Cluster
-from tests.end_to_end.models import CLASSIFIER, DAMAGED, EMBEDDER, JUDGE, READER, SOUND
-from tests.end_to_end.vectors import same
+from tests.support.ray_cluster import Cluster
+from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, JUDGE, READER, SOUND
+from tests.support.vectors import same
 
 TEXTS = ["a gorgeous, witty film", "a dull one, żółć 🚂"]
 

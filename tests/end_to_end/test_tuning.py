@@ -11,12 +11,11 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments.tuning.costs import read_costs
-from deployments.tuning.placement import Placement
-from tests.deployments.tuning.artifacts import seal_tunable
-from tests.deployments.tuning.test_session import somebody_tunes
-from tests.end_to_end.cluster import Cluster, title_of, wait_for
-from tests.sealed import EMBEDDER
+from deployments.tuning.costs import Placement, read_costs
+from tests.support.artifacts import EMBEDDER
+from tests.support.ray_cluster import Cluster, title_of, wait_for
+from tests.support.tuning_artifacts import seal_tunable
+from tests.unit.deployments.tuning.test_session import somebody_tunes
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+"""The raw engine: sentences per second and latency by shape, beside torch where asked for.
+
+The same sealed artifact, encoder, collation and engine as in a lane, without everything around
+them. Rounds are interleaved, so that a machine that slows down does so for every row alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.agreement import COSINE_SLACK, Agreement, require
+from benchmarks.common.engine_timing import (
+    Cell,
+    Forward,
+    Placement,
+    RawEngine,
+    Speed,
+    make_cells,
+    shapes_up_to,
+)
+from benchmarks.common.local_model import LocalModel, open_torch, rows_alone
+from benchmarks.common.options import (
+    add_common_options,
+    add_rounds_option,
+    add_store_option,
+    positive_count,
+)
+from benchmarks.common.plots import plot_engine
+from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.sentences import Sentences, load_sentences
+from benchmarks.common.statistics import summarise
+from benchmarks.engine.results import ENGINE, TORCH, EngineFigures, describe, torch_over_engine
+from deployments.artifacts.store import LATEST_NAME
+from deployments.engines import Engine
+from deployments.machine import usable_cores
+
+# Sentences on which torch and the engine are compared, each computed alone.
+COMPARED_WITH_TORCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What is measured in every round, and what the rounds have given so far."""
+
+    engine: RawEngine
+    sizes: Sequence[int]  # sentences per batch
+    cells: Sequence[Cell]
+    speeds: dict[tuple[Placement, int], list[float]] = field(default_factory=dict)
+
+    def run_round(self, label: str) -> None:
+        """Every size on every placement once, then every cell of the latency table."""
+        for size in self.sizes:
+            for placement in self.engine.placements:
+                speed = self.engine.sentences_per_s(placement, size)
+                self.speeds.setdefault((placement, size), []).append(speed)
+                say(f"{label}: batches of {size}, {placement.name}, {speed:,.0f} sentences/s")
+        for cell in self.cells:
+            cell.run_round()
+            ms = cell.medians_ms[-1]
+            say(f"{label}: {cell.contender}, {cell.shape.name}, {ms:.2f} ms")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m benchmarks engine`."""
+    add_common_options(parser)
+    add_store_option(parser)
+    add_rounds_option(parser)
+    parser.add_argument(
+        "--batch",
+        type=positive_count,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="sentences per batch (default: 1 8 32)",
+    )
+    parser.add_argument(
+        "--torch",
+        nargs="?",
+        const="",
+        metavar="SOURCE",
+        help="compare with torch eager fp32; SOURCE as for `build_artifacts build`, "
+        "default: what the artifact was built from",
+    )
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    facts = start_run("engine", command, arguments.seed)
+    sentences = load_sentences(arguments.data, arguments.seed)
+    with ExitStack() as stack:
+        figures = measure(arguments, sentences, stack)
+    print(describe(figures))
+    print(write_result(arguments.out, facts, figures))
+    for path in plot_engine(arguments.out, facts, figures):
+        print(path)
+    require(figures.agreements)
+    return 0
+
+
+def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStack) -> EngineFigures:
+    """All rounds, then the comparison of answers."""
+    model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
+    engine = RawEngine(model, sentences.texts, usable_cores())
+    stack.callback(engine.close)
+    torch = opened_torch(arguments.torch, model, stack)
+    contenders: dict[str, Forward] = {ENGINE: engine.shared_out}
+    if torch is not None:
+        contenders[TORCH] = torch.run
+    shapes = shapes_up_to(model.manifest.max_tokens)
+    cells = make_cells(contenders, shapes, engine.items, arguments.seed)
+    campaign = Campaign(engine, tuple(dict.fromkeys(arguments.batch)), cells)
+    for size in campaign.sizes:
+        engine.warm_up(size)
+    for round_number in range(1, arguments.rounds + 1):
+        campaign.run_round(f"round {round_number}/{arguments.rounds}")
+    latencies = tuple(cell.latency() for cell in cells)
+    return EngineFigures(
+        model_id=model.manifest.id,
+        version=model.manifest.version,
+        compute_type=model.compute_type,
+        sentences=sentences.origin,
+        sentence_count=len(sentences.texts),
+        mean_tokens=float(np.mean([len(item.ids) for item in engine.items])),
+        threads=usable_cores(),
+        speeds=tuple(
+            Speed(placement, size, summarise(found))
+            for (placement, size), found in campaign.speeds.items()
+        ),
+        latencies=latencies,
+        torch_over_engine=torch_over_engine(latencies, model.manifest.max_tokens),
+        agreements=compare(campaign, torch, model, arguments.seed),
+    )
+
+
+def opened_torch(source: str | None, model: LocalModel, stack: ExitStack) -> Engine | None:
+    """Torch on all cores; None where `source` is. An empty one: what the artifact is made of."""
+    if source is None:
+        return None
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    return open_torch(source or None, model.manifest, scratch, usable_cores())
+
+
+def compare(
+    campaign: Campaign, torch: Engine | None, model: LocalModel, seed: int
+) -> tuple[Agreement, ...]:
+    """The engine in company with itself alone, and with torch."""
+    engine = campaign.engine
+    own = tuple(engine.agreement(size, seed) for size in campaign.sizes if size > 1)
+    if torch is None:
+        return own
+    items = engine.items[:COMPARED_WITH_TORCH]
+    with_torch = Agreement.of(
+        f"the engine and {TORCH}",
+        rows_alone(engine.engine(engine.placements[-1]), items),
+        rows_alone(torch, items),
+        model.candidate.parity.cosine_worst - COSINE_SLACK,
+    )
+    return (*own, with_torch)

@@ -1,0 +1,157 @@
+"""The rounds: every contender at every number of streams, then every scenario of every service."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.common.report import number, say
+from benchmarks.generation.results import Likeness, Measured, streams_part
+from benchmarks.generation.scenarios import PromptBook, Scenario
+from benchmarks.generation.streams import (
+    DECODE,
+    OURS,
+    WHOLE,
+    Answer,
+    Ask,
+    Contender,
+    Heat,
+    Streaming,
+    Tokens,
+    ask_all,
+)
+from deployments.errors import ServeError
+from deployments.tuning.measure import come_to_rest
+
+WARM_UP_TOKENS = 4
+COMPARED_PER_LEVEL = 4  # answers in company that are asked for again alone
+
+Key = tuple[str, str]  # part, contender
+Pairs = list[tuple[Answer, Answer]]
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What is measured in every round, and what the rounds have given so far.
+
+    Whoever of the others fails is not asked again; that we fail ourselves is an error.
+    """
+
+    ours: Streaming
+    others: list[Contender]
+    missing: dict[str, str]  # contender -> why
+    book: PromptBook
+    dice: random.Random
+    streams: Sequence[int]
+    prompt_tokens: int
+    new_tokens: int
+    scenarios: Sequence[Scenario]
+    levels_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
+    scenarios_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
+    in_company: list[tuple[Tokens, Answer]] = field(default_factory=list)
+    beside_ours: dict[str, Pairs] = field(default_factory=dict)
+
+    def warm_up(self) -> None:
+        """Everybody at every number of streams, shortly."""
+        for streams in self.streams:
+            for contender in self._taking(streams):
+                self._heat(contender, self._prompts(streams), WARM_UP_TOKENS)
+
+    def run_round(self, label: str) -> None:
+        """Every level, then every scenario."""
+        for streams in self.streams:
+            self._level(streams, label)
+        for scenario in self.scenarios:
+            asks = scenario.draw(self.book, self.dice)
+            for contender in (self.ours, *self.others):
+                if isinstance(contender, Streaming):
+                    self._scenario(scenario, contender, asks, label)
+
+    @property
+    def levels(self) -> tuple[Measured, ...]:
+        """Summaries of all rounds."""
+        return tuple(Measured.of(*key, rounds) for key, rounds in self.levels_found.items())
+
+    @property
+    def scenes(self) -> tuple[Measured, ...]:
+        """Likewise, of the scenarios."""
+        return tuple(Measured.of(*key, rounds) for key, rounds in self.scenarios_found.items())
+
+    @property
+    def likenesses(self) -> tuple[Likeness, ...]:
+        """The others' answers beside ours to the same prompts."""
+        pairs = self.beside_ours.items()
+        return tuple(Likeness.of(f"{name} beside {OURS}", found) for name, found in pairs)
+
+    def _level(self, streams: int, label: str) -> None:
+        prompts = self._prompts(streams)
+        our_heat: Heat | None = None
+        for contender in self._taking(streams):
+            heat = self._heat(contender, prompts, self.new_tokens)
+            if heat is None:
+                continue
+            decode = heat.decode_tokens_per_s
+            figures = heat.figures | ({} if decode is None else {DECODE: decode})
+            key = (streams_part(streams), contender.name)
+            self.levels_found.setdefault(key, []).append(figures)
+            rate = number(figures.get(DECODE, figures[WHOLE]), 1)
+            say(f"{label}: {contender.name}, {key[0]}, {rate} tokens/s")
+            if contender is self.ours:
+                our_heat = heat
+                if streams > 1:
+                    kept = list(zip(prompts, heat.answers, strict=True))
+                    self.in_company += self.dice.sample(kept, min(streams, COMPARED_PER_LEVEL))
+            elif our_heat is not None:
+                pairs = zip(our_heat.answers, heat.answers, strict=True)
+                self.beside_ours.setdefault(contender.name, []).extend(pairs)
+
+    def _scenario(
+        self, scenario: Scenario, contender: Streaming, asks: Sequence[Ask], label: str
+    ) -> None:
+        come_to_rest()
+        try:
+            figures = contender.runner.run(scenario.run(contender.service, asks))
+        except ServeError as exc:
+            self._give_up(contender, exc)
+            return
+        self.scenarios_found.setdefault((scenario.name, contender.name), []).append(figures)
+        told = ", ".join(f"{name} {value:,.1f}" for name, value in figures.items())
+        say(f"{label}: {contender.name}, {scenario.name}, {told}")
+
+    def _heat(self, contender: Contender, prompts: Sequence[Tokens], tokens: int) -> Heat | None:
+        come_to_rest()
+        try:
+            return contender.run(prompts, tokens)
+        except ServeError as exc:
+            self._give_up(contender, exc)
+            return None
+
+    def _give_up(self, contender: Contender, error: ServeError) -> None:
+        if contender is self.ours:
+            raise error
+        say(f"{contender.name} is not measured further: {error.message}")
+        self.missing[contender.name] = error.message
+        self.others.remove(contender)
+
+    def _taking(self, streams: int) -> list[Contender]:
+        """Who can be asked for so many at once, us first."""
+        return [
+            contender
+            for contender in (self.ours, *self.others)
+            if contender.most_streams is None or streams <= contender.most_streams
+        ]
+
+    def _prompts(self, streams: int) -> tuple[Tokens, ...]:
+        return self.book.draw_each([self.prompt_tokens] * streams)
+
+
+def alone_again(campaign: Campaign) -> Likeness | None:
+    """The kept answers in company beside those that the same prompts get alone."""
+    if not campaign.in_company:
+        return None
+    asks = [Ask(prompt, campaign.new_tokens) for prompt, _ in campaign.in_company]
+    ours = campaign.ours
+    alone = ours.runner.run(ask_all(ours.service, asks, readers=1))
+    pairs = [(one, again) for (_, one), again in zip(campaign.in_company, alone, strict=True)]
+    return Likeness.of(f"{OURS} in company beside alone", pairs)

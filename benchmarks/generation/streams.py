@@ -1,0 +1,172 @@
+"""One stream of text as its reader saw it, and what several of them say together.
+
+Whoever generates, in this process or behind HTTP, is asked the same way and answers with the times
+at which tokens came; every figure is computed from those, after the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+OURS = "hundredfold"
+SERVED = "hundredfold over HTTP"
+UNDRAFTED = "hundredfold, no drafts"
+GENAI = "onnxruntime-genai"
+TRANSFORMERS = "transformers bf16"
+PAGED = "transformers bf16, paged"
+LLAMA = "llama.cpp"
+
+
+class Contender(Protocol):
+    """Something that writes text."""
+
+    @property
+    def name(self) -> str:
+        """As in the result."""
+        ...
+
+    @property
+    def most_streams(self) -> int | None:
+        """At once; None: any number."""
+        ...
+
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+        """An answer of so many tokens to each prompt, greedy. Raises ServeError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A Contender over a TextService: as many readers as prompts, all from the same moment on."""
+
+    name: str
+    service: TextService
+    runner: asyncio.Runner
+    most_streams: int | None = field(default=None, init=False)
+
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+        """All streams together. Raises ServeError."""
+        asks = [Ask(prompt, new_tokens) for prompt in prompts]
+        return Heat(self.runner.run(ask_all(self.service, asks)))
+
+
+# Names of figures. Tokens per second:
+DECODE = "decode_tokens_per_s"  # while all streams write
+WHOLE = "tokens_per_s"  # from the first question to the last token
+# Milliseconds until a stream's first token: the median stream's, and the last one's.
+FIRST, LAST_FIRST = "first_token_ms_p50", "first_token_ms_max"
+# Milliseconds between two tokens of a stream.
+GAP, GAP_P99, GAP_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
+
+Tokens = tuple[int, ...]
+
+
+class Ask(NamedTuple):
+    """What a stream is asked for: greedy, and with as many tokens as said, whatever they are."""
+
+    prompt: Tokens
+    new_tokens: int
+    leaves_after: int | None = None  # tokens, after which the reader goes away
+    begun: asyncio.Event | None = None  # to be set when the first token comes
+
+
+class Answer(NamedTuple):
+    """What came of it. Times are time.perf_counter."""
+
+    asked_s: float
+    arrivals_s: tuple[float, ...]  # of each token; over HTTP of each event with text
+    tokens: int
+    ids: Tokens = ()  # empty where only the text is told
+    text: str = ""
+    cached_tokens: int = 0  # of the prompt, computed for an earlier request
+
+    @property
+    def first_s(self) -> float:
+        """Time to the first token."""
+        return self.arrivals_s[0] - self.asked_s
+
+    @property
+    def gaps_s(self) -> NDArray[np.float64]:
+        """Between each two that follow each other."""
+        return np.diff(self.arrivals_s)
+
+
+class TextService(Protocol):
+    """Many streams at once, on the event loop that runs."""
+
+    async def answer(self, ask: Ask) -> Answer:
+        """One stream to its end. Raises ServeError."""
+        ...
+
+
+async def ask_all(
+    service: TextService, asks: Sequence[Ask], readers: int | None = None
+) -> tuple[Answer, ...]:
+    """All answers, in order: by so many readers, each with one stream at a time, or all at once.
+
+    Raises the first failure, and ends the rest.
+    """
+    answers: dict[int, Answer] = {}
+    waiting = iter(enumerate(asks))
+
+    async def read() -> None:
+        for number, ask in waiting:
+            answers[number] = await service.answer(ask)
+
+    tasks = [asyncio.create_task(read()) for _ in range(readers or len(asks))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return tuple(answers[number] for number in range(len(asks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Some streams that were asked for together, or one after the other by a few readers."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All but DECODE, by the names of the constants above."""
+        return {WHOLE: self.tokens_per_s, **self._first_ms(), **self._gap_ms()}
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all streams, from the first question to the last token: prompts take their time."""
+        end_s = max(answer.arrivals_s[-1] for answer in self.answers)
+        began_s = min(answer.asked_s for answer in self.answers)
+        return sum(answer.tokens for answer in self.answers) / (end_s - began_s)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """While all of them were writing: no prompt is read any more, nobody is done yet.
+
+        None where there was no such time, or where arrivals are those of events.
+        """
+        begin_s = max(answer.arrivals_s[0] for answer in self.answers)
+        end_s = min(answer.arrivals_s[-1] for answer in self.answers)
+        if end_s <= begin_s or not all(answer.ids for answer in self.answers):
+            return None
+        times = np.concatenate([answer.arrivals_s for answer in self.answers])
+        return float(((times > begin_s) & (times <= end_s)).sum() / (end_s - begin_s))
+
+    def _first_ms(self) -> dict[str, float]:
+        firsts = [answer.first_s * 1e3 for answer in self.answers]
+        return {FIRST: float(np.median(firsts)), LAST_FIRST: max(firsts)}
+
+    def _gap_ms(self) -> dict[str, float]:
+        gaps = np.concatenate([answer.gaps_s for answer in self.answers]) * 1e3
+        if not gaps.size:
+            return {}
+        p50, p99 = np.percentile(gaps, (50, 99))
+        return {GAP: float(p50), GAP_P99: float(p99), GAP_MAX: float(gaps.max())}

@@ -1,0 +1,168 @@
+"""Answers that must follow JSON schemas: does a running server keep to every one of them?
+
+Asked over HTTP as OpenAI's clients ask, a few at a time; judged by another program than the one
+that made the server keep to them. What was cut by its number of tokens never counts as valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+import jsonschema
+import orjson
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.statistics import percentiles_ms
+from benchmarks.generation.http import HttpService
+from benchmarks.generation.schemas import MOST_TOKENS, Form
+
+PATH = "/v1/chat/completions"
+AT_ONCE = 4
+_MOST_TOLD = 200  # characters of what is wrong
+
+
+class Verdict(StrEnum):
+    """What came of one form."""
+
+    VALID = "valid"
+    CUT = "cut short"  # by its number of tokens: nothing can be said about it
+    WRONG = "wrong"  # ended, and is no JSON or breaks its schema
+    REFUSED = "refused"  # no answer at all
+
+
+class Filled(NamedTuple):
+    """One form and its answer."""
+
+    name: str
+    verdict: Verdict
+    why: str = ""  # unless it is valid
+    tokens: int = 0
+    seconds: float = 0.0  # from the question to the whole answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFigures:
+    """All forms together."""
+
+    asked: int
+    valid: int
+    cut: int
+    wrong: int
+    refused: int
+    answer_ms: Mapping[str, float]  # p50 to p99 of those that were answered; may be empty
+    tokens: int
+    seconds: float  # from the first question to the last answer
+    faults: tuple[str, ...]  # a sentence for each that is not valid
+
+    @classmethod
+    def of(cls, filled: Sequence[Filled], seconds: float) -> Self:
+        """Counted."""
+        verdicts = [one.verdict for one in filled]
+        answered = [one for one in filled if one.verdict is not Verdict.REFUSED]
+        return cls(
+            asked=len(filled),
+            valid=verdicts.count(Verdict.VALID),
+            cut=verdicts.count(Verdict.CUT),
+            wrong=verdicts.count(Verdict.WRONG),
+            refused=verdicts.count(Verdict.REFUSED),
+            answer_ms=percentiles_ms([one.seconds for one in answered]),
+            tokens=sum(one.tokens for one in filled),
+            seconds=seconds,
+            faults=tuple(
+                f"{one.name} is {one.verdict}: {one.why}"
+                for one in filled
+                if one.verdict is not Verdict.VALID
+            ),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        told = (
+            f"schemas: {self.valid} of {self.asked} answers valid, {self.cut} cut short, "
+            f"{self.wrong} wrong, {self.refused} refused"
+        )
+        if not self.answer_ms:
+            return told
+        p50_s, p95_s = (self.answer_ms[rank] / 1e3 for rank in ("p50", "p95"))
+        rate = self.tokens / self.seconds
+        return f"{told}; {p50_s:.2f} s an answer, p95 {p95_s:.2f} s, {rate:.1f} tokens/s"
+
+
+async def fill_all(service: HttpService, forms: Iterable[Form]) -> SchemaFigures:
+    """Ask for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
+    filled: list[Filled] = []
+    waiting = iter(forms)
+
+    async def read() -> None:
+        for form in waiting:
+            filled.append(await fill(service, form))
+
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as readers:
+        for _ in range(AT_ONCE):
+            readers.create_task(read())
+    seconds = time.perf_counter() - began_s
+    return SchemaFigures.of(sorted(filled), seconds)
+
+
+async def fill(service: HttpService, form: Form) -> Filled:
+    """One form, judged behind the clock."""
+    asked_s = time.perf_counter()
+    try:
+        status, body = await service.post(PATH, body_of(service.model_id, form))
+    except BenchmarkError as exc:
+        return Filled(form.name, Verdict.REFUSED, exc.message)
+    seconds = time.perf_counter() - asked_s
+    if status != 200:
+        told = body[:_MOST_TOLD].decode(errors="replace")
+        return Filled(form.name, Verdict.REFUSED, f"{status}: {told}")
+    return judged(form, body)._replace(seconds=seconds)
+
+
+def body_of(model_id: str, form: Form) -> bytes:
+    """The question as JSON."""
+    named = {"name": form.name, "schema": form.schema, "strict": True}
+    return orjson.dumps(
+        {
+            "model": model_id,
+            "messages": [{"role": "user", "content": form.prompt}],
+            "max_tokens": MOST_TOKENS,
+            "temperature": 0,
+            "response_format": {"type": "json_schema", "json_schema": named},
+        }
+    )
+
+
+def judged(form: Form, body: bytes) -> Filled:
+    """What is to be said about an answer with status 200."""
+    try:
+        told = orjson.loads(body)
+        (choice,) = told["choices"]
+        tokens = int(told["usage"]["completion_tokens"])
+        text, reason = str(choice["message"]["content"]), choice["finish_reason"]
+    except (ValueError, KeyError, TypeError) as exc:
+        return Filled(form.name, Verdict.WRONG, f"no chat completion: {exc!r}")
+    if reason == "length":
+        return Filled(form.name, Verdict.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens)
+    if reason != "stop":
+        return Filled(form.name, Verdict.WRONG, f"it ended with {reason!r}", tokens)
+    fault = fault_of(text, form.schema)
+    verdict = Verdict.VALID if fault is None else Verdict.WRONG
+    return Filled(form.name, verdict, fault or "", tokens)
+
+
+def fault_of(text: str, schema: Mapping[str, Any]) -> str | None:
+    """Where a text breaks a schema; None where it does not."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        return f"no JSON ({exc}): {text[:_MOST_TOLD]!r}"
+    found = jsonschema.Draft202012Validator(schema).iter_errors(value)
+    first = next(found, None)
+    return None if first is None else f"{first.json_path}: {first.message}"[:_MOST_TOLD]

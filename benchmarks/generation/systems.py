@@ -1,0 +1,125 @@
+"""Who takes part: the others are opened one by one, and who cannot be is told, not waited for."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.report import say
+from benchmarks.generation.checkpoints import Origin, checked_genai, has_same_weights
+from benchmarks.generation.http import HttpService
+from benchmarks.generation.in_process import LoopService
+from benchmarks.generation.other_engines import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
+from benchmarks.generation.streams import (
+    GENAI,
+    LLAMA,
+    PAGED,
+    SERVED,
+    TRANSFORMERS,
+    UNDRAFTED,
+    Contender,
+    Streaming,
+)
+from deployments.config import SchedulingSettings
+from deployments.errors import ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What is needed to open a contender."""
+
+    arguments: argparse.Namespace
+    model: LocalModel
+    origin: Origin
+    runner: asyncio.Runner
+    stack: ExitStack  # closes what was opened
+    rows: int
+    threads: int
+    context: int  # tokens of prompt and answer
+    notes: list[str] = field(default_factory=list)  # on how far they can be compared
+
+    def served(self) -> Contender:
+        """The server at `--url`."""
+        here = self.model.manifest
+        service = HttpService.found(self.arguments.url, here.id)
+        if service.version != here.version:
+            self.notes.append(f"the server has version {service.version}, this is {here.version}")
+        return Streaming(SERVED, service, self.runner)
+
+    def undrafted(self) -> Contender:
+        """The same model in this process, a token a step."""
+        service = LoopService(
+            self.model,
+            rows=self.rows,
+            threads=self.threads,
+            events=self.runner.get_loop(),
+            rules=SchedulingSettings(draft_tokens=0),
+        )
+        self.stack.callback(service.close)
+        return Streaming(UNDRAFTED, service, self.runner)
+
+    def genai(self) -> Contender:
+        """onnxruntime-genai on `--genai`, or on what its builder makes now."""
+        given = self.arguments.genai
+        if given is None:
+            directory = self.origin.genai_directory(self.arguments.genai_precision)
+        else:
+            directory = checked_genai(given)
+        if not has_same_weights(self.model, directory):
+            self.notes.append(f"{GENAI} computes with other weights than the sealed graph")
+        return GenaiLoop(directory, self.threads)
+
+    def transformers(self) -> Contender:
+        """`generate` on the checkpoint."""
+        return TransformersLoop(self.origin.weights, self._end_tokens, self.threads)
+
+    def paged(self) -> Contender:
+        """Continuous batching of transformers on the checkpoint."""
+        loop = PagedLoop(self.origin.weights, self._end_tokens, self.threads)
+        self.stack.callback(loop.close)
+        return loop
+
+    @property
+    def _end_tokens(self) -> Sequence[int]:
+        decoding = self.model.manifest.decoding
+        assert decoding is not None, "this is a bug: a model that writes no text"
+        return decoding.end_tokens
+
+    def llama(self) -> Contender:
+        """llama.cpp on `--gguf`."""
+        if self.arguments.gguf is None:
+            raise BenchmarkError("no GGUF file was named", hint="name one with --gguf FILE")
+        return LlamaLoop.opened(self.arguments.gguf, self.context, self.threads)
+
+
+# By their names on the command line: what they are called in the result, and how they are opened.
+RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
+    "undrafted": (UNDRAFTED, Entrance.undrafted),
+    "http": (SERVED, Entrance.served),
+    "genai": (GENAI, Entrance.genai),
+    "transformers": (TRANSFORMERS, Entrance.transformers),
+    "paged": (PAGED, Entrance.paged),
+    "llama": (LLAMA, Entrance.llama),
+}
+
+
+def open_rivals(
+    entrance: Entrance, without: Collection[str]
+) -> tuple[list[Contender], dict[str, str]]:
+    """All that are wanted and can be opened, and why others cannot."""
+    opened: list[Contender] = []
+    missing: dict[str, str] = {}
+    for name, (label, opens) in RIVALS.items():
+        if name in without:
+            continue
+        try:
+            opened.append(opens(entrance))
+        except ServeError as exc:
+            missing[label] = exc.message
+            say(f"{label} is not measured: {exc.message}")
+    return opened, missing

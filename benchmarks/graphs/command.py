@@ -1,0 +1,203 @@
+"""Every graph of a model side by side: torch, plain ONNX, the usual recipe, ours, OpenVINO.
+
+One process, interleaved rounds. Passes of all threads first, then as a lane runs on an idle
+machine: a batch shared out over passes of one thread at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.common.engine_timing import Placement, Shape, placements, shapes_up_to
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.options import (
+    DEFAULT_MODEL,
+    add_rounds_option,
+    add_run_options,
+    add_store_option,
+    positive_count,
+    shape,
+)
+from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.statistics import Goal
+from benchmarks.graphs.candidates import RIVALS, SEALED, TORCH, USUAL, Contender, gather
+from benchmarks.graphs.results import (
+    GraphFigures,
+    HeatFigures,
+    describe,
+    ratios,
+    require_right,
+    speed_goals,
+)
+from benchmarks.graphs.run import Ground, Heat, heat_of, lane_of, likeness
+from build_artifacts.evaluation import Evaluation, scores_of
+from build_artifacts.report.build import evaluation_for
+from build_artifacts.report.values import ReportRequest, serving
+from build_artifacts.storage.workspace import workspace
+from deployments.artifacts.manifest import REFERENCE_NAME, Device, Gate
+from deployments.engines import Engine
+from deployments.machine import usable_cores
+from deployments.tuning import costs as tuning
+from deployments.tuning.parity import Reference
+
+ROUNDS = 7
+SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))
+SCORED = (TORCH, USUAL, SEALED, *RIVALS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m benchmarks graphs`."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="ID or ID:VERSION (default: %(default)s)",
+    )
+    add_store_option(parser)
+    add_run_options(parser)
+    add_rounds_option(parser, ROUNDS)
+    parser.add_argument(
+        "--threads", type=positive_count, metavar="N", help="default: all usable cores"
+    )
+    parser.add_argument(
+        "--shapes",
+        type=shape,
+        nargs="+",
+        default=SHAPES,
+        metavar="BxT",
+        help=f"items x tokens (default: {' '.join(one.name for one in SHAPES)})",
+    )
+    parser.add_argument(
+        "--eval", type=Path, metavar="FILE", help="labelled data, as for `build_artifacts build`"
+    )
+    parser.add_argument(
+        "--adapter", type=Path, metavar="DIR", help="the LoRA adapter that the build merged"
+    )
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    facts = start_run("graphs", command, arguments.seed)
+    figures = measure(arguments)
+    print(describe(figures))
+    print(write_result(arguments.out, facts, figures))
+    require_right(figures)
+    return 0
+
+
+def measure(arguments: argparse.Namespace) -> GraphFigures:
+    """Both heats; answers are compared after the rounds of each, scored after those of the first.
+
+    Raises BuildError when the checkpoint cannot be found again.
+    """
+    model = LocalModel.named(arguments.store, arguments.model)
+    manifest = model.manifest
+    request = ReportRequest(
+        artifact=model.directory,
+        store=arguments.store,
+        threads=arguments.threads,
+        evaluation=arguments.eval,
+        adapter=arguments.adapter,
+    )
+    evaluation = evaluation_for(request, manifest)
+    ground = Ground(
+        manifest=manifest,
+        reference=Reference.read(model.directory / REFERENCE_NAME),
+        shapes=shapes_up_to(manifest.max_tokens, arguments.shapes),
+        seed=arguments.seed,
+    )
+    heats: list[HeatFigures] = []
+    scores: dict[str, dict[str, float]] = {}
+    with workspace(arguments.store) as place:
+        found = gather(request, manifest, place)
+        for placement in reversed(placements(arguments.threads or usable_cores())):
+            entered, own = who_runs(found.entered, placement, ground)
+            if not own.shapes:
+                continue
+            with heat_of(entered, placement, own) as heat:
+                rounds(heat, arguments.rounds)
+                heats.append(heat_figures(heat, entered, own, model))
+                if evaluation is not None and not scores:
+                    scores = scored(heat.engines, evaluation)
+    return GraphFigures(
+        model_id=manifest.id,
+        version=manifest.version,
+        contenders={contender.name: contender.what for contender in found.entered},
+        heats=tuple(heats),
+        metric=evaluation.metric if evaluation else None,
+        scores=scores,
+        missing=found.missing,
+        goals=(
+            *speed_goals(heats[0].ratios, manifest.max_tokens),
+            *(score_goals(evaluation, scores, manifest.gate) if evaluation else ()),
+        ),
+    )
+
+
+def who_runs(
+    contenders: Sequence[Contender], placement: Placement, ground: Ground
+) -> tuple[Sequence[Contender], Ground]:
+    """The contenders and shapes of a heat: with passes at once, those that can be shared out."""
+    if placement.runs == 1:
+        return contenders, ground
+    shapes = [one for one in ground.shapes if one.batch > 1]
+    own = Ground(
+        manifest=ground.manifest, reference=ground.reference, shapes=shapes, seed=ground.seed
+    )
+    return [one for one in contenders if one.shares_out], own
+
+
+def rounds(heat: Heat, count: int) -> None:
+    """All rounds of a heat."""
+    for number in range(count):
+        heat.run_round(number, f"round {number + 1}/{count}")
+
+
+def heat_figures(
+    heat: Heat, entered: Sequence[Contender], ground: Ground, model: LocalModel
+) -> HeatFigures:
+    """What the rounds gave, and how right everybody is."""
+    latencies = tuple(cell.latency() for cell in heat.cells)
+    lane = lane_of(heat.placement)
+    served = serving(tuning.Placement(model.directory, model.manifest, Device.CPU, lane))
+    assert served is not None, f"{SEALED} ran, so something is served; this is a bug"
+    return HeatFigures(
+        placement=heat.placement,
+        served=tuple(variant.name for variant in served.variants),
+        latencies=latencies,
+        ratios=ratios(latencies),
+        likenesses=tuple(
+            likeness(heat.engines[one.name], one, ground)
+            for one in entered
+            if one.name in heat.engines
+        ),
+        missing=heat.failed,
+    )
+
+
+def scored(engines: Mapping[str, Engine], evaluation: Evaluation) -> dict[str, dict[str, float]]:
+    """The task's metrics of those that are worth the time."""
+    found = {}
+    for name in SCORED:
+        if name in engines:
+            say(f"scoring {name}")
+            found[name] = scores_of(engines[name], evaluation)
+    return found
+
+
+def score_goals(
+    evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
+) -> list[Goal]:
+    """What is sealed loses little to torch, and nothing to who else is fast."""
+    limits = {TORCH: gate.metric_drop} | dict.fromkeys(RIVALS, 0.0)
+    return [
+        Goal.at_most(
+            f"points of {evaluation.metric} that {SEALED} is below {name}",
+            evaluation.drop(scores[name], scores[SEALED]) if name in scores else None,
+            most,
+        )
+        for name, most in limits.items()
+    ]

@@ -1,0 +1,148 @@
+"""One heat of the contest of graphs: all contenders on the same cores, shared out in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+
+from benchmarks.common.engine_timing import Cell, Forward, Placement, Shape, make_cells, share_out
+from benchmarks.common.report import say
+from benchmarks.graphs.candidates import Contender
+from benchmarks.graphs.results import Likeness
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.config import LaneSettings
+from deployments.engines import Engine
+from deployments.errors import EngineFailed
+from deployments.messages import EncodedItem
+from deployments.tuning.parity import Reference, answers, judge
+
+# The first pass of a shape allocates, packs weights or makes kernels.
+WARM_PASSES = 2
+PROBES = 32
+
+
+def lane_of(placement: Placement) -> LaneSettings:
+    """The lane whose engines run as the placement says."""
+    return LaneSettings(threads_per_run=placement.threads, runs=placement.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Open engines by name and their cells; `failed` says why others are not among them."""
+
+    placement: Placement
+    engines: Mapping[str, Engine]
+    cells: Sequence[Cell]
+    failed: Mapping[str, str]
+
+    def run_round(self, number: int, label: str) -> None:
+        """Every cell once; in the next round another contender goes first at each shape."""
+        for cell in in_turn(self.cells, number):
+            cell.run_round()
+        slowest = max(cell.medians_ms[-1] for cell in self.cells)
+        say(f"{label}: {self.placement.name}, slowest pass {slowest:.1f} ms")
+
+
+def in_turn(cells: Sequence[Cell], number: int) -> Iterator[Cell]:
+    """The cells by shape, those of one shape turned by `number`."""
+    for _, same in groupby(cells, key=lambda cell: cell.shape):
+        group = list(same)
+        first = number % len(group)
+        yield from group[first:] + group[:first]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What is the same in every heat."""
+
+    manifest: ArtifactManifest
+    reference: Reference
+    shapes: Sequence[Shape]
+    seed: int
+
+    @property
+    def items(self) -> Sequence[EncodedItem]:
+        """Whose tokens fill the batches."""
+        return self.reference.items
+
+
+@contextmanager
+def heat_of(
+    contenders: Sequence[Contender], placement: Placement, ground: Ground
+) -> Iterator[Heat]:
+    """The contenders opened and warm, closed on the way out. Rivals that fail are left out.
+
+    Raises EngineFailed for ours.
+    """
+    opening = _Opening(placement, ground)
+    try:
+        for contender in contenders:
+            opening.add(contender)
+        forwards = {name: opening.forward(engine) for name, engine in opening.engines.items()}
+        cells = make_cells(forwards, ground.shapes, ground.items, ground.seed)
+        yield Heat(placement, opening.engines, cells, opening.failed)
+    finally:
+        opening.close()
+
+
+@dataclass(slots=True)
+class _Opening:
+    placement: Placement
+    ground: Ground
+    engines: dict[str, Engine] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    pool: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = ThreadPoolExecutor(self.placement.runs)
+
+    def add(self, contender: Contender) -> None:
+        say(f"opening {contender.name}, {self.placement.name}")
+        try:
+            engine = contender.open(lane_of(self.placement))
+            self.engines[contender.name] = engine
+            ground, warm = self.ground, {contender.name: self.forward(engine)}
+            for cell in make_cells(warm, ground.shapes, ground.items, ground.seed):
+                for _ in range(WARM_PASSES):
+                    cell.forward(cell.batch)
+        except EngineFailed as exc:
+            if contender.must_be_right:
+                raise
+            self.failed[contender.name] = exc.message
+            if (opened := self.engines.pop(contender.name, None)) is not None:
+                opened.close()
+
+    def forward(self, engine: Engine) -> Forward:
+        """One pass on all cores, or the batch shared out over passes at once, as a lane would."""
+        if self.placement.runs == 1:
+            return engine.run
+        return partial(share_out, engine, self.pool, self.placement.runs)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        for engine in self.engines.values():
+            engine.close()
+        self.engines.clear()
+
+
+def likeness(engine: Engine, contender: Contender, ground: Ground) -> Likeness:
+    """How near the engine comes to fp32 torch on PROBES probes, each alone. Asked after timing."""
+    step = max(1, len(ground.items) // PROBES)
+    chosen = slice(0, step * PROBES, step)
+    part = Reference(ground.reference.items[chosen], ground.reference.answers[chosen])
+    alone = answers(engine, part.items, 1)
+    verdict = judge(part, alone, alone, ground.manifest.gate, ground.manifest.head)
+    parity = verdict.parity
+    return Likeness(
+        contender=contender.name,
+        probes=len(part.items),
+        cosine_mean=parity.cosine_mean if parity else None,
+        cosine_worst=parity.cosine_worst if parity else None,
+        top1_agreement=parity.top1_agreement if parity else None,
+        must_be_right=contender.must_be_right,
+        misses=verdict.reasons,
+    )

@@ -1,0 +1,275 @@
+"""Requests that no decent client sends, and the answers that are right."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import orjson
+
+from benchmarks.hostile.generation_attacks import on_generation
+from benchmarks.hostile.wire import CLOSED, REFUSED, Attack, chunked, post, request
+
+BOMB_BYTES = 200_000_000  # what a bomb of 200 kB inflates to
+
+
+def attacks(models: Mapping[str, str]) -> Iterator[Attack]:
+    """Every attack once; `models` names a model for each task that is served."""
+    embedder = models["feature-extraction"]
+    yield from on_names()
+    yield from on_json(f"/models/{embedder}", "inputs")
+    yield from on_json("/v1/embeddings", "input")
+    yield from on_sizes(f"/models/{embedder}")
+    yield from on_compression(f"/models/{embedder}")
+    yield from on_framing(f"/models/{embedder}")
+    yield from on_headers(f"/models/{embedder}")
+    for task, model_id in models.items():
+        yield from on_parameters(f"/pipeline/{task}/{model_id}")
+    if (writer := models.get("text-generation")) is not None:
+        yield from on_generation(writer)
+
+
+NAMES = (
+    "../../etc/passwd",
+    "..%2f..%2fetc%2fpasswd",
+    "%2e%2e",
+    "%2e%2e/%2e%2e/etc/passwd",
+    "a/../b",
+    "..\\..\\windows",
+    "%00",
+    "%ff%fe",
+    "%0d%0aset-cookie:%20a=b",
+    "%25%32%65",
+    "{id}",
+    "%F0%9F%92%A3",
+    "n" * 30_000,
+)
+
+
+def on_names() -> Iterator[Attack]:
+    """Model ids that mean something to a file system, a decoder or a log."""
+    missing = frozenset({400, 404, 414, 431, CLOSED})
+    for name in NAMES:
+        shown = name[:30]
+        for route in (
+            "/models/{}",
+            "/status/{}",
+            "/models/{}/info",
+            "/v1/models/{}",
+            "/v2/models/{}",
+        ):
+            path = route.format(name) if name != "{id}" else route
+            yield Attack(f"GET {route} {shown}", request("GET", path), missing)
+        for route in ("/models/{}", "/pipeline/fill-mask/{}", "/models/{}/v1/embeddings"):
+            body = b'{"input":"a"}' if "v1" in route else b'{"inputs":"a"}'
+            raw = post(route.replace("{}", name), body)
+            yield Attack(f"POST {route} {shown}", raw, missing)
+        told = orjson.dumps({"model": name, "input": "a"})
+        yield Attack(f"model {shown}", post("/v1/embeddings", told), missing)
+
+
+def on_json(path: str, key: str) -> Iterator[Attack]:
+    """Bodies that stretch what JSON is; `key` holds the texts."""
+    name = key.encode()
+    bad = frozenset({400})
+    broken: dict[str, bytes] = {
+        "no body": b"",
+        "white space": b" " * 1000,
+        "cut": b'{"%b": "a' % name,
+        "trailing bytes": b'{"%b": "a"} {}' % name,
+        "byte order mark": b'\xef\xbb\xbf{"%b": "a"}' % name,
+        "utf-16": '{"inputs": "a"}'.encode("utf-16"),
+        "invalid utf-8": b'{"%b": "\xff\xfe"}' % name,
+        "overlong utf-8": b'{"%b": "\xc0\xaf"}' % name,
+        "surrogate in utf-8": b'{"%b": "\xed\xa0\x80"}' % name,
+        "lone surrogate": b'{"%b": "\\ud800"}' % name,
+        "lone surrogate as key": b'{"\\udfff": 1, "%b": "a"}' % name,
+        "NaN": b'{"%b": NaN}' % name,
+        "Infinity": b'{"%b": "a", "dimensions": Infinity}' % name,
+        "1e999": b'{"%b": 1e999}' % name,
+        "10**400": b'{"%b": "a", "dimensions": 1%b}' % (name, b"0" * 400),
+        "a million digits": b'{"%b": %b}' % (name, b"9" * 1_000_000),
+        "deep lists": b'{"%b": %b}' % (name, b"[" * 900 + b"]" * 900),
+        "deeper lists": b"[" * 500_000 + b"]" * 500_000,
+        "deep objects": b'{"a":' * 900 + b"1" + b"}" * 900,
+        "deep unknown key": b'{"%b": "a", "x": %b}' % (name, b"[" * 900 + b"]" * 900),
+        "wide and deep": b'{"%b": [%b1]}' % (name, b"[[[[[[[]]]]]]]," * 100_000),
+        "not an object": b"7",
+        "texts that are objects": b'{"%b": {"__class__": "a"}}' % name,
+        "a list of lists": b'{"%b": [["a"], [["b"]]]}' % name,
+        "mixed list": b'{"%b": ["a", 7, null]}' % name,
+    }
+    for what, body in broken.items():
+        yield Attack(f"{path}: {what}", post(path, body), bad)
+    fine: dict[str, bytes] = {
+        "a key twice": b'{"%b": 7, "%b": "a"}' % (name, name),
+        "NUL in a text": b'{"%b": "a\\u0000b"}' % name,
+        "controls and marks": '{"%s": "\u202e\u0301\ufeff\U0010ffff"}'.encode() % name,
+        "a flag of a hundred regions": ('{"%s": "' + "\U0001f1e6" * 10 + '"}').encode() % name,
+    }
+    for what, body in fine.items():
+        # Models that read few tokens may find these too long.
+        yield Attack(f"{path}: {what}", post(path, body), frozenset({200, 422}))
+
+
+def on_sizes(path: str) -> Iterator[Attack]:
+    """Too much of everything."""
+    many = {
+        "100,000 texts": orjson.dumps({"inputs": ["a"] * 100_000}),
+        "100,000 empty texts": orjson.dumps({"inputs": [""] * 100_000}),
+        "100,000 numbers": orjson.dumps({"inputs": list(range(100_000))}),
+        "100,000 keys": orjson.dumps({str(i): i for i in range(100_000)}),
+        "a key of a megabyte": orjson.dumps({"inputs": "a", "k" * 1_000_000: 1}),
+        "a parameter of a megabyte": b'{"inputs":"a","parameters":{"%b":1}}' % (b"p" * 1_000_000),
+        "a prompt of a megabyte": b'{"inputs":"a","parameters":{"prompt_name":"%b"}}'
+        % (b"p" * 1_000_000),
+        "a text of 1.9 MB": orjson.dumps({"inputs": "x" * 1_900_000}),
+        "escapes": b'{"inputs":"%b"}' % (rb"\u0041" * 300_000),
+        "a word of a megabyte in a list": orjson.dumps({"inputs": ["a", "w" * 1_000_000]}),
+    }
+    for what, body in many.items():
+        yield Attack(what, post(path, body), REFUSED)
+    cut = orjson.dumps({"inputs": "a " * 90_000, "parameters": {"truncate": True}})
+    yield Attack("180,000 characters, truncated", post(path, cut), frozenset({200}))
+    large = orjson.dumps({"inputs": "x" * 10_000_000})
+    yield Attack("a text of 10 MB", post(path, large), frozenset({413, CLOSED}))
+    chunk = b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000)
+    yield Attack("10 MB in chunks", chunked(path, chunk * 100), frozenset({413, CLOSED}))
+
+
+@cache
+def bomb(window_bits: int) -> bytes:
+    """BOMB_BYTES of spaces, compressed; a valid body follows none of them."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, window_bits)
+    block = b" " * 1_000_000
+    return (
+        b"".join(packer.compress(block) for _ in range(BOMB_BYTES // len(block))) + packer.flush()
+    )
+
+
+def on_compression(path: str) -> Iterator[Attack]:
+    """Bombs, wrong names and broken streams."""
+    body = b'{"inputs": "a"}'
+    packed = gzip.compress(body)
+    bare = zlib.compressobj(wbits=-15)
+    bare_deflate = bare.compress(body) + bare.flush()
+    flipped = packed[:-6] + bytes([packed[-6] ^ 0xFF]) + packed[-5:]
+    for encoding, raw, *statuses in (
+        ("gzip", packed, 200),
+        ("x-gzip", packed, 200),
+        ("deflate", zlib.compress(body), 200),
+        ("deflate", bare_deflate, 200),
+        ("identity", body, 200),
+        ("gzip", bomb(31), 413),
+        ("deflate", bomb(15), 413),
+        ("gzip", gzip.compress(bomb(31)), 400),
+        ("gzip, gzip", gzip.compress(packed), 415),
+        ("br", body, 415),
+        ("zstd", body, 415),
+        ("x" * 5000, body, 415),
+        ("gzip", body, 400),
+        ("gzip", b"", 400),
+        ("gzip", packed[:-9], 400),
+        ("gzip", flipped, 400),
+        ("gzip", packed + packed, 400),
+        ("gzip", gzip.compress(b"") * 50_000, 400),
+        ("deflate", packed, 400),
+        ("identity", packed, 400),
+    ):
+        name = f"content-encoding {encoding[:20]}, {len(raw)} bytes"
+        raw_request = post(path, raw, f"Content-Encoding: {encoding}")
+        yield Attack(name, raw_request, frozenset(statuses))
+
+
+def on_framing(path: str) -> Iterator[Attack]:
+    """Lengths that lie, chunks that break, bodies that never come."""
+    body = b'{"inputs": "a"}'
+    torn = frozenset({400, CLOSED})
+    for length in ("3", "-1", "abc", "1e3", "0x10", "9" * 30, "9" * 5000):
+        status = torn | {413, 501}
+        yield Attack(f"length {length[:10]}", request("POST", path, body, length=length), status)
+    twice = request("POST", path, body, ["Content-Length: 3"])
+    yield Attack("two lengths", twice, torn)
+    both = request("POST", path, body, ["Transfer-Encoding: chunked"])
+    yield Attack("length and chunks", both, torn)
+    for name, chunks in {
+        "no chunk size": b"\r\n\r\n",
+        "a chunk size that is none": b"zz\r\nab\r\n0\r\n\r\n",
+        "a negative chunk size": b"-5\r\nab\r\n0\r\n\r\n",
+        "a chunk longer than it says": b"1\r\nabcdef\r\n0\r\n\r\n",
+    }.items():
+        yield Attack(name, chunked(path, chunks, end=b""), torn)
+    slow = frozenset({408, CLOSED})
+    more = request("POST", path, body, length="5000")
+    yield Attack("less than the length", more, slow, stalls=True)
+    nothing = request("POST", path, length="50")
+    yield Attack("a body that never comes", nothing, slow, stalls=True)
+    unfinished = chunked(path, b"5\r\n", end=b"")
+    yield Attack("a chunk that never comes", unfinished, slow, stalls=True)
+    packed = post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
+    stalled = packed.replace(b"Content-Length: ", b"Content-Length: 9")
+    yield Attack("compressed and never finished", stalled, slow, stalls=True)
+
+
+def on_headers(path: str) -> Iterator[Attack]:
+    """Headers that are wrong, many or long; methods that do not exist."""
+    body = b'{"inputs": "a"}'
+    for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
+        yield Attack(header, post(path, body, header), frozenset({400}))
+    for header in (
+        "Content-Type: text/xml",
+        "Accept: image/png",
+        "User-Agent: hf_hub/9" + "9" * 99,
+    ):
+        yield Attack(header[:30], post(path, body, header), frozenset({200}))
+    answered = frozenset({200, 400, 431, CLOSED})
+    yield Attack("5,000 headers", post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered)
+    yield Attack("a header of 200 kB", post(path, body, "x-a: " + "a" * 200_000), answered)
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
+        refused = frozenset({400, 405, CLOSED})
+        yield Attack(f"method {method[:10]}", request(method, path), refused)
+
+
+PARAMETERS: tuple[dict[str, object], ...] = (
+    {"top_k": 2**63 - 1},
+    {"top_k": -1},
+    {"top_k": 1.5},
+    {"dimensions": 2**64 - 1},
+    {"stride": 2**62, "aggregation_strategy": "first"},
+    {"doc_stride": 2**62},
+    {"max_seq_len": 1},
+    {"max_seq_len": 2**62, "max_answer_len": 2**62, "max_question_len": 2**62},
+    {"targets": ["x" * 100_000]},
+    {"targets": ["x"] * 100_000},
+    {"candidate_labels": ",".join(map(str, range(100_000)))},
+    {"candidate_labels": ["a"], "hypothesis_template": "{0.__class__.__mro__}"},
+    {"candidate_labels": ["a"], "hypothesis_template": "{:>1000000000}"},
+    {"candidate_labels": ["a"], "hypothesis_template": "{" * 900},
+    {"candidate_labels": ["a"] * 1_000, "hypothesis_template": "{}" * 400},
+    {"function_to_apply": "__import__"},
+    {"prompt_name": "../../etc/passwd"},
+    {"truncation_direction": "UP", "truncate": True},
+    {"__class__": 1},
+)
+
+
+def on_parameters(path: str) -> Iterator[Attack]:
+    """Parameters that ask for too much; which of them are known depends on the task."""
+    inputs = (
+        "a [MASK] b " * 300,
+        ["a [MASK] b"] * 1_000,
+        {"question": "a?" * 20_000, "context": "b " * 50_000},
+        {"question": ["a"] * 500, "context": ["b"] * 500},
+        {"source_sentence": "a", "sentences": ["b"] * 5_000},
+        {"query": "a " * 5_000, "texts": ["b " * 100] * 1_000},
+        {"text": "a", "text_pair": "b " * 50_000},
+    )
+    answered = frozenset({200, *REFUSED})
+    for parameters in PARAMETERS:
+        body = orjson.dumps({"inputs": "a [MASK] b", "parameters": parameters})
+        yield Attack(f"{path} {str(parameters)[:40]}", post(path, body), answered)
+    for shape in inputs:
+        body = orjson.dumps({"inputs": shape, "parameters": {"truncate": True}})
+        yield Attack(f"{path} {str(shape)[:40]}", post(path, body), answered)

@@ -1,0 +1,299 @@
+"""What the manifest says of a model, read from its own files and never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from build_artifacts.checkpoints.adapter import Adapter
+from build_artifacts.checkpoints.architectures import (
+    Config,
+    architecture_of,
+    check_architecture,
+    positions_of,
+    task_of_class,
+)
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    Checkpoint,
+    Json,
+    read_object,
+)
+from build_artifacts.checkpoints.decoders import check_decoder, read_decoding
+from build_artifacts.checkpoints.encoder_decoders import (
+    UNBOUNDED_TOKENS,
+    check_encoder_decoder,
+    read_source_decoding,
+    vocabulary_of,
+)
+from build_artifacts.checkpoints.sentences import (
+    Pooling,
+    is_cross_encoder,
+    read_embedding,
+    token_limit,
+)
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import HEADS, TEXT2TEXT_TASKS, TOKENIZER_NAME, Head, TaskName
+from deployments.tasks.zero_shot import judges_entailment
+
+EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
+
+Problem = Literal["single_label", "multi_label", "regression"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The part of a manifest that describes the model rather than the build."""
+
+    tasks: tuple[TaskName, ...]
+    architecture: str
+    max_tokens: int
+    width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
+    labels: tuple[str, ...] = ()
+    problem: Problem | None = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+    mask_token: int | None = None  # id, where the head is MASKS
+    decoding: Decoding | None = None  # where the head is NEXT_TOKEN
+
+    @property
+    def head(self) -> Head:
+        """What the model answers."""
+        return HEADS[self.tasks[0]]
+
+    @property
+    def generating(self) -> Decoding:
+        """`decoding`, of a model whose head is NEXT_TOKEN."""
+        assert self.decoding is not None, "facts of such a head have a decoding; this is a bug"
+        return self.decoding
+
+
+def tasks_of(
+    checkpoint: Checkpoint, adapter: Adapter | None, asked: TaskName | None
+) -> tuple[TaskName, ...]:
+    """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel.
+
+    Zero-shot classification is built as text classification: the graph is the same, and a server
+    asks any classifier that judges entailment both ways.
+    """
+    task = asked or (adapter.task if adapter else None) or _own_task(checkpoint)
+    if task is TaskName.ZERO_SHOT_CLASSIFICATION:
+        _check_entailment(_label_names(checkpoint, adapter))
+        task = TaskName.TEXT_CLASSIFICATION
+    if adapter is not None and HEADS[task] is not HEADS[adapter.task]:
+        raise UnsupportedModel(
+            f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
+        )
+    if HEADS[task] is Head.VECTOR:
+        return EMBEDDING_TASKS
+    if task in TEXT2TEXT_TASKS:
+        return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
+    if HEADS[task] is not Head.LABELS:
+        return (task,)
+    return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
+
+
+def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
+    """A single score ranks as well as it classifies; several labels cannot rank."""
+    if labels == 1:
+        other = {TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING} - {task}
+        return (task, *other)
+    if task is TaskName.TEXT_RANKING:
+        raise UnsupportedModel(
+            f"ranking takes a model with one score, this one has {labels} labels",
+            hint="leave out `--task`",
+        )
+    return (task,)
+
+
+def _check_entailment(labels: Sequence[str]) -> None:
+    if not judges_entailment(labels):
+        shown = ", ".join(f"`{label}`" for label in labels[:3]) + (", …" if len(labels) > 3 else "")
+        raise UnsupportedModel(
+            f"zero-shot classification takes a model that judges entailment, this one has the "
+            f"labels {shown}",
+            hint="leave out `--task`; or, if one of them means entailment, name it so in "
+            "`id2label` of config.json",
+        )
+
+
+def _label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
+    if adapter is not None and adapter.labels:
+        return adapter.labels
+    config = read_object(checkpoint.weights / CONFIG_NAME)
+    if named := config.get("id2label"):
+        return tuple(str(label) for label in named.values())
+    count = int(config.get("num_labels") or 2)  # transformers' default
+    return tuple(f"LABEL_{i}" for i in range(count))
+
+
+def _own_task(checkpoint: Checkpoint) -> TaskName:
+    if is_cross_encoder(checkpoint):
+        ranks = len(_label_names(checkpoint, None)) == 1
+        return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
+    if (checkpoint.directory / MODULES_NAME).is_file():
+        return TaskName.FEATURE_EXTRACTION
+    config = read_object(checkpoint.weights / CONFIG_NAME)
+    architecture = str((config.get("architectures") or [""])[0])
+    if (task := task_of_class(architecture)) is not None:
+        return task
+    raise UnsupportedModel(
+        f"cannot tell a task from the architecture `{architecture or 'none'}`",
+        hint=f"pass `--task`, one of: {', '.join(TaskName)}",
+    )
+
+
+def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    """What a merged checkpoint says of itself. Raises UnsupportedModel."""
+    config = _load_config(checkpoint.weights)
+    head = HEADS[tasks[0]]
+    if tasks[0] in TEXT2TEXT_TASKS:
+        return _source_facts(checkpoint, config, tasks)
+    if head is Head.NEXT_TOKEN:
+        return _decoder_facts(checkpoint, config, tasks)
+    pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is Head.VECTOR
+    check_architecture(config, pooled=pooled)
+    if head is Head.VECTOR:
+        return _embedding_facts(checkpoint, config, tasks)
+    facts = {Head.SPAN: _span_facts, Head.MASKS: _mask_facts}.get(head, _label_facts)
+    return facts(checkpoint, config, tasks)
+
+
+def _load_config(weights: Path) -> Config:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(weights, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as exc:
+        raise UnsupportedModel(
+            f"`{CONFIG_NAME}` is of a kind transformers does not know: {str(exc).splitlines()[0]}",
+            hint="only architectures that are part of transformers can be built",
+        ) from exc
+
+
+def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
+        width=config.num_labels,
+        labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
+        problem=_problem(config) if HEADS[tasks[0]] is Head.LABELS else None,
+    )
+
+
+def _problem(config: Config) -> Problem:
+    # A single label is no regression unless the config says so: transformers' pipeline puts its
+    # logit through a sigmoid.
+    if config.problem_type == "regression":
+        return "regression"
+    several = config.problem_type == "multi_label_classification"
+    return "multi_label" if several else "single_label"
+
+
+def _span_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
+        width=2,
+    )
+
+
+def _mask_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config),
+        width=config.vocab_size,
+        mask_token=_mask_token(checkpoint.weights),
+    )
+
+
+def _decoder_facts(
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
+) -> ModelFacts:
+    reach = check_decoder(config)
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config, reach),
+        width=config.vocab_size,
+        decoding=read_decoding(checkpoint.weights, config),
+    )
+
+
+def _source_facts(
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
+) -> ModelFacts:
+    if not config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"`{tasks[0]}` takes a model with an encoder, `{config.model_type}` has none",
+            hint="pass `--task text-generation`",
+        )
+    check_encoder_decoder(config)
+    positions = positions_of(config) or UNBOUNDED_TOKENS
+    most = _max_tokens(checkpoint, config, positions)
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=most,
+        width=vocabulary_of(config),
+        decoding=read_source_decoding(checkpoint.weights, config, most),
+    )
+
+
+def _embedding_facts(
+    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
+) -> ModelFacts:
+    embedding = read_embedding(checkpoint)
+    return ModelFacts(
+        tasks=tasks,
+        architecture=architecture_of(config),
+        max_tokens=_max_tokens(checkpoint, config, token_limit(checkpoint.weights)),
+        width=config.hidden_size,
+        pooling=embedding.pooling,
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+    )
+
+
+def _max_tokens(checkpoint: Checkpoint, config: Config, further_limit: Json = None) -> int:
+    """The longest input in tokens, special tokens included: the tightest of the stated limits."""
+    tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
+    limits = (tokenizer.get("model_max_length"), positions_of(config), further_limit)
+    stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
+    if not stated:
+        raise UnsupportedModel(
+            "the checkpoint does not say how many tokens it reads",
+            hint="set `model_max_length` in tokenizer_config.json",
+        )
+    return min(stated)
+
+
+def _is_limit(value: Json) -> bool:
+    # Tokenizers without a limit of their own write 10**30.
+    return isinstance(value, int | float) and 0 < value < 10**9
+
+
+def _mask_token(weights: Path) -> int:
+    """The id of the mask token by the tokenizer's own files. Raises UnsupportedModel."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        said = read_object(weights / name).get("mask_token")
+        token = said.get("content") if isinstance(said, dict) else said
+        if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
+            return int(found)
+    raise UnsupportedModel(
+        "the tokenizer's files name no mask token",
+        hint='set `mask_token` in tokenizer_config.json, such as "[MASK]"',
+    )

@@ -1,0 +1,200 @@
+"""The order of the steps between a checkpoint that generates and its artifact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.decoders.gate import Admission, JudgedDecoder, opened
+from build_artifacts.decoders.generation_report import (
+    GENERATION_NAME,
+    PERPLEXITY,
+    Generation,
+    conversations_of,
+)
+from build_artifacts.decoders.measurement import Pace, measure_pace
+from build_artifacts.decoders.reference import Original, write_original
+from build_artifacts.recipes import DecoderRecipe, Recipe
+from build_artifacts.search.screening_settings import is_present
+from build_artifacts.steps.seal import Contents, Identity, lay_out
+from build_artifacts.storage.workspace import StepRunner
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, Device
+from deployments.errors import EngineFailed
+from deployments.machine import usable_cores
+from deployments.tuning.host import this_host
+
+# Of measuring one graph: the medians of such loops are steady after a second each.
+_MOST_PACE_SECONDS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderCompilation:
+    """One build of a model that generates, at work in its workspace."""
+
+    steps: StepRunner
+    recipe: Recipe
+    tune_seconds: float  # for measuring all graphs; 0: do not
+    search_seconds: float  # per device, after which no further candidate is begun
+
+    def artifact(self, weights: Path, facts: ModelFacts, identity: Identity) -> Path:
+        """A directory that holds the whole artifact. Raises BuildError."""
+        original = self._original(weights, facts)
+        admission = Admission(self.steps, weights, facts, original, self.recipe.gate)
+        passed = [*self._for_cpu(admission), *self._best(admission, Device.GPU)]
+        paces = self._paces(passed, original)
+        ranked = sorted(passed, key=lambda p: _rank(paces.get(p.recipe.name)))
+        return self._sealed(admission, ranked, paces, identity)
+
+    def _original(self, weights: Path, facts: ModelFacts) -> Original:
+        def work(into: Path) -> str:
+            write_original(weights, facts, into)
+            perplexity = Original.read(into, facts.generating).perplexity()
+            return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
+
+        detail = "fp32 torch on passages and prompts"
+        asked = self.steps.once("reference", "reference", detail, work)
+        return Original.read(asked, facts.generating)
+
+    def _for_cpu(self, admission: Admission) -> list[JudgedDecoder]:
+        passed = self._best(admission, Device.CPU)
+        if passed:
+            return passed
+        fallback = admission.admit(self.recipe.decoder_fallback)
+        if fallback is None:
+            raise admission.failure()
+        return [fallback]
+
+    def _best(self, admission: Admission, device: Device) -> list[JudgedDecoder]:
+        """The first graphs for `device` that pass; one where nothing here tells which is faster.
+
+        However long it takes, candidates are tried until one has passed.
+        """
+        keep = self.recipe.keep if is_present(device) else 1
+        end_s = time.monotonic() + self.search_seconds
+        passed: list[JudgedDecoder] = []
+        for recipe in self.recipe.decoders:
+            if recipe.device is not device or len(passed) >= keep:
+                continue
+            if passed and time.monotonic() > end_s:
+                with self.steps.passing("skip", recipe.name) as step:
+                    step.found(f"the search has taken its {self.search_seconds:.0f} s")
+                continue
+            found = admission.admit(recipe)
+            passed += [found] if found is not None else []
+        return passed
+
+    def _paces(self, passed: Sequence[JudgedDecoder], original: Original) -> dict[str, Pace]:
+        here = [graph for graph in passed if is_present(graph.recipe.device)]
+        paces: dict[str, Pace] = {}
+        for graph in here if self.tune_seconds else ():
+            seconds = min(self.tune_seconds / len(here), _MOST_PACE_SECONDS)
+            with self.steps.passing("tune", graph.recipe.name) as step:
+                try:
+                    paces[graph.recipe.name] = pace = _pace(graph, original, seconds)
+                    step.found(str(pace))
+                except EngineFailed as exc:
+                    step.found(exc.message)
+        return paces
+
+    def _sealed(
+        self,
+        admission: Admission,
+        passed: Sequence[JudgedDecoder],
+        paces: Mapping[str, Pace],
+        identity: Identity,
+    ) -> Path:
+        original, facts = admission.original, admission.facts
+        tokenizer = admission.weights / TOKENIZER_NAME
+        answers = {graph.recipe.name: graph.judgement.answers for graph in passed}
+        generation = Generation(
+            host=this_host(Device.CPU).name,
+            threads=usable_cores(),
+            paces=dict(paces),
+            conversations=conversations_of(
+                tokenizer, original.asked.prompts, original.answers, answers
+            ),
+        )
+
+        def work(into: Path) -> str:
+            written = _write_texts(generation, chat_template(admission.weights), into)
+            contents = Contents(
+                identity=identity,
+                facts=facts,
+                candidates=tuple(_candidate(graph) for graph in passed),
+                gate=admission.gate,
+                scores={PERPLEXITY: original.perplexity()},
+                files={TOKENIZER_NAME: tokenizer, **written, **_graph_files(passed)},
+            )
+            lay_out(contents, into)
+            return ""
+
+        detail = f"{identity.id} version {identity.version}"
+        return self.steps.once("artifact", "seal", detail, work)
+
+
+def _rank(pace: Pace | None) -> float:
+    """The fastest in company first; those that were not measured stay behind, in their order."""
+    return -pace.company if pace is not None else 0.0
+
+
+def _pace(graph: JudgedDecoder, original: Original, seconds: float) -> Pace:
+    engine = opened(graph.spec, original)
+    try:
+        return measure_pace(engine, seconds)
+    finally:
+        engine.close()
+
+
+def _place(graph: JudgedDecoder) -> str:
+    """A directory of its own: nothing but its weights may lie beside a graph."""
+    return f"graphs/{graph.recipe.name}"
+
+
+def _graph_files(passed: Sequence[JudgedDecoder]) -> dict[str, Path]:
+    return {
+        f"{_place(graph)}/{file.name}": file
+        for graph in passed
+        for path in (graph.spec.path, graph.spec.encoder)
+        if path is not None
+        for file in _files_of(path, graph.recipe)
+    }
+
+
+def _files_of(path: Path, recipe: DecoderRecipe) -> list[Path]:
+    if recipe.engine == "transformers":
+        return [path, path.with_name(CONFIG_NAME)]
+    weights = path.with_name(f"{path.name}.data")
+    return [path, weights] if weights.is_file() else [path]  # a torch program has them in it
+
+
+def _candidate(graph: JudgedDecoder) -> Candidate:
+    recipe, judgement, encoder = graph.recipe, graph.judgement, graph.spec.encoder
+    assert judgement.parity is not None, "it passed, so there are numbers; this is a bug"
+    assert judgement.perplexity is not None, "it passed, so there are numbers; this is a bug"
+    return Candidate(
+        name=recipe.name,
+        device=recipe.device,
+        precision=recipe.precision,
+        engine=recipe.engine,
+        memory=graph.spec.memory,
+        graph=f"{_place(graph)}/{graph.spec.path.name}",
+        encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
+        options=recipe.run,
+        parity=judgement.parity,
+        scores={PERPLEXITY: judgement.perplexity},
+    )
+
+
+def _write_texts(generation: Generation, template: str | None, into: Path) -> dict[str, Path]:
+    """Files that are written rather than copied, by their names."""
+    texts = {GENERATION_NAME: generation.model_dump_json(indent=2) + "\n"}
+    if template is not None:
+        texts[CHAT_TEMPLATE_NAME] = template
+    for name, text in texts.items():
+        (into / name).write_text(text, encoding="utf-8")
+    return {name: into / name for name in texts}

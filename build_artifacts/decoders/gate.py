@@ -1,0 +1,240 @@
+"""Who may be sealed: decoders' graphs made, held against the original, and made otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
+from build_artifacts.decoders.gate_inputs import Tokens, answer_tokens, calibration_of
+from build_artifacts.decoders.graphs.export import ENCODER_NAME
+from build_artifacts.decoders.int8_kv_cache import keeps_int8, round_memory
+from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
+from build_artifacts.decoders.measurement import ROWS, answers_of, judge_decoder, room_for_pace
+from build_artifacts.decoders.per_token_int8 import quantise_rows
+from build_artifacts.decoders.reference import Original
+from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
+from build_artifacts.recipes import DecoderRecipe, digest_of
+from build_artifacts.search.screening_settings import lane_for
+from build_artifacts.storage.workspace import StepRunner, megabytes
+from deployments.artifacts.manifest import Gate, Parity
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder_factory import engine_for
+from deployments.errors import EngineFailed
+from deployments.machine import usable_cores
+
+_JUDGEMENT_NAME = "judgement.json"
+
+
+class DecoderJudgement(BaseModel):
+    """What the gate found; kept, so that an interrupted build need not look again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parity: Parity | None  # None when there were no usable numbers at all
+    perplexity: float | None
+    reasons: tuple[str, ...]  # empty: it passed
+    answers: tuple[Tokens, ...] = ()  # to the prompts
+
+    def told(self) -> str:
+        """One line for people."""
+        if self.parity is None or self.reasons:
+            return f"left out, {'; '.join(self.reasons)}"
+        return (
+            f"passed, perplexity {self.perplexity:.2f}, choices {self.parity.top1_agreement:.1%}, "
+            f"cosine {self.parity.cosine_mean:.4f} mean {self.parity.cosine_worst:.4f} worst"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDecoder:
+    """A graph in the workspace, and what the gate found."""
+
+    recipe: DecoderRecipe
+    spec: DecoderSpec
+    judgement: DecoderJudgement
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Makes and judges the graphs of one build."""
+
+    steps: StepRunner
+    weights: Path
+    facts: ModelFacts
+    original: Original
+    gate: Gate
+    # What came of all that was tried so far: a graph with its judgement, or why there is none.
+    _tried: list[JudgedDecoder | UnsupportedModel] = field(default_factory=list, init=False)
+
+    def admit(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
+        """The first graph of the recipe that passes; None when there is none."""
+        if self.facts.generating.source is not None:
+            recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
+        return next((each for each in self._judged(recipe) if not each.judgement.reasons), None)
+
+    def failure(self) -> BuildError:
+        """Why nothing of what was tried may be sealed; the most accurate was tried last."""
+        assert self._tried, "something is tried before it fails; this is a bug"
+        refusals = [each for each in self._tried if isinstance(each, UnsupportedModel)]
+        if len(refusals) == len(self._tried):
+            return refusals[-1]
+        latest = self._tried[-1]
+        message = f"no graph of `{self.facts.architecture}` for the CPU passed the accuracy gate"
+        if isinstance(latest, UnsupportedModel):
+            return GateFailed(message, hint=f"a more accurate one cannot be made: {latest.message}")
+        return GateFailed(
+            f"{message} ({latest.recipe.precision}: {'; '.join(latest.judgement.reasons)})",
+            hint=f"with weights in {latest.recipe.precision} the graph does not compute what the "
+            "model does: whatever writes it may not know this variant of the architecture; if you "
+            "passed `--gate`, its limits may be too tight for any graph",
+        )
+
+    def _judged(self, recipe: DecoderRecipe) -> Iterator[JudgedDecoder]:
+        """Its graphs, each made when it is asked for; the most accurate comes last."""
+        latest = None
+        for options in (recipe.options, *recipe.other_options):
+            judged = self._attempt(replace(recipe, options=options))
+            if judged is not None:
+                yield judged
+                latest = judged
+        # Int8 in memory costs little accuracy: only the most accurate is tried without.
+        if latest is not None and latest.spec.memory is not None:
+            judged = self._attempt(replace(latest.recipe, memory=None))
+            if judged is not None:
+                yield judged
+
+    def _attempt(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
+        """The graph of these options; None where there is none for such a model."""
+        try:
+            graph = self._graph(recipe)
+        except UnsupportedModel as exc:
+            with self.steps.passing("skip", _named(recipe)) as step:
+                step.found(exc.message)
+            self._tried.append(exc)
+            return None
+        spec = self._spec(recipe, graph)
+        judged = JudgedDecoder(recipe, spec, self._judgement(recipe, spec))
+        self._tried.append(judged)
+        return judged
+
+    def _graph(self, recipe: DecoderRecipe) -> Path:
+        if recipe.rowwise:
+            return self._quantised(recipe)
+
+        name, weights = GRAPH_NAME, WEIGHTS_NAME
+        if recipe.engine != "onnxruntime":
+            name = weights = PROGRAM_NAME
+
+        def work(into: Path) -> str:
+            export_decoder(self.weights, self.facts, recipe, into)
+            self._round_memory(recipe, into)
+            return megabytes(into / weights)
+
+        key = f"export-{_key(recipe)}"
+        return self.steps.once(key, "export", _named(recipe), work) / name
+
+    def _quantised(self, recipe: DecoderRecipe) -> Path:
+        floating = self._graph(
+            replace(
+                recipe, name=f"{recipe.device}-fp32", precision="fp32", rowwise=False, memory=None
+            )
+        )
+
+        def work(into: Path) -> str:
+            encoder = encoder_beside(floating)
+            if encoder is None:
+                quantise_rows(floating, into / GRAPH_NAME, self._calibration())
+                self._round_memory(recipe, into)
+            else:
+                quantise_rows(floating, into / GRAPH_NAME)
+                quantise_rows(encoder, into / encoder.name)
+            return megabytes(into / WEIGHTS_NAME)
+
+        key = f"quantise-{_key(recipe)}"
+        return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
+
+    def _calibration(self) -> Calibration:
+        texts = calibration_of(self.weights, self.facts.max_tokens)
+        return Calibration(texts, self.facts.generating)
+
+    def _round_memory(self, recipe: DecoderRecipe, made: Path) -> None:
+        """Let the graph in `made` keep int8 where the recipe says so, and the graph allows it."""
+        if recipe.memory:
+            round_memory(made / GRAPH_NAME, self._calibration())
+
+    def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
+        return DecoderSpec(
+            path=graph,
+            encoder=encoder_beside(graph),
+            engine=recipe.engine,
+            device=recipe.device,
+            precision=recipe.precision,
+            memory=recipe.memory if recipe.memory and keeps_int8(graph) else None,
+            options=recipe.run,
+            decoding=self.facts.generating,
+            vocabulary=self.facts.width,
+            most_tokens=self.facts.max_tokens,
+        )
+
+    def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderJudgement:
+        def work(into: Path) -> str:
+            judgement = self._judge(spec)
+            (into / _JUDGEMENT_NAME).write_text(judgement.model_dump_json(), encoding="utf-8")
+            return judgement.told()
+
+        key = f"verify-{_key(recipe)}"
+        detail = f"{_named(recipe)} against fp32 torch"
+        found = self.steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
+        return DecoderJudgement.model_validate_json(found.read_bytes())
+
+    def _judge(self, spec: DecoderSpec) -> DecoderJudgement:
+        try:
+            engine = opened(spec, self.original)
+            try:
+                found = judge_decoder(engine, self.original, self.gate)
+                most = answer_tokens(spec.most_tokens)
+                ends = spec.decoding.end_tokens
+                answers = answers_of(engine, self.original.asked.prompts, ends, most)
+            finally:
+                engine.close()
+        except EngineFailed as exc:
+            return DecoderJudgement(parity=None, perplexity=None, reasons=(exc.message,))
+        return DecoderJudgement(
+            parity=found.parity,
+            perplexity=found.perplexity,
+            reasons=found.reasons,
+            answers=answers,
+        )
+
+
+def opened(spec: DecoderSpec, original: Original) -> Decoder:
+    """The graph with room for what the original was asked. Raises EngineFailed."""
+    prompts = original.asked.prompts
+    longest_prompt = max(map(len, prompts))
+    longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))
+    # Nothing else runs while a graph is looked at, so all cores may help.
+    hardware = lane_for(spec.device, usable_cores())
+    context = max(longest, room_for_pace(spec.most_tokens))
+    return engine_for(spec)(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+
+
+def encoder_beside(graph: Path) -> Path | None:
+    """The graph of the encoder, where there is one."""
+    path = graph.with_name(ENCODER_NAME)
+    return path if path.is_file() else None
+
+
+def _named(recipe: DecoderRecipe) -> str:
+    memory = [f"memory in {recipe.memory}"] if recipe.memory else []
+    return ", ".join((recipe.name, *recipe.options, *memory))
+
+
+def _key(recipe: DecoderRecipe) -> str:
+    unnamed = replace(recipe, name="", other_options=())
+    return digest_of(unnamed)[:12]

@@ -1,0 +1,204 @@
+"""What a checkpoint and the graphs of it are asked, as the tokens of its own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.manifest import TOKENIZER_NAME
+
+PASSAGES: tuple[str, ...] = (
+    "The lighthouse on the northern cape was automated in the spring of 1984. Until then three "
+    "keepers had lived there in turns of six weeks, and the one who was on duty wrote the weather "
+    "into a thick green book every four hours. When the last of them left, he took the book with "
+    "him. It lies in the town museum today, open on a page from a January night, when the wind "
+    "was so strong that the ink ran across the paper.",
+    "Water boils at one hundred degrees Celsius at sea level. On a high mountain the pressure of "
+    "the air is lower, so that the water boils at a lower temperature, and an egg takes longer to "
+    "cook. In a closed pot the opposite happens: the steam cannot escape, the pressure rises, and "
+    "the food is done in half of the time.",
+    "My sister keeps bees behind the house. In May, when the cherry trees are in bloom, she gets "
+    "up before sunrise to look after the hives. She says that bees do not mind visitors as long as "
+    "they move slowly and do not stand in the way. I have been stung only once, and that was my "
+    "own fault: I had left the gate open, and the dog came in.",
+    "A computer stores numbers in binary form, that is, as a sequence of ones and zeros. Each "
+    "digit is called a bit, and eight bits make a byte. With one byte you can count from zero to "
+    "two hundred and fifty-five. Larger numbers need more bytes, and negative numbers need a rule "
+    "that says which of the patterns stand for them.",
+    '"You are late again," said the baker without looking up. "The train was late," said Tom. '
+    '"The train was late yesterday, and it was late on Monday. Perhaps you should take an earlier '
+    'train." Tom hung his coat behind the door and washed his hands. There was no earlier train, '
+    "and they both knew it, but neither of them said so.",
+    "In the year 1905 a young clerk at the patent office in Bern published four papers that "
+    "changed physics. One of them explained why light sets electrons free from a metal, another "
+    "one why grains of pollen dance in water. The third said that time passes more slowly for a "
+    "clock that moves, and the fourth that mass and energy are two names for the same thing.",
+    "To change a flat tyre, park the car on level ground and put the handbrake on. Loosen the nuts "
+    "of the wheel before you lift the car with the jack. Take the wheel off, put the spare one on "
+    "in its place, and tighten the nuts by hand. Then let the car down and tighten them again, "
+    "always going across from one nut to the opposite one.",
+    "The first snow came in the second week of November. The children heard it before they saw it, "
+    "or rather they heard nothing at all: no cars, no steps, no birds. By eight o'clock the school "
+    "had called to say that the buses would not run. By nine there were two snowmen in front of "
+    "the house, one of them with a real hat.",
+    "A good question to ask of any map is what it leaves out. A map of the underground shows the "
+    "order of the stations and where the lines cross, but not how far apart they are. A map for "
+    "sailors shows every rock below the water and almost nothing of the land. Neither of them is "
+    "wrong. Each shows what somebody needs to know, and no more than that.",
+    "Dear Mrs Lindqvist, thank you for your letter of the third of March. I am sorry to hear that "
+    "the washing machine has stopped working after only five months. As it is still under "
+    "guarantee, we will repair it free of charge. Our technician will call you this week to make "
+    "an appointment. Please keep the receipt at hand, because he will ask to see it. Yours "
+    "sincerely, the customer service.",
+    "The heart of an adult beats about seventy times a minute when the body is at rest. During "
+    "hard work it may beat more than twice as fast, because the muscles need more oxygen, which "
+    "the blood carries to them from the lungs. Athletes often have a slow pulse: their hearts are "
+    "larger, and move more blood with every single beat.",
+    "When the committee met again in the afternoon, nobody wanted to be the first to speak. The "
+    "numbers were on the table, and they were worse than anyone had expected. In the end it was "
+    "the treasurer who broke the silence. There were, he said, only two ways to go on: either they "
+    "sold the old theatre, or they found somebody who was willing to pay for a new roof.",
+)
+
+# Asked as a user would ask a chat model, and of any other as a text to go on from.
+PROMPTS: tuple[str, ...] = (
+    "What is the capital of France?",
+    "Write a short poem about the sea.",
+    "Explain in one sentence why the sky is blue.",
+    "List three fruits that are red.",
+    "How do I boil an egg?",
+    "Translate to German: Good morning, my friend.",
+    "What is 12 plus 30?",
+    "Tell me a fact about whales.",
+)
+
+# Read to choose scales; no graph is judged by them. As varied as what people ask, because the
+# largest value of each channel counts.
+OTHER_PASSAGES: tuple[str, ...] = (
+    "The city grew around a small fort on the river. By the year 1200 it had become a place of "
+    "trade between north and south, with a large market where wool, salt and amber were sold. Its "
+    "walls were pulled down in 1786, and the stones went into the new harbour.",
+    "Green plants use sunlight to make their own food from carbon dioxide and water. This happens "
+    "in the chloroplasts, which contain a pigment called chlorophyll; oxygen is what is left over. "
+    "At night, when there is no light, plants breathe as animals do.",
+    "Tomato soup for four: heat two tablespoons of olive oil in a large pot, add 1 chopped onion "
+    "and cook it for 5 minutes. Stir in 2 cloves of garlic, 800 g of tomatoes, 500 ml of stock and "
+    "a pinch of sugar. Simmer for 20 minutes, then blend.",
+    "def fibonacci(n: int) -> int:\n"
+    '    """The n-th number, counted from zero."""\n'
+    "    a, b = 0, 1\n"
+    "    for _ in range(n):\n"
+    "        a, b = b, a + b\n"
+    "    return a\n\n\n"
+    "print([fibonacci(i) for i in range(10)])  # [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]\n",
+    '{"order": 48213, "customer": {"name": "A. Meyer", "city": "Graz"}, "items": [{"sku": '
+    '"KB-104", "price": 39.9, "count": 2}, {"sku": "MS-7", "price": 12.5, "count": 1}], "paid": '
+    'true, "note": null}',
+    "# Release notes\n\n## 2.3.0 (2021-04-17)\n\n- **Fixed**: a crash of empty lists (#412)\n"
+    "- **Added**: `--quiet`, see https://example.org/docs/cli?version=2.3&lang=en#quiet\n\n"
+    "| size | before | after |\n|---|---|---|\n| 10 MB | 1.2 s | 0.4 s |\n",
+    "Der Zug nach Hamburg fährt heute von Gleis 7. ¿Dónde está la biblioteca? Elle a dit qu'elle "
+    "viendrait demain, peut-être à huit heures. 今日はいい天気ですね。 Привет, как дела? 🙂🚀",
+    "Let f(x) = 3x^2 - 12x + 7. Its derivative is f'(x) = 6x - 12, which is zero at x = 2, so that "
+    "the least value is f(2) = 12 - 24 + 7 = -5. For x > 2 the function rises; hence 0.5 < x < 3.5 "
+    "holds at both roots, and their sum is 4.",
+    "WHEREAS the Tenant has asked for an EXTENSION of the term, and the Landlord is WILLING to "
+    "grant it; NOW, THEREFORE, the parties agree: (a) the rent is $1,450.00 per month, due on the "
+    "1st; (b) notice must be given in writing at least sixty (60) days before.",
+    "ok so i tried it again lol... still doesnt work!!! any ideas?? thx :)\n\n> did u restart?\n\n"
+    "yes, twice. same error: `ConnectionResetError: [Errno 104] Connection reset by peer`",
+)
+OTHER_PROMPTS: tuple[str, ...] = (
+    "Who wrote Hamlet, and when?",
+    "Write a function in Python that reverses a string, and explain each line.",
+    "Summarise in three bullet points why regular sleep matters.",
+    "My order #48213 has not arrived yet. Please write a polite e-mail to the shop.",
+)
+
+_NEW_TOKENS = 32
+
+Tokens = tuple[int, ...]
+
+
+class Asked(NamedTuple):
+    """What the original and every graph of it read."""
+
+    passages: tuple[Tokens, ...]
+    prompts: tuple[Tokens, ...]
+
+
+def answer_tokens(max_tokens: int) -> int:
+    """How long answers may get, of a model that reads `max_tokens`."""
+    return min(_NEW_TOKENS, max_tokens // 2)
+
+
+def asked_of(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
+    """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
+
+    An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
+    UnsupportedModel where the checkpoint's chat template cannot be used.
+    """
+    if not has_encoder:
+        return _asked(weights, max_tokens, PASSAGES, PROMPTS)
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    sources = (tokenizer.encode(text).ids for text in (*PASSAGES, *PROMPTS))
+    return Asked((), tuple(cut_source(ids, max_tokens) for ids in sources))
+
+
+def calibration_of(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
+    """Other texts, which are only read: the gate must not judge by those that a graph was made for.
+
+    Raises UnsupportedModel.
+    """
+    asked = _asked(weights, max_tokens, OTHER_PASSAGES, OTHER_PROMPTS)
+    return (*asked.passages, *asked.prompts)
+
+
+def _asked(
+    weights: Path, max_tokens: int, passages: Sequence[str], prompts: Sequence[str]
+) -> Asked:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    written, is_chat = _written(weights, prompts)
+    room = max_tokens - answer_tokens(max_tokens)
+    return Asked(
+        tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in passages),
+        tuple(
+            tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-room:])
+            for text in written
+        ),
+    )
+
+
+def cut_source(ids: Sequence[int], most: int) -> Tokens:
+    """The first tokens, and the last: it is what a source ends with."""
+    return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
+
+
+def _written(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """The prompts as the model is to read them, and whether its chat template wrote them."""
+    template = chat_template(weights)
+    if template is None:
+        return prompts, False
+    from transformers import AutoTokenizer
+
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            weights, trust_remote_code=False, local_files_only=True
+        )
+        return tokenizer.apply_chat_template(
+            chats, chat_template=template, tokenize=False, add_generation_prompt=True
+        ), True
+    except Exception as exc:  # a template is a program, and raises what it likes
+        raise UnsupportedModel(
+            f"the chat template cannot be used: {first_line(exc)}",
+            hint="mend it, or remove it from the checkpoint",
+        ) from exc

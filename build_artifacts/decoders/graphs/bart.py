@@ -1,0 +1,190 @@
+"""BART and its relatives: encoders and decoders with layer norms, and positions added to words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.decoders.graphs.graph import GraphWriter, Value
+from build_artifacts.decoders.graphs.kv_inputs import (
+    Config,
+    CrossMemory,
+    Drafts,
+    HeadShape,
+    RowMemory,
+    SourceText,
+)
+from build_artifacts.decoders.graphs.operators import sinusoids, stretched_sinusoids
+from build_artifacts.decoders.graphs.weights import Array, Side, Weights, embedding_names
+
+_EPSILON = 1e-5  # of torch's LayerNorm, which no config of the family changes
+_FAIRSEQ_OFFSET = 2  # rows that fairseq's tables have before that of the first token
+
+Table = Callable[[int, int], Array]  # rows and width to positions
+Sublayer = Callable[[Value], Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BartLike:
+    """What tells one relative from another; called, it draws the graphs of a checkpoint."""
+
+    norms_first: bool  # before each part of a layer, and once more after the last layer
+    norms_words: bool  # where words and positions are added
+    # Rows of the table of positions before that of the first token. None: up to the padding token's
+    # id and with it, because tokens of padding have a position too.
+    offset: int | None
+    table: Table | None = None  # where positions are not learned
+
+    def __call__(self, config: Config, checkpoint: Path) -> Drafts:
+        """The graphs. Raises UnsupportedModel."""
+        weights = Weights(checkpoint, base="model.")
+        decoder = _Decoder(self, config, weights)
+        vocabulary = decoder.draw()
+        return Drafts(
+            encoder=_Encoder(self, config, weights).draw(),
+            decoder=decoder.graph,
+            layers=config.decoder_layers,
+            shape=decoder.shape,
+            vocabulary=vocabulary,
+        )
+
+
+class _Stack:
+    """What encoder and decoder have in common."""
+
+    def __init__(self, layout: BartLike, config: Config, weights: Weights, side: Side) -> None:
+        self.graph = GraphWriter(side, weights)
+        self._layout, self._config, self._side = layout, config, side
+        heads = getattr(config, f"{side}_attention_heads")
+        self.shape = HeadShape(heads, config.d_model // heads)
+
+    def _embed(self, ids: Value, positions: Value) -> Value:
+        graph, side = self.graph, self._side
+        name = graph.weights.first(embedding_names(side))
+        words = graph.op("Gather", graph.stored(name), ids)
+        if self._config.scale_embedding:
+            words = graph.op("Mul", words, graph.constant(math.sqrt(self._config.d_model)))
+        hidden = graph.op("Add", words, graph.op("Gather", self._positions(), positions))
+        if not self._layout.norms_words:
+            return hidden
+        return graph.layer_norm(hidden, f"{side}.layernorm_embedding", _EPSILON)
+
+    def _positions(self) -> Value:
+        """The row of the first token is the table's first."""
+        weights, layout, config = self.graph.weights, self._layout, self._config
+        name = f"{self._side}.embed_positions.weight"
+        rows, width = config.max_position_embeddings, config.d_model
+        offset = config.pad_token_id + 1 if layout.offset is None else layout.offset
+
+        def read() -> Array:
+            if layout.table is None or name in weights:
+                table = weights.read(name)
+            else:
+                table = layout.table(rows + offset, width)
+            return table[offset : offset + rows]
+
+        return self.graph.weight(name, (rows, width), read)
+
+    def _added(self, hidden: Value, norm: str, part: Sublayer) -> Value:
+        """What `part` makes of `hidden`, added to it, with the norm where it belongs."""
+        if self._layout.norms_first:
+            return self.graph.op("Add", hidden, part(self._norm(hidden, norm)))
+        return self._norm(self.graph.op("Add", hidden, part(hidden)), norm)
+
+    def _norm(self, hidden: Value, name: str) -> Value:
+        return self.graph.layer_norm(hidden, name, _EPSILON)
+
+    def _feed_forward(self, layer: str, hidden: Value) -> Value:
+        def part(value: Value) -> Value:
+            inner = self.graph.linear(value, [f"{layer}.fc1"])
+            active = self.graph.activation(inner, self._config.activation_function)
+            return self.graph.linear(active, [f"{layer}.fc2"])
+
+        return self._added(hidden, f"{layer}.final_layer_norm", part)
+
+    def _last_norm(self, hidden: Value) -> Value:
+        if not self._layout.norms_first:
+            return hidden
+        return self._norm(hidden, f"{self._side}.layer_norm")
+
+
+class _Encoder(_Stack):
+    def __init__(self, layout: BartLike, config: Config, weights: Weights) -> None:
+        super().__init__(layout, config, weights, "encoder")
+        self._source = SourceText(self.graph)
+
+    def draw(self) -> GraphWriter:
+        hidden = self._embed(self._source.ids, self._source.positions())
+        for layer in range(self._config.encoder_layers):
+            hidden = self._layer(f"encoder.layers.{layer}", hidden)
+        states = self._last_norm(hidden)
+        heads = self._config.decoder_attention_heads
+        shape = HeadShape(heads, self._config.d_model // heads)
+        for layer in range(self._config.decoder_layers):
+            name = f"decoder.layers.{layer}.encoder_attn"
+            projected = [self.graph.linear(states, [f"{name}.{part}_proj"]) for part in "kv"]
+            self._source.leave(layer, projected, shape)
+        return self.graph
+
+    def _layer(self, name: str, hidden: Value) -> Value:
+        def attention(value: Value) -> Value:
+            attn = f"{name}.self_attn"
+            parts = [self.graph.linear(value, [f"{attn}.{part}_proj"]) for part in "qkv"]
+            attended = self._source.attend(parts, self.shape, attn)
+            return self.graph.linear(attended, [f"{attn}.out_proj"])
+
+        hidden = self._added(hidden, f"{name}.self_attn_layer_norm", attention)
+        return self._feed_forward(name, hidden)
+
+
+class _Decoder(_Stack):
+    def __init__(self, layout: BartLike, config: Config, weights: Weights) -> None:
+        super().__init__(layout, config, weights, "decoder")
+        self._rows = RowMemory(self.graph)
+        self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)
+
+    def draw(self) -> int:
+        """Draw all of it; returns the size of the vocabulary."""
+        graph = self.graph
+        hidden = self._embed(self._rows.ids, self._rows.positions())
+        for layer in range(self._config.decoder_layers):
+            hidden = self._layer(layer, hidden)
+        states = self._last_norm(self._rows.wanted(hidden))
+        logits, vocabulary = graph.head(states, ["lm_head.weight", *embedding_names("decoder")])
+        if self._has_logits_bias():
+            logits = graph.op("Add", logits, graph.stored("final_logits_bias"))
+        graph.output(logits, "logits", "B", "L", vocabulary)
+        return vocabulary
+
+    def _has_logits_bias(self) -> bool:
+        """Nearly all checkpoints store one, and most of them are zeros."""
+        weights = self.graph.weights
+        return "final_logits_bias" in weights and bool(weights.read("final_logits_bias").any())
+
+    def _layer(self, layer: int, hidden: Value) -> Value:
+        graph, name = self.graph, f"decoder.layers.{layer}"
+
+        def attention(value: Value) -> Value:
+            attn = f"{name}.self_attn"
+            modules = [f"{attn}.{part}_proj" for part in "qkv"]
+            joined = graph.linear(value, modules, label=f"{attn}.qkv_proj")
+            return graph.linear(self._rows.attend(layer, joined, self.shape), [f"{attn}.out_proj"])
+
+        def cross_attention(value: Value) -> Value:
+            attn = f"{name}.encoder_attn"
+            query = graph.linear(value, [f"{attn}.q_proj"])
+            return graph.linear(self._cross.attend(layer, query), [f"{attn}.out_proj"])
+
+        hidden = self._added(hidden, f"{name}.self_attn_layer_norm", attention)
+        hidden = self._added(hidden, f"{name}.encoder_attn_layer_norm", cross_attention)
+        return self._feed_forward(name, hidden)
+
+
+BART = BartLike(norms_first=False, norms_words=True, offset=_FAIRSEQ_OFFSET)
+MBART = BartLike(norms_first=True, norms_words=True, offset=_FAIRSEQ_OFFSET)
+BLENDERBOT = BartLike(norms_first=True, norms_words=False, offset=0)
+MARIAN = BartLike(norms_first=False, norms_words=False, offset=0, table=sinusoids)
+PEGASUS = BartLike(norms_first=True, norms_words=False, offset=0, table=sinusoids)
+M2M_100 = BartLike(norms_first=True, norms_words=False, offset=None, table=stretched_sinusoids)

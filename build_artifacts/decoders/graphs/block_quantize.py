@@ -1,0 +1,140 @@
+"""The weights of a written graph become integers of 8 or 4 bits, in blocks with a scale each.
+
+Products are computed from the integers (activations become int8 on the way in). A large table of
+words becomes int8 with either: it is only looked up, and would be most of the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.float_graph import ORT_DOMAIN
+from build_artifacts.decoders.graphs.graph import Value
+from build_artifacts.decoders.graphs.weights import Array
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Bits = Literal[4, 8]
+
+BLOCK = 32  # values of a weight's column that share a scale
+_INT8_PRODUCTS = 4  # what ONNX Runtime calls accuracy level 4
+LARGE_TABLE = 1 << 20  # values; smaller ones, such as those of positions, stay float
+
+
+class _Blocks(NamedTuple):
+    """A weight [K, N] column by column, in ceil(K / 32) blocks."""
+
+    packed: NDArray[np.uint8]  # [N, blocks, bytes of a block]
+    scales: Array  # [N, blocks]
+
+
+def quantised(graph: Path, into: Path, bits: Bits) -> None:
+    """Write a copy of the float `graph` to `into`, its weights to a file beside it.
+
+    `into` must be in another directory. Weights are read one at a time.
+    """
+    import onnx_ir as ir
+
+    model = ir.load(graph)
+    for node in list(model.graph):
+        weight = _constant(node)
+        if weight is None:
+            continue
+        if node.op_type == "MatMul":
+            _replace(model.graph, node, _product(node, weight, bits))
+        elif node.op_type == "Gather" and _is_large_table(node, weight):
+            _replace(model.graph, node, _look_up(node, weight))
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses():
+            del model.graph.initializers[name]
+    ir.save(model, into, external_data=f"{into.name}.data")
+
+
+def _constant(node: ir.Node) -> Value | None:
+    """The matrix known now that a MatMul multiplies by, or a Gather looks up in."""
+    places = {"MatMul": 1, "Gather": 0}
+    if node.op_type not in places:
+        return None
+    value = node.inputs[places[node.op_type]]
+    known = value is not None and value.const_value is not None and len(value.shape) == 2
+    return value if known else None
+
+
+def _is_large_table(node: ir.Node, table: Value) -> bool:
+    rows, width = table.shape
+    by_rows = "axis" not in node.attributes or node.attributes["axis"].as_int() == 0
+    return bool(by_rows and rows * width >= LARGE_TABLE and width % BLOCK == 0)
+
+
+def _product(node: ir.Node, weight: Value, bits: Bits) -> ir.Node:
+    size, columns = weight.shape
+    blocks = _in_blocks(weight.const_value.numpy(), bits)
+    attributes = {
+        "K": int(size),
+        "N": int(columns),
+        "bits": bits,
+        "block_size": BLOCK,
+        "accuracy_level": _INT8_PRODUCTS,
+    }
+    tensors = _kept(node.graph, weight.name, blocks.packed, blocks.scales)
+    return _made("MatMulNBits", [node.inputs[0], *tensors], attributes, node)
+
+
+def _look_up(node: ir.Node, table: Value) -> ir.Node:
+    rows, width = table.shape
+    blocks = _in_blocks(table.const_value.numpy().T, 8)
+    packed = blocks.packed.reshape(rows, width)
+    data, scales = _kept(node.graph, table.name, packed, blocks.scales)
+    attributes = {"bits": 8, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+    return _made("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
+
+
+def _in_blocks(weight: Array, bits: Bits) -> _Blocks:
+    from onnxruntime.quantization.matmul_nbits_quantizer import (
+        DefaultWeightOnlyQuantConfig,
+        DefaultWeightOnlyQuantizer,
+    )
+
+    config = DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=True, bits=bits)
+    # The zero points of symmetric blocks are what the operators take where none are given.
+    packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
+        np.ascontiguousarray(weight)
+    )
+    return _Blocks(packed, scales.reshape(packed.shape[:2]))
+
+
+def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: Array) -> list[Value]:
+    """The two as tensors of the graph; what two operators read is kept once."""
+    import onnx_ir as ir
+
+    kept = []
+    for part, array in (("packed", packed), ("scales", scales)):
+        part_name = f"{name}.{part}"
+        if part_name not in graph.initializers:
+            tensor = ir.tensor(array, name=part_name)
+            graph.initializers[part_name] = ir.Value(
+                name=part_name,
+                shape=tensor.shape,
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
+            )
+        kept.append(graph.initializers[part_name])
+    return kept
+
+
+def _made(op_type: str, inputs: list[Value], attributes: dict[str, int], old: ir.Node) -> ir.Node:
+    import onnx_ir as ir
+
+    output = ir.Value(name=f"{old.name}:quantised")
+    return ir.node(op_type, inputs, attributes, domain=ORT_DOMAIN, outputs=[output], name=old.name)
+
+
+def _replace(graph: Any, old: ir.Node, new: ir.Node) -> None:
+    import onnx_ir as ir
+
+    ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs, new.outputs)

@@ -1,0 +1,121 @@
+"""A checkpoint becomes graphs in the layout that the server's decoder engine feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
+from build_artifacts.checkpoints.decoders import ids_in
+from build_artifacts.checkpoints.encoder_decoders import Generation, generation_of
+from build_artifacts.decoders.graphs.bart import (
+    BART,
+    BLENDERBOT,
+    M2M_100,
+    MARIAN,
+    MBART,
+    PEGASUS,
+)
+from build_artifacts.decoders.graphs.gpt2 import draw_gpt2
+from build_artifacts.decoders.graphs.kv_inputs import Config, Drafts, Family
+from build_artifacts.decoders.graphs.t5 import draw_t5
+from build_artifacts.errors import UnsupportedModel
+
+DECODER_NAME = "decoder.onnx"
+ENCODER_NAME = "encoder.onnx"
+
+# By `model_type` of config.json.
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": draw_gpt2,
+    "bart": BART,
+    "plbart": BART,
+    "mbart": MBART,
+    "blenderbot": BLENDERBOT,
+    "marian": MARIAN,
+    "pegasus": PEGASUS,
+    "m2m_100": M2M_100,
+    "t5": draw_t5,
+    "mt5": draw_t5,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenModel:
+    """The graphs, each with its weights in a file beside it, and what feeding them takes.
+
+    `decoder` is fed as deployments/engines/onnx_decoder.py says. With an `encoder` it also takes
+    cross.{layer}.{key,value} [B, kv_heads, C, head_dim], and cross_mask [B, C], which is 1 where a
+    source's tokens are, from the left. The encoder makes them, without the padding up to C, from
+    input_ids and attention_mask [B, S].
+    """
+
+    decoder: Path
+    encoder: Path | None
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    decoder_start_token: int | None
+    end_tokens: tuple[int, ...]
+
+
+def is_written(checkpoint: Path) -> bool:
+    """Whether `write_decoder` knows the family of a checkpoint."""
+    return _model_type(checkpoint) in FAMILIES
+
+
+def write_decoder(checkpoint: Path, into: Path) -> WrittenModel:
+    """Write the graphs of the checkpoint in fp32 into the directory `into`.
+
+    `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel.
+    """
+    model_type = _model_type(checkpoint)
+    if model_type not in FAMILIES:
+        raise UnsupportedModel(
+            f"there is no graph for the model type `{model_type or 'none'}`",
+            hint=f"these are written: {', '.join(FAMILIES)}",
+        )
+    config = _config(checkpoint)
+    drafts = FAMILIES[model_type](config, checkpoint)
+    decoder, encoder = into / DECODER_NAME, None
+    drafts.decoder.save(decoder)
+    if drafts.encoder is not None:
+        encoder = into / ENCODER_NAME
+        drafts.encoder.save(encoder)
+    return _written(drafts, generation_of(checkpoint, config), decoder, encoder)
+
+
+def _model_type(checkpoint: Path) -> str:
+    return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))
+
+
+def _config(checkpoint: Path) -> Config:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, StrictDataclassError) as exc:
+        raise UnsupportedModel(
+            f"`{CONFIG_NAME}` is not as transformers has it: {' '.join(str(exc).split())}",
+            hint="only architectures that are part of transformers can be built",
+        ) from exc
+
+
+def _written(
+    drafts: Drafts, generation: Generation, decoder: Path, encoder: Path | None
+) -> WrittenModel:
+    start = generation.decoder_start_token_id
+    if start is None and encoder is not None:
+        start = generation.bos_token_id
+    return WrittenModel(
+        decoder=decoder,
+        encoder=encoder,
+        layers=drafts.layers,
+        kv_heads=drafts.shape.heads,
+        head_dim=drafts.shape.size,
+        vocabulary=drafts.vocabulary,
+        decoder_start_token=start,
+        end_tokens=tuple(ids_in(generation.eos_token_id)),
+    )

@@ -1,0 +1,60 @@
+"""GPT-2: learned positions, projections stored by columns, norms first, a tied head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.decoders.graphs.graph import GraphWriter, Value
+from build_artifacts.decoders.graphs.kv_inputs import Config, Drafts, HeadShape, RowMemory
+from build_artifacts.decoders.graphs.weights import Weights
+from build_artifacts.errors import UnsupportedModel
+
+
+def draw_gpt2(config: Config, checkpoint: Path) -> Drafts:
+    """The graph of a GPT-2. Raises UnsupportedModel."""
+    if config.add_cross_attention:
+        raise UnsupportedModel(
+            "this GPT-2 attends to an encoder that is not in the checkpoint",
+            hint="build a GPT-2 that generates text by itself",
+        )
+    weights = Weights(checkpoint, base="transformer.")
+    graph = GraphWriter("decoder", weights)
+    memory = RowMemory(graph)
+    words = graph.op("Gather", graph.stored("wte.weight"), memory.ids)
+    hidden = graph.op(
+        "Add", words, graph.op("Gather", graph.stored("wpe.weight"), memory.positions())
+    )
+    for layer in range(config.n_layer):
+        hidden = _layer(graph, memory, layer, hidden, config)
+    normed = graph.layer_norm(memory.wanted(hidden), "ln_f", config.layer_norm_epsilon)
+    logits, vocabulary = graph.head(normed, ["lm_head.weight", "wte.weight"])
+    graph.output(logits, "logits", "B", "L", vocabulary)
+    return Drafts(
+        decoder=graph,
+        layers=config.n_layer,
+        shape=_heads(config, 0),
+        vocabulary=vocabulary,
+    )
+
+
+def _layer(
+    graph: GraphWriter, memory: RowMemory, layer: int, hidden: Value, config: Config
+) -> Value:
+    name, epsilon = f"h.{layer}", config.layer_norm_epsilon
+    normed = graph.layer_norm(hidden, f"{name}.ln_1", epsilon)
+    joined = graph.linear(normed, [f"{name}.attn.c_attn"], stored="columns")
+    attended = memory.attend(layer, joined, _heads(config, layer))
+    projected = graph.linear(attended, [f"{name}.attn.c_proj"], stored="columns")
+    hidden = graph.op("Add", hidden, projected)
+    normed = graph.layer_norm(hidden, f"{name}.ln_2", epsilon)
+    inner = graph.linear(normed, [f"{name}.mlp.c_fc"], stored="columns")
+    active = graph.activation(inner, config.activation_function)
+    return graph.op("Add", hidden, graph.linear(active, [f"{name}.mlp.c_proj"], stored="columns"))
+
+
+def _heads(config: Config, layer: int) -> HeadShape:
+    size = config.n_embd // config.n_head
+    scale = size**-0.5 if config.scale_attn_weights else 1.0
+    if config.scale_attn_by_inverse_layer_idx:
+        scale /= layer + 1
+    return HeadShape(config.n_head, size, scale)

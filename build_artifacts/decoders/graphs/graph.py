@@ -1,0 +1,215 @@
+"""A graph in the making: operators in the order they run, weights that are read when it is saved.
+
+Tensors are named after the checkpoint's, and the products with them too, so that a list of nodes
+kept in float says which layers they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.float_graph import ORT_DOMAIN
+from build_artifacts.decoders.graphs.operators import activated
+from build_artifacts.decoders.graphs.weights import Array, Weights
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Value = Any  # an onnx_ir.Value; the library is not typed
+Kind = Literal["FLOAT", "INT64"]
+# How a checkpoint has a projection's weight: [out, in], as torch's Linear, or [in, out].
+Stored = Literal["rows", "columns"]
+
+INT32 = 6  # ONNX's number of the type, as Cast takes it
+_OPSET, _IR_VERSION = 20, 10
+
+
+class GraphWriter:
+    """Appends operators to a graph; what a method returns is the value that the operator makes."""
+
+    def __init__(self, name: str, weights: Weights) -> None:
+        self.weights = weights
+        self._name = name
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._tensors: dict[str, Value] = {}
+
+    def input(self, name: str, kind: Kind, *shape: str | int) -> Value:
+        """An input of the graph; sizes in words are free."""
+        value = _typed(name, kind, shape)
+        self._inputs.append(value)
+        return value
+
+    def output(self, value: Value, name: str, *shape: str | int) -> None:
+        """Let `value`, of floats, be an output of the graph."""
+        import onnx_ir as ir
+
+        value.name, value.shape = name, ir.Shape(shape)
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+        self._outputs.append(value)
+
+    def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
+        """Append an operator with one output; `domain` among the attributes is where it is from."""
+        return self.several(op_type, 1, *inputs, name=name, **attributes)[0]
+
+    def several(
+        self, op_type: str, outputs: int, *inputs: Value | None, name: str = "", **attributes: Any
+    ) -> Sequence[Value]:
+        """Append an operator with several outputs."""
+        name = name or f"{op_type}_{len(self._nodes)}"
+        node = made_node(op_type, *inputs, name=name, outputs=outputs, **attributes)
+        self._nodes.append(node)
+        outputs_made: Sequence[Value] = node.outputs
+        return outputs_made
+
+    def either(
+        self, condition: Value, then: Sequence[ir.Node], otherwise: Sequence[ir.Node], name: str
+    ) -> Value:
+        """What the last of the operators `then`, or of `otherwise`, makes."""
+        import onnx_ir as ir
+
+        branches = {
+            branch: ir.Graph([], nodes[-1].outputs, nodes=nodes, name=f"{name}.{branch}")
+            for branch, nodes in (("then_branch", then), ("else_branch", otherwise))
+        }
+        return self.op("If", condition, name=name, **branches)
+
+    def constant(self, value: NDArray[np.generic] | Sequence[int] | int | float) -> Value:
+        """A small tensor known now; equal ones are one. Whole numbers are int64, others fp32."""
+        array = np.asarray(value)
+        kind: type[np.generic] = np.float32 if array.dtype.kind == "f" else np.int64
+        array = array.astype(kind)
+        said = "_".join(str(number) for number in array.ravel())
+        shape = "x".join(str(size) for size in array.shape)
+        return self.tensor(f"{array.dtype}_{shape}_{said}", array)
+
+    def tensor(self, name: str, array: NDArray[np.generic]) -> Value:
+        """A tensor known now, under a name of its own."""
+        import onnx_ir as ir
+
+        known = self._tensors.get(name)
+        return self._kept(name, ir.tensor(array, name=name)) if known is None else known
+
+    def weight(
+        self, name: str, shape: Sequence[int], read: Callable[[], Array] | None = None
+    ) -> Value:
+        """A tensor of the checkpoint, or what `read` makes of some; read when all is saved."""
+        import onnx_ir as ir
+
+        if name in self._tensors:
+            return self._tensors[name]
+
+        def load() -> ir.TensorProtocol:
+            array = self.weights.read(name) if read is None else read()
+            assert array.shape == tuple(shape), f"{name} is {array.shape}; this is a bug"
+            return ir.tensor(np.ascontiguousarray(array), name=name)
+
+        return self._kept(name, ir.LazyTensor(load, ir.DataType.FLOAT, ir.Shape(shape), name=name))
+
+    def stored(self, name: str) -> Value:
+        """A tensor of the checkpoint as it is."""
+        return self.weight(name, self.weights.shape(name))
+
+    def linear(
+        self, value: Value, modules: Sequence[str], stored: Stored = "rows", label: str = ""
+    ) -> Value:
+        """Project by `modules` of the checkpoint side by side: [..., in] -> [..., sum of outs]."""
+        joined = _Joined(self.weights, tuple(modules), stored)
+        label = label or modules[0]
+        weight = self.weight(f"{label}.weight.columns", joined.shape, joined.columns)
+        projected = self.op("MatMul", value, weight, name=label)
+        if not joined.has_bias:
+            return projected
+        bias = self.weight(f"{label}.bias.joined", joined.shape[1:], joined.bias)
+        return self.op("Add", projected, bias)
+
+    def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
+        """Logits by the first of the tensors `names` that is stored, [V, in]; and V."""
+        name = self.weights.first(names)
+        vocabulary, size = self.weights.shape(name)
+        columns = self.weight("head.columns", (size, vocabulary), lambda: self.weights.read(name).T)
+        return self.op("MatMul", value, columns, name="head"), vocabulary
+
+    def layer_norm(self, value: Value, module: str, epsilon: float) -> Value:
+        """Mean and variance norm over the last axis, with the module's scale and shift."""
+        parts = [self.stored(f"{module}.{part}") for part in ("weight", "bias")]
+        return self.op("LayerNormalization", value, *parts, axis=-1, epsilon=epsilon)
+
+    def activation(self, value: Value, name: str) -> Value:
+        """`name` as config.json has it. Raises UnsupportedModel."""
+        return activated(self.op, value, name)
+
+    def save(self, path: Path) -> None:
+        """Write the graph to `path`, its weights to a file beside it."""
+        import onnx_ir as ir
+
+        graph = ir.Graph(
+            self._inputs,
+            self._outputs,
+            nodes=self._nodes,
+            initializers=list(self._tensors.values()),
+            opset_imports={"": _OPSET, ORT_DOMAIN: 1},
+            name=self._name,
+        )
+        ir.save(ir.Model(graph, ir_version=_IR_VERSION), path, external_data=f"{path.name}.data")
+
+    def _kept(self, name: str, tensor: ir.TensorProtocol) -> Value:
+        import onnx_ir as ir
+
+        value = ir.Value(
+            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        self._tensors[name] = value
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Projections of one input as one: their weights side by side."""
+
+    weights: Weights
+    modules: tuple[str, ...]
+    stored: Stored
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[in, sum of outs]."""
+        shapes = [self.weights.shape(f"{module}.weight") for module in self.modules]
+        if self.stored == "rows":
+            shapes = [shape[::-1] for shape in shapes]
+        return shapes[0][0], sum(shape[1] for shape in shapes)
+
+    @property
+    def has_bias(self) -> bool:
+        return f"{self.modules[0]}.bias" in self.weights
+
+    def columns(self) -> Array:
+        read = [self.weights.read(f"{module}.weight") for module in self.modules]
+        return np.concatenate([w.T if self.stored == "rows" else w for w in read], axis=1)
+
+    def bias(self) -> Array:
+        return np.concatenate([self.weights.read(f"{module}.bias") for module in self.modules])
+
+
+def made_node(
+    op_type: str, *inputs: Value | None, name: str, outputs: int = 1, **attributes: Any
+) -> ir.Node:
+    """A node that is in no graph yet, its outputs named after it."""
+    import onnx_ir as ir
+
+    domain = attributes.pop("domain", "")
+    values = [ir.Value(name=f"{name}:{i}") for i in range(outputs)]
+    return ir.node(op_type, inputs, attributes, domain=domain, outputs=values, name=name)
+
+
+def _typed(name: str, kind: Kind, shape: Sequence[str | int]) -> Value:
+    import onnx_ir as ir
+
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType[kind]))

@@ -1,0 +1,103 @@
+"""Where a token stands, as numbers: sinusoids, and biases by distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.graphs.weights import Array
+from build_artifacts.errors import UnsupportedModel
+
+Value = Any  # an onnx_ir.Value; the library is not typed
+Append = Callable[..., Value]  # appends an operator to a graph
+
+
+def activated(op: Append, value: Value, name: str) -> Value:
+    """`value` through the activation `name`. Raises UnsupportedModel."""
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(
+            f"there is no operator for the activation `{name}`",
+            hint=f"these are known: {', '.join(_ACTIVATIONS)}",
+        )
+    return _ACTIVATIONS[name](op, value)
+
+
+def _relu(op: Append, value: Value) -> Value:
+    return op("Relu", value)
+
+
+def _tanh(op: Append, value: Value) -> Value:
+    return op("Tanh", value)
+
+
+def _gelu(op: Append, value: Value) -> Value:
+    return op("Gelu", value)
+
+
+def _tanh_gelu(op: Append, value: Value) -> Value:
+    return op("Gelu", value, approximate="tanh")
+
+
+def _silu(op: Append, value: Value) -> Value:
+    return op("Mul", value, op("Sigmoid", value))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Append, Value], Value]] = {
+    "relu": _relu,
+    "tanh": _tanh,
+    "gelu": _gelu,
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "silu": _silu,
+    "swish": _silu,
+}
+
+
+def sinusoids(positions: int, width: int) -> Array:
+    """[positions, width]: the sines of all speeds, then their cosines."""
+    speeds = 10_000.0 ** (-2.0 * np.arange((width + 1) // 2) / width)
+    angles = np.arange(positions)[:, None] * speeds
+    table = np.concatenate([np.sin(angles), np.cos(angles[:, : width // 2])], axis=1)
+    return table.astype(np.float32)
+
+
+def stretched_sinusoids(positions: int, width: int) -> Array:
+    """[positions, width], as fairseq has them: the slowest speed is exactly 1 / 10,000.
+
+    In single precision throughout, as they were when such models learned to read them.
+    """
+    half = width // 2
+    step = np.float32(math.log(10_000) / (half - 1))
+    speeds = np.exp(np.arange(half, dtype=np.float32) * -step)
+    angles = np.arange(positions, dtype=np.float32)[:, None] * speeds
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return np.pad(table, ((0, 0), (0, width % 2)))
+
+
+def distance_buckets(
+    distances: NDArray[np.int64], *, both_ways: bool, buckets: int, farthest: int
+) -> NDArray[np.int64]:
+    """The bucket of T5's relative positions that a distance (key less query) belongs to.
+
+    Half of the buckets of a direction are for one distance each, the others grow with the
+    logarithm up to `farthest`. Keys ahead of the query have buckets of their own with
+    `both_ways`, and else share that of the query itself.
+    """
+    if both_ways:
+        buckets //= 2
+        first = np.where(distances > 0, buckets, 0)
+        apart = np.abs(distances)
+    else:
+        first = np.zeros_like(distances)
+        apart = np.maximum(-distances, 0)
+    exact = buckets // 2
+    # Single precision, as torch: on the borders of buckets the last digit decides.
+    ratio = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact))
+    grown = ratio / np.float32(math.log(farthest / exact)) * np.float32(buckets - exact)
+    far = np.minimum(exact + grown.astype(np.int64), buckets - 1)
+    return first + np.where(apart < exact, apart, far)

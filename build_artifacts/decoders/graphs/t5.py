@@ -1,0 +1,173 @@
+"""T5 and its relatives: root mean square norms, scores without a scale, positions as a bias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from build_artifacts.decoders.graphs.graph import GraphWriter, Value
+from build_artifacts.decoders.graphs.kv_inputs import (
+    Config,
+    CrossMemory,
+    Drafts,
+    HeadShape,
+    RowMemory,
+    SourceText,
+)
+from build_artifacts.decoders.graphs.operators import distance_buckets
+from build_artifacts.decoders.graphs.weights import Array, Side, Weights, embedding_names
+
+_SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+
+
+def draw_t5(config: Config, checkpoint: Path) -> Drafts:
+    """The graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
+    weights = Weights(checkpoint)
+    decoder = _Decoder(config, weights)
+    vocabulary = decoder.draw()
+    return Drafts(
+        encoder=_Encoder(config, weights).draw(),
+        decoder=decoder.graph,
+        layers=config.num_decoder_layers,
+        shape=decoder.shape,
+        vocabulary=vocabulary,
+    )
+
+
+class _Stack:
+    """What encoder and decoder have in common."""
+
+    def __init__(self, config: Config, weights: Weights, side: Side) -> None:
+        self.graph = GraphWriter(side, weights)
+        self.shape = HeadShape(config.num_heads, config.d_kv, scale=1.0)
+        self._config, self._side = config, side
+
+    def _embed(self, ids: Value) -> Value:
+        name = self.graph.weights.first(embedding_names(self._side))
+        return self.graph.op("Gather", self.graph.stored(name), ids)
+
+    def _norm(self, hidden: Value, module: str) -> Value:
+        return self._norm_by(hidden, self.graph.stored(f"{module}.weight"))
+
+    def _norm_by(self, hidden: Value, scale: Value) -> Value:
+        epsilon = self._config.layer_norm_epsilon
+        return self.graph.op(
+            "SimplifiedLayerNormalization", hidden, scale, axis=-1, epsilon=epsilon
+        )
+
+    def _feed_forward(self, layer: str, hidden: Value) -> Value:
+        graph, config, dense = self.graph, self._config, f"{layer}.DenseReluDense"
+        normed = self._norm(hidden, f"{layer}.layer_norm")
+        if config.is_gated_act:
+            gate = graph.linear(normed, [f"{dense}.wi_0"])
+            active = graph.activation(gate, config.dense_act_fn)
+            inner = graph.op("Mul", active, graph.linear(normed, [f"{dense}.wi_1"]))
+        else:
+            inner = graph.activation(graph.linear(normed, [f"{dense}.wi"]), config.dense_act_fn)
+        return graph.op("Add", hidden, graph.linear(inner, [f"{dense}.wo"]))
+
+    def _bias(self, queries: Value, keys: Value, ahead: int) -> Value:
+        """What the scores of queries and keys have more by their places.
+
+        `queries` [X, Y, 1] and `keys` [Z] are places, the answer is [heads, X, Y, Z]. `ahead` is
+        how far a key may be ahead of its query. The buckets of all distances up to the farthest
+        are looked up now; beyond it nothing changes.
+        """
+        config, graph = self._config, self.graph
+        farthest = config.relative_attention_max_distance
+        module = f"{self._side}.block.0.{_SELF}.relative_attention_bias.weight"
+        buckets = distance_buckets(
+            np.arange(-farthest, ahead + 1),
+            both_ways=self._side == "encoder",
+            buckets=config.relative_attention_num_buckets,
+            farthest=farthest,
+        )
+
+        def read() -> Array:
+            return graph.weights.read(module)[buckets].T
+
+        table = graph.weight("bias_by_distance", (config.num_heads, len(buckets)), read)
+        moved = graph.op("Add", keys, graph.constant(farthest))
+        columns = graph.op("Sub", moved, queries)  # of the table
+        ends = graph.constant(0), graph.constant(len(buckets) - 1)
+        return graph.op("Gather", table, graph.op("Clip", columns, *ends), axis=1)
+
+
+class _Encoder(_Stack):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights, "encoder")
+        self._source = SourceText(self.graph)
+
+    def draw(self) -> GraphWriter:
+        graph, hidden, bias = self.graph, self._embed(self._source.ids), self._distances()
+        for layer in range(self._config.num_layers):
+            hidden = self._layer(f"encoder.block.{layer}", hidden, bias)
+        states = self._norm(hidden, "encoder.final_layer_norm")
+        for layer in range(self._config.num_decoder_layers):
+            name = f"decoder.block.{layer}.{_CROSS}"
+            projected = [graph.linear(states, [f"{name}.{part}"]) for part in "kv"]
+            self._source.leave(layer, projected, self.shape)
+        return graph
+
+    def _distances(self) -> Value:
+        """The bias [1, heads, S, S]."""
+        graph, places = self.graph, self._source.positions()
+        queries = graph.op("Unsqueeze", places, graph.constant([0, 2]))
+        farthest = self._config.relative_attention_max_distance
+        bias = self._bias(queries, places, ahead=farthest)
+        return graph.op("Transpose", bias, perm=[1, 0, 2, 3])
+
+    def _layer(self, name: str, hidden: Value, bias: Value) -> Value:
+        graph, attn = self.graph, f"{name}.{_SELF}"
+        normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
+        parts = [graph.linear(normed, [f"{attn}.{part}"]) for part in "qkv"]
+        attended = self._source.attend(parts, self.shape, attn, bias)
+        hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
+        return self._feed_forward(f"{name}.layer.1", hidden)
+
+
+class _Decoder(_Stack):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights, "decoder")
+        self._rows = RowMemory(self.graph)
+        self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)
+
+    def draw(self) -> int:
+        """Draw all of it; returns the size of the vocabulary."""
+        graph, hidden, bias = self.graph, self._embed(self._rows.ids), self._distances()
+        for layer in range(self._config.num_decoder_layers):
+            hidden = self._layer(layer, hidden, bias)
+        states = self._norm_by(self._rows.wanted(hidden), self._last_scale())
+        logits, vocabulary = graph.head(states, ["lm_head.weight", *embedding_names("decoder")])
+        graph.output(logits, "logits", "B", "L", vocabulary)
+        return vocabulary
+
+    def _distances(self) -> Value:
+        """The bias [B, heads, T, M]: keys ahead of the query are not attended to at all."""
+        graph = self.graph
+        queries = graph.op("Unsqueeze", self._rows.positions(), graph.constant([2]))
+        bias = self._bias(queries, self._rows.places(), ahead=0)
+        return graph.op("Transpose", bias, perm=[1, 0, 2, 3])
+
+    def _last_scale(self) -> Value:
+        """The scale of the last norm; what the logits are scaled by is part of it."""
+        graph, config, name = self.graph, self._config, "decoder.final_layer_norm.weight"
+        scales = getattr(config, "scale_decoder_outputs", False)  # mT5 has no such thing
+        factor = config.d_model**-0.5 if scales else 1.0
+        return graph.weight(
+            name, graph.weights.shape(name), lambda: graph.weights.read(name) * np.float32(factor)
+        )
+
+    def _layer(self, layer: int, hidden: Value, bias: Value) -> Value:
+        graph, name = self.graph, f"decoder.block.{layer}"
+        attn, cross = f"{name}.{_SELF}", f"{name}.{_CROSS}"
+        normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
+        joined = graph.linear(normed, [f"{attn}.{part}" for part in "qkv"], label=f"{attn}.qkv")
+        attended = self._rows.attend(layer, joined, self.shape, bias)
+        hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
+        normed = self._norm(hidden, f"{name}.layer.1.layer_norm")
+        query = graph.linear(normed, [f"{cross}.q"])
+        attended = self._cross.attend(layer, query)
+        hidden = graph.op("Add", hidden, graph.linear(attended, [f"{cross}.o"]))
+        return self._feed_forward(f"{name}.layer.2", hidden)

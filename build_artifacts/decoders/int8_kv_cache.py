@@ -1,0 +1,337 @@
+"""Keys and values in int8: a quarter of a row's memory, and of what a step for many rows reads.
+
+Each channel of each head has a scale of its own, fixed by what a few texts leave in memory
+(`int8_scales.py`).
+
+ONNX Runtime's attention over such a memory computes each token by itself, with no more threads than
+heads. That is what steps want: a token's result is the same, to the bit, alone, in company, and
+beside its successors, so that drafts can be verified several at a time. For prompts it takes three
+times as long as attention in floats. So a graph gets both, and the input `reading` says which:
+
+    steps:    queries, keys, values -> GroupQueryAttention over the int8 memory
+    prompts:  keys and values are rotated, rounded, written to the memory (TensorScatter), and read
+              back as floats, those before and the new ones -> GroupQueryAttention in floats
+
+A prompt's tokens attend to rounded keys and values, those of their own part too, so it does not
+matter how the prompt was cut. Both ways write where past and present are, which is one memory
+(engines/onnx_decoder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.float_graph import ATTENTION, ORT_DOMAIN, Floats, number_of
+from deployments.engines.decoder import KEPT, READING
+
+LARGEST = 127
+_MARGIN = 1.1  # for texts that nobody has seen yet
+_LEAST = 1e-6  # the scale of channels that are always zero
+
+
+class ChannelScales:
+    """The scales of one memory's channels, by the values that were seen."""
+
+    def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
+        """The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours."""
+        self._pairs, self._interleaved = pairs, interleaved
+        self._largest: Floats = np.zeros((), np.float32)
+
+    def see(self, kept: Floats) -> None:
+        """Take the values of one text into account, [heads, tokens, size]."""
+        sizes = np.abs(kept)
+        rotated = kept[..., : 2 * self._pairs]
+        parted = (self._pairs, 2) if self._interleaved else (2, self._pairs)
+        by_pair = (*rotated.shape[:-1], *parted)
+        axis = -1 if self._interleaved else -2
+        lengths = np.linalg.norm(rotated.reshape(by_pair), axis=axis, keepdims=True)
+        sizes[..., : 2 * self._pairs] = np.broadcast_to(lengths, by_pair).reshape(rotated.shape)
+        self._largest = np.maximum(self._largest, sizes.max(axis=1))
+
+    @property
+    def table(self) -> Floats:
+        """[heads, size]."""
+        scales: Floats = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
+        return scales.astype(np.float32)
+
+
+def seen_in(
+    texts: Iterable[Mapping[str, Floats]], scales: Mapping[str, ChannelScales]
+) -> Mapping[str, Floats]:
+    """The tables of all memories, by name, once each text was seen in them."""
+    for text in texts:
+        for name, scale in scales.items():
+            scale.see(text[name])
+    return {name: scale.table for name, scale in scales.items()}
+
+
+if TYPE_CHECKING:
+    import onnx
+
+_OPSET, _IR_VERSION = 24, 11  # the first with TensorScatter
+# Inputs of the operator, in its order, that both ways of attending know.
+_KNOWN_INPUTS = 9
+_KNOWN_ATTRIBUTES = {
+    *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
+    *("do_rotary", "rotary_interleaved"),
+}
+_QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
+_MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+# Of a prompt, which is read by one row at a time: tokens that lie in the row, [1]; those and the
+# ones that are read, a number.
+_DONE, _ALL = "memory_done", "memory_all"
+_FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
+_LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
+
+
+def round_memory(graph: Path, calibration: Calibration) -> None:
+    """Let `graph` keep int8, unless it has attention of other kinds; its weights stay as they are.
+
+    It must answer texts already, with a memory of floats.
+    """
+    import onnx
+
+    model = onnx.load(graph, load_external_data=False)
+    nodes = [node for node in model.graph.node if node.op_type == ATTENTION]
+    tables = {table.name: table for table in model.graph.initializer}
+    answers = {value.name for value in model.graph.output}
+    if not nodes or not all(_is_plain(node, tables, answers) for node in nodes):
+        return
+    scales = seen_in(calibration.kept(graph), _unseen(nodes, tables))
+    writer = _Writer(model, tables)
+    for layer, node in enumerate(nodes):
+        writer.replace(node, f"memory/{layer}", [scales[name] for name in node.output[1:]])
+    writer.finish()
+    onnx.save(model, graph)
+
+
+def keeps_int8(graph: Path) -> bool:
+    """Whether `round_memory` has changed a graph."""
+    import onnx
+
+    model = onnx.load(graph, load_external_data=False)
+    return any(value.name == READING for value in model.graph.input)
+
+
+def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
+    """Whether both ways know all that it reads and is told, and can see what it keeps."""
+    told = {attribute.name for attribute in node.attribute}
+    if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
+        return False
+    if len(node.output) != 1 + len(KEPT) or not answers >= set(node.output[1:]):
+        return False
+    return not number_of(node, "do_rotary") or node.input[_COSINES] in tables
+
+
+def _unseen(
+    nodes: Sequence[onnx.NodeProto], tables: Mapping[str, onnx.TensorProto]
+) -> Mapping[str, ChannelScales]:
+    """For what attention puts out to be kept, by name."""
+    scales: dict[str, ChannelScales] = {}
+    for node in nodes:
+        _, keys, values = node.output
+        interleaved = bool(number_of(node, "rotary_interleaved"))
+        scales[keys] = ChannelScales(_pairs(node, tables), interleaved=interleaved)
+        scales[values] = ChannelScales()
+    return scales
+
+
+def _pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
+    """Pairs of channels that are rotated."""
+    return tables[node.input[_COSINES]].dims[-1] if number_of(node, "do_rotary") else 0
+
+
+class _Writer:
+    """One graph on its way to a memory of int8."""
+
+    def __init__(self, model: onnx.ModelProto, tables: dict[str, onnx.TensorProto]) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._tables = tables
+        self._lengths = ""  # of any attention: all have the same
+        self._nodes: list[onnx.NodeProto] = []  # of the way that is being written
+
+    def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[Floats]) -> None:
+        """Put both ways of attending in the place of one; what they need is called `name`/..
+
+        `scales` are those of keys and of values, [heads, size].
+        """
+        import onnx
+
+        self._lengths = node.input[_LENGTHS]
+        for part, table in zip(KEPT, scales, strict=True):
+            self._constant(f"{name}/{part}_scales", table[None, :, None, :])
+            self._constant(f"{name}/{part}_steps", table)
+        ways = {
+            "then_branch": self._reading(node, name),
+            "else_branch": _stepping(node, name),
+        }
+        chosen = onnx.helper.make_node("If", [READING], node.output, name, **ways)
+        place = list(self._graph.node).index(node)
+        self._graph.node.remove(node)
+        self._graph.node.insert(place, chosen)
+
+    def finish(self) -> None:
+        """What all of them share, and the types of what goes in and out."""
+        import onnx
+
+        types = onnx.TensorProto
+        for value in (*self._graph.input, *self._graph.output):
+            if value.name.startswith(("past_key_values.", "present.")):
+                value.type.tensor_type.elem_type = types.INT8
+        self._graph.input.append(onnx.helper.make_tensor_value_info(READING, types.BOOL, []))
+        for name, values in {
+            _FIRST: np.array([0]),
+            _TOKENS: np.array([2]),
+            _LOWEST: np.array(-LARGEST, np.float32),
+            _HIGHEST: np.array(LARGEST, np.float32),
+            _ONE: np.array([1], np.int32),
+        }.items():
+            self._constant(name, values)
+        make = onnx.helper.make_node
+        counting = [
+            make("Shape", ["input_ids"], ["memory_new"], "memory_new", start=1, end=2),
+            make("Gather", [self._lengths, _FIRST], ["memory_last"], "memory_last"),
+            make("Add", ["memory_last", _ONE], ["memory_each"], "memory_each"),
+            make("Squeeze", ["memory_each", _FIRST], [_ALL], _ALL),
+            make("Cast", ["memory_each"], ["memory_end"], "memory_end", to=types.INT64),
+            make("Sub", ["memory_end", "memory_new"], [_DONE], _DONE),
+        ]
+        made = [set(node.output) for node in self._graph.node]
+        behind = next((i + 1 for i, names in enumerate(made) if self._lengths in names), 0)
+        for node in reversed(counting):
+            self._graph.node.insert(behind, node)
+        del self._graph.value_info[:]  # those of the memory are wrong now; all are inferred anyway
+        self._model.ir_version = max(self._model.ir_version, _IR_VERSION)
+        for opset in self._model.opset_import:
+            if not opset.domain:
+                opset.version = max(opset.version, _OPSET)
+
+    def _reading(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+        """Attention in floats, over what is in memory and a prompt's next tokens: [1, T, ..]."""
+        self._nodes = []
+        heads, size = self._tables[f"{name}/key_steps"].dims
+        pairs = _pairs(node, self._tables)
+        queries, *new = self._parted(node, name, size)
+        if pairs:
+            partial = 2 * pairs if 2 * pairs < size else 0
+            queries = self._rotated(node, queries, number_of(node, "num_heads"), partial)
+            new[0] = self._rotated(node, new[0], heads, partial)
+        self._constant(f"{name}/by_heads", np.array([0, 0, heads, size]))
+        self._constant(f"{name}/side_by_side", np.array([0, 0, heads * size]))
+        sides = [
+            self._kept(name, part, value, past)
+            for part, value, past in zip(KEPT, new, node.input[_PAST:_LENGTHS], strict=True)
+        ]
+        (keys, past_keys, kept_keys), (values, past_values, kept_values) = sides
+        out = f"{name}/out"
+        attended = self._op(
+            ATTENTION,
+            [queries, keys, values, past_keys, past_values, node.input[_LENGTHS], _ALL],
+            [out, f"{name}/all_keys", f"{name}/all_values"],
+            domain=ORT_DOMAIN,
+        )
+        attended.attribute.extend(_without(node, "do_rotary", "rotary_interleaved"))
+        return _subgraph(f"{name}/reading", self._nodes, [out, kept_keys, kept_values])
+
+    def _parted(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
+        """Queries, keys and values, which may come side by side."""
+        if node.input[_KEY]:
+            return list(node.input[_QUERY : _KEY + 2])
+        counts = [number_of(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")]
+        self._constant(f"{name}/sizes", np.array([count * size for count in counts]))
+        parts = [f"{name}/{part}" for part in ("queries", *KEPT)]
+        self._op("Split", [node.input[_QUERY], f"{name}/sizes"], parts, axis=2)
+        return parts
+
+    def _rotated(self, node: onnx.NodeProto, value: str, heads: int, partial: int) -> str:
+        """Queries or keys, [1, T, heads x size], turned by their positions; 0: all of each head."""
+        turned = f"{value}/turned"
+        self._op(
+            "RotaryEmbedding",
+            [value, _DONE, node.input[_COSINES], node.input[_SINES]],
+            [turned],
+            domain=ORT_DOMAIN,
+            num_heads=heads,
+            rotary_embedding_dim=partial,
+            interleaved=number_of(node, "rotary_interleaved"),
+        )
+        return turned
+
+    def _kept(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
+        """Round what is new, [1, T, heads x size], and write it to the memory.
+
+        Returns it as the memory has it, in floats; what was there before, [1, heads, done, size];
+        and the memory.
+        """
+        import onnx
+
+        def named(what: str) -> str:
+            return f"{name}/{part}_{what}"
+
+        steps, scales = named("steps"), named("scales")
+        self._op("Reshape", [value, f"{name}/by_heads"], [named("heads")])
+        self._op("Div", [named("heads"), steps], [named("shares")])
+        self._op("Round", [named("shares")], [named("whole")])
+        self._op("Clip", [named("whole"), _LOWEST, _HIGHEST], [named("near")])
+        self._op("Mul", [named("near"), steps], [named("rounded")])
+        self._op("Reshape", [named("rounded"), f"{name}/side_by_side"], [named("new")])
+        self._op("Transpose", [named("near")], [named("by_head")], perm=[0, 2, 1, 3])
+        self._op("Cast", [named("by_head")], [named("int8")], to=onnx.TensorProto.INT8)
+        self._op("TensorScatter", [past, named("int8"), _DONE], [named("memory")], axis=-2)
+        self._op("Slice", [past, _FIRST, _DONE, _TOKENS], [named("before_int8")])
+        self._op("Cast", [named("before_int8")], [named("before")], to=onnx.TensorProto.FLOAT)
+        self._op("Mul", [named("before"), scales], [named("past")])
+        return named("new"), named("past"), named("memory")
+
+    def _op(
+        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> onnx.NodeProto:
+        import onnx
+
+        made = onnx.helper.make_node(kind, inputs, outputs, outputs[0], **attributes)
+        self._nodes.append(made)
+        return made
+
+    def _constant(self, name: str, values: NDArray[np.generic]) -> None:
+        import onnx
+
+        table = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
+        self._tables[name] = table
+        self._graph.initializer.append(table)
+
+
+def _stepping(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    """The operator as it was, over a memory of int8."""
+    import onnx
+
+    outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KEPT)]
+    inputs = [*node.input, *[""] * (12 - len(node.input))]
+    inputs += [f"{name}/{part}_scales" for part in KEPT]
+    step = onnx.helper.make_node(ATTENTION, inputs, outputs, outputs[0], domain=ORT_DOMAIN, **_MODE)
+    step.attribute.extend(node.attribute)
+    return _subgraph(f"{name}/stepping", [step], outputs)
+
+
+def _subgraph(
+    name: str, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
+) -> onnx.GraphProto:
+    """A way to attend: floats, and both sides of the memory."""
+    import onnx
+
+    types = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.INT8)
+    values = [
+        onnx.helper.make_tensor_value_info(output, kind, None)
+        for output, kind in zip(outputs, types, strict=True)
+    ]
+    return onnx.helper.make_graph(list(nodes), name, [], values)
+
+
+def _without(node: onnx.NodeProto, *names: str) -> list[onnx.AttributeProto]:
+    return [attribute for attribute in node.attribute if attribute.name not in names]

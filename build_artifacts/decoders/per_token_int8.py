@@ -1,0 +1,237 @@
+"""int8 products in which no token depends on another: decoders for the CPU.
+
+ONNX Runtime quantises activations for a whole tensor, so what one request computes would depend on
+the others in its batch; and its blockwise int4 products, which look at each row by itself, need
+twice the time of int8 ones for several rows and three times for a prompt. Here a row is divided by
+its largest value, rounded to int8, multiplied by int8 weights with a scale for each column, and
+scaled back: integer sums are exact, so a row's result is the same in any company.
+
+    x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
+
+Where texts were read before, and all their rows are about as large, one scale is fixed for all:
+four small operators less, beside a product that takes little longer than they do. `smoothing.py`
+makes values so.
+
+    x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
+
+The word table, when a graph gathers from one, becomes int8 with a scale for each word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatGraph, Floats, scale_queries
+from build_artifacts.decoders.smoothquant import is_bounded, smooth
+
+if TYPE_CHECKING:
+    import onnx
+
+_LARGEST = 127
+_ZERO = 128  # int8 as ONNX Runtime's kernels want it on the left: uint8, shifted
+_STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
+# Smaller tables than this many values are left alone: there is nothing to gain.
+_FEWEST_VALUES = 1 << 12
+_MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
+# Of a row's size, what rounding with a fixed scale may add; a scale of its own adds 0.01 to 0.03.
+_MOST_NOISE = 0.05
+
+
+def quantise_rows(graph: Path, into: Path, calibration: Calibration | None = None) -> None:
+    """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it.
+
+    With a calibration the graph reads its texts first, and is made easier to round.
+    """
+    import onnx
+
+    # Before the weights are loaded: large ones must not be in memory twice.
+    seen = calibration.observe(graph, _read_by_products(graph)) if calibration else {}
+    model = onnx.load(graph)
+    rewriter = _Rewriter(model)
+    if seen:
+        rewriter.learn(seen)
+    rewriter.rewrite()
+    onnx.save(
+        model,
+        into,
+        save_as_external_data=True,
+        location=f"{into.name}.data",
+        size_threshold=1024,
+    )
+
+
+def _read_by_products(graph: Path) -> list[str]:
+    """The values that the products read which are going to be int8."""
+    import onnx
+
+    model = onnx.load(graph, load_external_data=False)
+    weights = {table.name for table in model.graph.initializer if _is_worth_it(table)}
+    products = (node for node in model.graph.node if node.op_type == "MatMul")
+    return list(dict.fromkeys(node.input[0] for node in products if node.input[1] in weights))
+
+
+def _is_worth_it(table: onnx.TensorProto) -> bool:
+    """Whether it is a matrix of floats, and not a small one."""
+    is_matrix = len(table.dims) == 2 and table.data_type == table.FLOAT
+    return is_matrix and int(np.prod(table.dims)) >= _FEWEST_VALUES
+
+
+class _Rows(NamedTuple):
+    """Rows in int8, by the names of the values."""
+
+    values: str
+    step: str  # what a unit of them stands for
+    scales: str | None = None  # [.., 1]: each row is as many times as large; None: all as they are
+
+
+class _Rewriter:
+    """One graph on its way to int8."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._tables = {table.name: table for table in model.graph.initializer}
+        self._nodes: list[onnx.NodeProto] = []
+        self._added: dict[str, onnx.TensorProto] = {}
+        self._fixed: dict[str, np.float32] = {}  # input -> the scale of all its rows
+        self._quantised: dict[str, _Rows] = {}  # by input
+        if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
+            model.opset_import.add(domain=ORT_DOMAIN, version=1)
+
+    def learn(self, seen: Mapping[str, Floats]) -> None:
+        """Even out the values that were seen, [tokens, K], and fix the scales of some."""
+        graph = FloatGraph(self._model)
+        for value, rows in seen.items():
+            scale = fixed_scale(smooth(graph, value, rows))
+            if scale is not None and is_bounded(graph, value):
+                self._fixed[value] = scale
+        for node in self._graph.node:
+            scale_queries(graph, node)
+
+    def rewrite(self) -> None:
+        for node in self._graph.node:
+            if node.op_type == "Transpose" and self._weights(node.input[0]) is not None:
+                self._turn(node)
+            elif node.op_type == "MatMul" and self._weights(node.input[1]) is not None:
+                self._product(node)
+            elif node.op_type == "Gather" and self._weights(node.input[0]) is not None:
+                self._lookup(node)
+            else:
+                self._nodes.append(node)
+        self._constant(_STEP, np.array(1 / _LARGEST, np.float32))
+        self._constant(_SHIFT, np.array(_ZERO, np.uint8))
+        self._constant(_LAST_AXIS, np.array([-1], np.int64))
+        del self._graph.node[:]
+        self._graph.node.extend(self._nodes)
+        used = {name for node in self._nodes for name in node.input}
+        kept = [table for name, table in self._tables.items() if name in used]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend([*kept, *self._added.values()])
+
+    def _weights(self, name: str) -> Floats | None:
+        """A table that is worth quantising."""
+        import onnx
+
+        table = self._tables.get(name)
+        if table is None or not _is_worth_it(table):
+            return None
+        weights: Floats = onnx.numpy_helper.to_array(table)
+        return weights
+
+    def _turn(self, node: onnx.NodeProto) -> None:
+        """A word table that is kept as the turned weights of the head, now a table of its own."""
+        import onnx
+
+        turned = onnx.numpy_helper.to_array(self._tables[node.input[0]]).T
+        self._tables[node.output[0]] = onnx.numpy_helper.from_array(turned.copy(), node.output[0])
+
+    def _product(self, node: onnx.NodeProto) -> None:
+        weights = self._weights(node.input[1])
+        assert weights is not None, "only products with weights come here; this is a bug"
+        name = node.input[1]
+        scales = _scales(weights, axis=0)
+        self._constant(f"{name}_int8", _rounded(weights, scales))
+        self._constant(f"{name}_scales", scales.ravel())
+        rows, output = self._rows(node.input[0]), node.output[0]
+        product = output if rows.scales is None else f"{output}_unscaled"
+        inputs = [rows.values, f"{name}_int8", rows.step, f"{name}_scales", _SHIFT]
+        self._node("MatMulIntegerToFloat", inputs, product, domain=ORT_DOMAIN)
+        if rows.scales is not None:
+            self._node("Mul", [product, rows.scales], output)
+
+    def _rows(self, value: str) -> _Rows:
+        """What products of `value` read; made once for all of them."""
+        if value not in self._quantised:
+            is_fixed = value in self._fixed
+            self._quantised[value] = (self._in_steps if is_fixed else self._by_largest)(value)
+        return self._quantised[value]
+
+    def _in_steps(self, value: str) -> _Rows:
+        rows = _Rows(f"{value}_int8", f"{value}_step")
+        self._constant(rows.step, np.array(self._fixed[value]))
+        self._node("QuantizeLinear", [value, rows.step, _SHIFT], rows.values)
+        return rows
+
+    def _by_largest(self, value: str) -> _Rows:
+        sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
+        self._node("Abs", [value], sizes)
+        self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
+        # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
+        self._node("Div", [value, scales], shares)
+        self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
+        return _Rows(f"{value}_int8", _STEP, scales)
+
+    def _lookup(self, node: onnx.NodeProto) -> None:
+        import onnx
+
+        table = self._weights(node.input[0])
+        assert table is not None, "only lookups in a table come here; this is a bug"
+        name, found = node.input[0], node.output[0]
+        scales = _scales(table, axis=1)
+        self._constant(f"{name}_words_int8", _rounded(table, scales))
+        self._constant(f"{name}_words_scales", scales)
+        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_words_int8")
+        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_words_scales")
+        self._node("Cast", [f"{found}_words_int8"], f"{found}_words", to=onnx.TensorProto.FLOAT)
+        self._node("Mul", [f"{found}_words", f"{found}_words_scales"], found)
+
+    def _node(
+        self, kind: str, inputs: list[str], output: str, *, domain: str = "", **attributes: int
+    ) -> None:
+        import onnx
+
+        made = onnx.helper.make_node(kind, inputs, [output], output, domain=domain, **attributes)
+        self._nodes.append(made)
+
+    def _constant(self, name: str, values: NDArray[np.generic]) -> None:
+        import onnx
+
+        if name not in self._added:
+            self._added[name] = onnx.numpy_helper.from_array(values, name)
+
+
+def _scales(weights: Floats, axis: int) -> Floats:
+    largest = np.abs(weights).max(axis=axis, keepdims=True)
+    return np.where(largest == 0, 1, largest / _LARGEST).astype(np.float32)
+
+
+def _rounded(weights: Floats, scales: Floats) -> NDArray[np.int8]:
+    rounded: NDArray[np.int8] = np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)
+    return rounded
+
+
+def fixed_scale(rows: Floats) -> np.float32 | None:
+    """One scale for all rows like these, [N, K]; None where most would be too coarse with it.
+
+    Rounding to steps of `scale` adds noise of scale / sqrt(12) to each value.
+    """
+    scale = _MARGIN * np.abs(rows).max() / _LARGEST
+    sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))
+    noise = np.median(scale / np.sqrt(12) / np.maximum(sizes, 1e-12))
+    return np.float32(scale) if 0 < noise <= _MOST_NOISE else None

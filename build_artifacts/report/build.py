@@ -1,0 +1,151 @@
+"""From an artifact to its report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from build_artifacts.console import Progress
+from build_artifacts.errors import BuildError
+from build_artifacts.evaluation import Evaluation, ModelUnderTest, load_evaluation
+from build_artifacts.report.measure import Course, Survey
+from build_artifacts.report.stages import Stage, Trail, recover, served_stage
+from build_artifacts.report.values import (
+    BASELINE,
+    Lanes,
+    Report,
+    ReportRequest,
+    Setting,
+    compared,
+    serving,
+)
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.sources.hub import Hub
+from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
+from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Device
+from deployments.tuning.costs import Placement, Shape
+from deployments.tuning.measure import batch_from, shapes_up_to
+from deployments.tuning.parity import Reference
+
+LENGTHS = (32, 64, 128, 256, 512)  # tokens
+CROWD = Shape(items=32, tokens=128)
+
+
+def travel(
+    request: ReportRequest,
+    manifest: ArtifactManifest,
+    setting: Setting,
+    progress: Progress,
+    hub: Hub,
+) -> Report:
+    """Measure every stage of the artifact on this host.
+
+    Stages that cannot be made or run are left out, and the report says why. Raises BuildError for
+    evaluation data that cannot be used, and when no stage at all is left.
+    """
+    evaluation = evaluation_for(request, manifest)
+    with workspace(request.store) as place:
+        progress.begin()
+        try:
+            steps = StepRunner(place, progress)
+            stages, unmade = _stages(request, manifest, steps, place, hub)
+            survey = Survey(_course(request, manifest, evaluation), steps)
+            figures = survey.figures(stages)
+        finally:
+            progress.end()
+    unmeasured = unmade | survey.failed
+    if not figures:
+        raise BuildError(
+            f"no stage of `{manifest.id}` can be measured here: {_told(unmeasured)}",
+            hint="see which graphs run here with `python -m build_artifacts verify`",
+        )
+    return Report(
+        id=manifest.id,
+        setting=setting,
+        source=_source(manifest),
+        metric=evaluation.metric if evaluation else next(iter(manifest.scores), None),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=_command(request, manifest, setting),
+        stages=compared(figures),
+        unmeasured=unmeasured,
+    )
+
+
+def _stages(
+    request: ReportRequest,
+    manifest: ArtifactManifest,
+    steps: StepRunner,
+    place: Workspace,
+    hub: Hub,
+) -> tuple[list[Stage], dict[str, str]]:
+    """The stages there are, and why others cannot be made."""
+    lanes = Lanes.of(request)
+    cpu = serving(Placement(request.artifact, manifest, Device.CPU, lanes.alone))
+    gpu = serving(Placement(request.artifact, manifest, Device.GPU, lanes.gpu))
+    served = [served_stage(found, lanes) for found in (cpu, gpu) if found is not None]
+    try:
+        prepared = recover(manifest, steps, place.directory("sources"), hub, request.adapter)
+    except BuildError as exc:
+        return served, {f"{BASELINE} and what is made from it": f"{exc.message}; {exc.hint}"}
+    trail = Trail(prepared, Graphs(steps, prepared), lanes)
+    scores = {} if request.evaluation else manifest.scores
+    stages = [*trail.before(cpu, scores), *served, *trail.usual(cpu)]
+    return stages, trail.unmade
+
+
+def _course(
+    request: ReportRequest, manifest: ArtifactManifest, evaluation: Evaluation | None
+) -> Course:
+    reference = Reference.read(request.artifact / REFERENCE_NAME)
+    most = manifest.max_tokens
+    crowd = CROWD.model_copy(update={"tokens": min(CROWD.tokens, most)})
+    return Course(
+        reference=reference,
+        head=manifest.head,
+        gate=manifest.gate,
+        evaluation=evaluation,
+        alone={
+            shape.tokens: batch_from(reference.items, shape)
+            for shape in shapes_up_to(most, items=(1,), tokens=LENGTHS)
+        },
+        crowd=batch_from(reference.items, crowd),
+        runs=request.runs,
+        seconds=request.seconds,
+    )
+
+
+def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
+    """The labelled data that was asked for, ready for engines. Raises BadEvaluationData."""
+    if request.evaluation is None:
+        return None
+    model = ModelUnderTest(
+        directory=request.artifact,
+        max_tokens=manifest.max_tokens,
+        labels=manifest.labels,
+        problem=manifest.problem,
+        prompt=manifest.prompts.get(manifest.default_prompt or "", ""),
+        mask_token=manifest.mask_token,
+    )
+    return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)
+
+
+def _source(manifest: ArtifactManifest) -> str:
+    source = manifest.source
+    adapter = f" + adapter {source.adapter}" if source.adapter else ""
+    return f"{source.ref}{adapter}, revision {source.revision[:20]}"
+
+
+def _command(request: ReportRequest, manifest: ArtifactManifest, setting: Setting) -> str:
+    options = setting.options
+    words = ["python", "-m", "build_artifacts", "report", f"{manifest.id}:{manifest.version}"]
+    words += ["--runs", str(options.runs), "--threads", str(options.threads)]
+    words += ["--seconds", f"{options.seconds:g}"]
+    words += ["--eval", str(request.evaluation)] if request.evaluation else []
+    words += ["--eval-limit", str(options.limit)] if options.limit else []
+    words += ["--adapter", str(request.adapter)] if request.adapter else []
+    return shlex.join(words)
+
+
+def _told(unmeasured: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in unmeasured.items()) or "there is none"

@@ -1,0 +1,181 @@
+"""Who may be sealed: candidates held against the original, and mended where that can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation import scores_of
+from build_artifacts.recipes import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
+from build_artifacts.search.graphs import Graphs, calibrated_otherwise
+from build_artifacts.search.preparation import Prepared
+from build_artifacts.search.screening_settings import is_present, lane_for
+from build_artifacts.storage.workspace import StepRunner
+from deployments.artifacts.manifest import EngineOptions, Gate, Parity
+from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.errors import EngineFailed
+from deployments.machine import usable_cores
+from deployments.tuning.parity import verdict_on
+
+_JUDGEMENT_NAME = "judgement.json"
+# Products kept from int8 in the attempts to mend a candidate, up to this share of all.
+_KEPT_COUNTS = (2, 4, 8, 16, 32)
+_MOST_KEPT = 0.25
+
+
+# A recipe, and the nodes that are kept from its quantisation.
+_Attempt = tuple[CandidateRecipe, tuple[str, ...]]
+
+
+class Judgement(BaseModel):
+    """What the gate found; kept, so that an interrupted build need not look again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parity: Parity | None  # None when there were no usable numbers at all
+    scores: dict[str, float]  # by metric; empty where no data was given
+    reasons: tuple[str, ...]  # empty: it passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedGraph:
+    """A graph that passed the gate, still in the workspace."""
+
+    recipe: CandidateRecipe
+    spec: GraphSpec
+    parity: Parity
+    scores: Mapping[str, float]
+    kept: tuple[str, ...] = ()  # nodes left out of quantisation
+
+    @property
+    def graph(self) -> Path:
+        """The file."""
+        return self.spec.path
+
+
+class Gatekeeper:
+    """Holds graphs of one build against its original."""
+
+    def __init__(self, steps: StepRunner, prepared: Prepared, graphs: Graphs, gate: Gate) -> None:
+        self._steps = steps
+        self._prepared = prepared
+        self._graphs = graphs
+        self._gate = gate
+
+    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> PassedGraph | None:
+        """The candidate as it is, else mended where `mend` says so; None when it does not pass."""
+        attempts: Iterable[_Attempt] = self._attempts(recipe) if mend else [(recipe, ())]
+        for attempt, kept in attempts:
+            try:
+                graph = self._graphs.graph(attempt, kept)
+            except UnsupportedModel as exc:
+                with self._steps.passing("skip", _named(attempt, kept)) as step:
+                    step.found(exc.message)
+                continue
+            spec = spec_of(attempt, graph, self._prepared)
+            judgement = self._judgement(attempt, spec, kept)
+            if not judgement.reasons:
+                assert judgement.parity is not None, "no numbers and no reasons; this is a bug"
+                return PassedGraph(
+                    recipe=attempt,
+                    spec=spec,
+                    parity=judgement.parity,
+                    scores=judgement.scores,
+                    kept=kept,
+                )
+        return None
+
+    def _attempts(self, recipe: CandidateRecipe) -> Iterator[_Attempt]:
+        """What to try in turn: as it is, calibrated otherwise, then with more and more kept."""
+        yield recipe, ()
+        for other in calibrated_otherwise(recipe):
+            yield other, ()
+        if isinstance(recipe.quantisation, DynamicInt8 | StaticInt8):
+            order = self._graphs.sensitive_nodes(recipe)
+            for count in _KEPT_COUNTS:
+                if count <= len(order) * _MOST_KEPT:
+                    yield recipe, tuple(order[:count])
+
+    def _judgement(
+        self, recipe: CandidateRecipe, spec: GraphSpec, kept: tuple[str, ...]
+    ) -> Judgement:
+        def work(into: Path) -> str:
+            judgement = self._judge(spec)
+            (into / _JUDGEMENT_NAME).write_text(judgement.model_dump_json(), encoding="utf-8")
+            return told(judgement)
+
+        key = f"verify-{digest_of((recipe, kept))[:12]}"
+        detail = f"{_named(recipe, kept)} against fp32 torch"
+        found = self._steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
+        return Judgement.model_validate_json(found.read_bytes())
+
+    def _judge(self, spec: GraphSpec) -> Judgement:
+        # Nothing else runs while accuracy is looked at, so all cores may help.
+        lane = lane_for(spec.device, usable_cores())
+        try:
+            engine = open_engine(spec, lane)
+        except EngineFailed as exc:
+            return Judgement(parity=None, scores={}, reasons=(exc.message,))
+        try:
+            verdict = verdict_on(engine, self._prepared.reference, self._gate, spec.head)
+            # Half precision on a CPU takes minutes to say what parity says to four digits.
+            is_scored = verdict.passed and is_present(spec.device)
+            scores, reasons = self._scores(engine) if is_scored else ({}, verdict.reasons)
+        except EngineFailed as exc:
+            return Judgement(parity=None, scores={}, reasons=(exc.message,))
+        finally:
+            engine.close()
+        return Judgement(parity=verdict.parity, scores=scores, reasons=reasons)
+
+    def _scores(self, engine: Engine) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The task's metrics, and why they miss the gate; nothing where no data was given."""
+        evaluation = self._prepared.evaluation
+        if evaluation is None:
+            return {}, ()
+        scores = scores_of(engine, evaluation)
+        drop = evaluation.drop(self._prepared.scores, scores)
+        if drop <= self._gate.metric_drop:
+            return scores, ()
+        metric = evaluation.metric
+        return scores, (f"{metric} {scores[metric]:.4f}, {drop:.2f} points below the original",)
+
+
+def _named(recipe: CandidateRecipe, kept: tuple[str, ...]) -> str:
+    return f"{recipe.name}, {len(kept)} products kept" if kept else recipe.name
+
+
+def spec_of(recipe: CandidateRecipe, graph: Path, prepared: Prepared) -> GraphSpec:
+    """How to open the graph of a candidate that is not sealed yet."""
+    return GraphSpec(
+        path=graph,
+        device=recipe.device,
+        precision=recipe.precision,
+        engine=recipe.engine,
+        options=_readable(recipe.options, prepared.facts.max_tokens),
+        head=prepared.facts.head,
+        mask_token=prepared.facts.mask_token,
+    )
+
+
+def _readable(options: EngineOptions, max_tokens: int) -> EngineOptions:
+    """The options without shapes that the model has no positions for."""
+    buckets = {(items, min(tokens, max_tokens)): None for items, tokens in options.buckets}
+    return options.model_copy(update={"buckets": tuple(buckets)})
+
+
+def told(judgement: Judgement) -> str:
+    """A judgement in one line."""
+    if judgement.reasons:
+        return f"left out, {'; '.join(judgement.reasons)}"
+    parity = judgement.parity
+    assert parity is not None, "a judgement without numbers has reasons; this is a bug"
+    choices = "" if parity.top1_agreement is None else f", choices {parity.top1_agreement:.1%}"
+    scores = "".join(f", {name} {score:.4f}" for name, score in judgement.scores.items())
+    return (
+        f"passed, cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst"
+        f"{choices}{scores}"
+    )

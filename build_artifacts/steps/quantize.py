@@ -1,0 +1,255 @@
+"""A float graph becomes an int8 graph: dynamic, static, or in its weights only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipes import (
+    Calibration,
+    DynamicInt8,
+    Quantisation,
+    SmoothInt8,
+    StaticInt8,
+)
+from deployments.batching.batches import collate
+from deployments.engines.graph_io import feeds_of
+from deployments.engines.openvino import keep_to_ourselves
+from deployments.messages import EncodedItem
+
+if TYPE_CHECKING:
+    import onnx
+
+# Calibration keeps every activation of every item it has seen, so few and not too long ones.
+CALIBRATION_ITEMS = 24
+CALIBRATION_TOKENS = 128
+# onnxruntime looks for the range whose 128 levels say most about a histogram. In its own default
+# of 128 bins there is but one such range, the whole; the time grows with the square of the bins.
+_ENTROPY_BINS = 512
+# Of a float graph that NNCF is given: at 1.3 GB (BERT-large) it took 17 GB of memory.
+MAX_SMOOTH_BYTES = 600 << 20
+# Rows of a weight that share a scale where a node is kept from int8: smaller blocks are slower.
+KEPT_BLOCK = 128
+
+
+def quantise(
+    graph: Path,
+    scheme: Quantisation,
+    into: Path,
+    *,
+    items: Sequence[EncodedItem],
+    kept: Collection[str] = (),
+) -> None:
+    """Write a quantised copy of the float `graph` to `into`.
+
+    `items` are what activation ranges are taken from, where the scheme needs ranges. The nodes
+    `kept` stay out of it; their weights become int8 in small blocks, which costs half the time of
+    float and next to none of its accuracy. Raises UnsupportedModel.
+    """
+    try:
+        _quantise(graph, scheme, into, items, kept)
+    except OSError:
+        raise
+    except Exception as exc:  # quantisers raise whatever they met in a graph they do not expect
+        raise UnsupportedModel(
+            f"{type(scheme).__name__} does not work on this graph: {first_line(exc)}",
+            hint="the log has the whole story; the other graphs are not affected",
+        ) from exc
+
+
+def _quantise(
+    graph: Path,
+    scheme: Quantisation,
+    into: Path,
+    items: Sequence[EncodedItem],
+    kept: Collection[str],
+) -> None:
+    if isinstance(scheme, DynamicInt8):
+        model = _dynamic(graph, scheme, kept, into)
+    elif isinstance(scheme, StaticInt8):
+        model = _static(graph, scheme, kept, into, items)
+    elif isinstance(scheme, SmoothInt8):
+        _smooth(graph, into, items)
+        return
+    else:
+        _weights_only(_loaded(graph), scheme.block, None, into)
+        return
+    if kept:
+        _weights_only(model, KEPT_BLOCK, kept, into)
+
+
+def _loaded(graph: Path) -> onnx.ModelProto:
+    import onnx
+
+    model = onnx.load(graph)
+    # onnxruntime transposes the weights of Gemm and leaves their recorded shapes as they were,
+    # which its own shape inference then refuses. Without the record it infers them afresh.
+    del model.graph.value_info[:]
+    return model
+
+
+def _dynamic(
+    graph: Path, scheme: DynamicInt8, kept: Collection[str], into: Path
+) -> onnx.ModelProto:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        _loaded(graph),
+        into,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=list(scheme.op_types),
+        nodes_to_exclude=list(kept),
+        extra_options={"WeightSymmetric": scheme.symmetric_weights, **_FLOAT},
+    )
+    return onnx.load(into)
+
+
+def _static(
+    graph: Path,
+    scheme: StaticInt8,
+    kept: Collection[str],
+    into: Path,
+    items: Sequence[EncodedItem],
+) -> onnx.ModelProto:
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    methods: dict[Calibration, CalibrationMethod] = {
+        "minmax": CalibrationMethod.MinMax,
+        "percentile": CalibrationMethod.Percentile,
+        "entropy": CalibrationMethod.Entropy,
+    }
+    model = _loaded(graph)
+    reader = _Batches(_equally_long(items), [value.name for value in model.graph.input])
+    with TemporaryDirectory() as beside:
+        ranges = Path(beside, "ranges.json")
+        if scheme.calibration == "entropy":
+            _write_entropy_ranges(model, scheme, reader, ranges)
+        quantize_static(
+            model,
+            into,
+            reader,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(scheme.op_types),
+            nodes_to_exclude=list(kept),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=methods[scheme.calibration],
+            # Symmetric weights, because that is what int8 kernels of other engines ask for too.
+            extra_options={
+                "WeightSymmetric": True,
+                "MatMulConstBOnly": True,
+                # A rounded output would be rounded again by whoever reads it.
+                "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                **_FLOAT,
+            },
+            calibration_cache_path=ranges,
+        )
+    return onnx.load(into)
+
+
+def _write_entropy_ranges(
+    model: onnx.ModelProto, scheme: StaticInt8, reader: _Batches, ranges: Path
+) -> None:
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
+
+    float_graph = ranges.with_name("float.onnx")
+    onnx.save(model, float_graph)
+    calibrator = create_calibrator(
+        float_graph,
+        list(scheme.op_types),
+        augmented_model_path=str(ranges.with_name("observed.onnx")),
+        calibrate_method=CalibrationMethod.Entropy,
+        extra_options={"num_bins": _ENTROPY_BINS},
+    )
+    calibrator.collect_data(reader)
+    save_tensors_data(calibrator.compute_data(), ranges)
+
+
+def _smooth(graph: Path, into: Path, items: Sequence[EncodedItem]) -> None:
+    import onnx
+
+    if graph.stat().st_size > MAX_SMOOTH_BYTES:
+        raise UnsupportedModel(
+            f"NNCF needs a dozen times the {graph.stat().st_size / 1e9:.1f} GB of the graph",
+            hint="its other int8 candidates need less",
+        )
+    keep_to_ourselves()
+    import nncf
+
+    # It wants every shape recorded, and finds them itself only when asked.
+    model = onnx.shape_inference.infer_shapes(_loaded(graph))
+    chosen = _equally_long(items)
+    feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
+    quantised = nncf.quantize(
+        model,
+        nncf.Dataset(feeds),
+        model_type=nncf.ModelType.TRANSFORMER,
+        preset=nncf.QuantizationPreset.MIXED,
+        subset_size=len(feeds),
+    )
+    onnx.save(quantised, into)
+
+
+# What onnxruntime takes a tensor for whose type its shape inference cannot tell.
+_FLOAT = {"DefaultTensorType": 1}
+
+
+def _weights_only(
+    model: onnx.ModelProto, block: int, nodes: Collection[str] | None, into: Path
+) -> None:
+    """`MatMulNBits` in place of the MatMuls with constant weights, or of `nodes` among them."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(
+        model,
+        bits=8,
+        block_size=block,
+        is_symmetric=True,
+        accuracy_level=4,  # int8 products
+        nodes_to_include=None if nodes is None else list(nodes),
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(into), use_external_data_format=False)
+
+
+class _Batches:
+    """What onnxruntime's calibration reads: one item per pass, then None."""
+
+    def __init__(self, items: Sequence[EncodedItem], names: Sequence[str]) -> None:
+        self._feeds = _calibration_feeds(items, names)
+
+    def get_next(self) -> dict[str, NDArray[np.int64]] | None:
+        """The inputs of the next pass."""
+        return next(self._feeds, None)
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[np.int64]]]:
+        return self._feeds
+
+
+def _equally_long(items: Sequence[EncodedItem]) -> list[EncodedItem]:
+    """Items cut to one length, their last token kept: the histograms cannot be of two shapes."""
+    chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
+    length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))
+    return [
+        EncodedItem(np.append(ids[: length - 1], ids[-1]), min(second_from, length))
+        for ids, second_from in chosen
+    ]
+
+
+def _calibration_feeds(
+    items: Sequence[EncodedItem], names: Sequence[str]
+) -> Iterator[dict[str, NDArray[np.int64]]]:
+    for item in items:
+        yield feeds_of(collate([item]), names, None).arrays

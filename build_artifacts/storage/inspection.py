@@ -1,0 +1,144 @@
+"""Is a sealed artifact still what it was? Digests, then every candidate against its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.console import columns
+from build_artifacts.decoders.generation_report import PERPLEXITY, graph_bytes
+from build_artifacts.search.screening_settings import lane_for
+from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
+from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version
+from deployments.engines import GraphSpec, lacking
+from deployments.errors import ArtifactError
+from deployments.machine import usable_cores
+from deployments.tuning.costs import CostTable
+from deployments.tuning.parity import Reference, Verdict, judged
+
+
+def costs_view(table: CostTable) -> str:
+    """The table in columns: a row per shape, a column per variant, `*` at what will serve."""
+    winners = dict(table.winners)
+    rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
+    for shape in winners:
+        cells = [str(shape)]
+        for row in table.rows:
+            ms = row.by_shape().get(shape)
+            mark = "*" if row.variant == winners[shape] else " "
+            cells.append("-" if ms is None else f"{ms:.2f}{mark}")
+        rows.append(cells)
+    threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
+    head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
+    refused = [f"{name} is not right here: {why}" for name, why in table.refused.items()]
+    return "\n".join([head, columns(rows, right=True), *refused])
+
+
+_HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version in a store; `manifest` is the reason where it cannot be trusted."""
+
+    id: str
+    version: str
+    is_latest: bool
+    manifest: ArtifactManifest | ArtifactError
+
+
+def read_store(store: Path) -> list[Entry]:
+    """Every version under `store`, by id and version, each file checked against its digest."""
+    return list(_entries(store)) if store.is_dir() else []
+
+
+def _entries(store: Path) -> Iterator[Entry]:
+    for model in sorted(path for path in store.iterdir() if path.is_dir()):
+        model_id = model.name.replace("--", "/")
+        latest = _latest(store, model_id)
+        for directory in sorted(p for p in model.iterdir() if VERSION.fullmatch(p.name)):
+            manifest: ArtifactManifest | ArtifactError
+            try:
+                manifest = ArtifactManifest.read(directory)
+            except ArtifactError as exc:
+                manifest = exc
+            yield Entry(model_id, directory.name, directory.name == latest, manifest)
+
+
+def _latest(store: Path, model_id: str) -> str | None:
+    try:
+        return resolve_version(store, model_id, LATEST_NAME)
+    except ArtifactError:
+        return None
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """The entries in columns, one line per candidate graph; `*` marks the latest version."""
+    return columns([_HEADER, *(row for entry in entries for row in _rows(entry))])
+
+
+def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
+    version = f"{entry.version}{' *' if entry.is_latest else ''}"
+    manifest = entry.manifest
+    if isinstance(manifest, ArtifactError):
+        yield entry.id, version, f"damaged ({manifest.code})", "", "", "", manifest.message
+        return
+    source = manifest.source
+    made_of = source.ref + (f" + {source.adapter}" if source.adapter else "")
+    first = (entry.id, version, ", ".join(manifest.tasks))
+    for candidate in manifest.candidates:
+        size = f"{graph_bytes(manifest, candidate) / 1e6:.1f}"
+        yield *first, candidate.name, size, _parity(candidate), made_of
+        first, made_of = ("", "", ""), ""
+
+
+def _parity(candidate: Candidate) -> str:
+    parity = candidate.parity
+    if PERPLEXITY in candidate.scores:
+        perplexity = f"perplexity {candidate.scores[PERPLEXITY]:.2f}"
+        return f"{perplexity}, next tokens {parity.top1_agreement or 0:.1%}"
+    labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
+    return f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of one candidate on this host."""
+
+    candidate: Candidate
+    verdict: Verdict | None  # None: nothing here can run it
+    skipped: str = ""
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        if self.verdict is None:
+            return f"{self.candidate.name}: not checked, {self.skipped}"
+        if not self.verdict.passed:
+            return f"{self.candidate.name}: FAILED, {'; '.join(self.verdict.reasons)}"
+        parity = self.verdict.parity
+        assert parity is not None, "a verdict without numbers has reasons; this is a bug"
+        sealed = self.candidate.parity
+        return (
+            f"{self.candidate.name}: passed, cosine {parity.cosine_mean:.4f} mean "
+            f"{parity.cosine_worst:.4f} worst (sealed with {sealed.cosine_mean:.4f}, "
+            f"{sealed.cosine_worst:.4f})"
+        )
+
+
+def check(directory: Path) -> Iterator[Checked]:
+    """Every candidate of the artifact in `directory`, one after the other.
+
+    Raises ArtifactError at once when a file is not the one that was sealed. An FP16 graph whose
+    device is missing computes on the CPU provider, which gives the same numbers.
+    """
+    manifest = ArtifactManifest.read(directory)
+    reference = Reference.read(directory / REFERENCE_NAME)
+    for candidate in manifest.candidates:
+        spec = GraphSpec.of(directory, manifest, candidate)
+        lane = lane_for(candidate.device, usable_cores())
+        if reason := lacking(spec, lane):
+            yield Checked(candidate, None, reason)
+        else:
+            yield Checked(candidate, judged(spec, lane, reference, manifest.gate))

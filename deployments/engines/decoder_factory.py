@@ -1,0 +1,133 @@
+"""Opening a decoder: which engine, and how many rows the memory is enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
+from deployments.config import GeneratorSettings, HardwareSettings
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.errors import EngineFailed
+
+WARM_UP_TOKENS = 32
+_BY_TORCH = ("torch", "transformers")
+
+
+class Opening(Protocol):
+    """An engine, which is what opens a decoder."""
+
+    def __call__(
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
+    ) -> Decoder:
+        """The decoder, with memory for `rows` of `context` tokens. Raises EngineFailed."""
+        ...
+
+
+def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
+    """The decoder, its memory set aside. Raises EngineFailed."""
+    if reason := lacking(spec, settings):
+        raise EngineFailed(f"{spec.path.name}: {reason}")
+    context = min(settings.context_tokens, spec.most_tokens)
+    source = 0 if spec.decoding.source is None else spec.decoding.source.source_tokens
+    row_bytes = (context + source) * token_bytes(spec.decoding, _value_bytes(spec))
+    row_bytes //= spec.options.gpus  # each has its share of the heads
+    rows = min(settings.rows, settings.memory_bytes // row_bytes)
+    if not rows:
+        raise EngineFailed(
+            f"{spec.path.name}: a context of {context} tokens takes {row_bytes} bytes of memory, "
+            f"`memory_bytes` is {settings.memory_bytes}"
+        )
+    # A step is hundreds of small operators, between which a thread that sleeps wakes too late: a
+    # third of the time of a step for one row.
+    spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
+    decoder = engine_for(spec)(spec, settings, rows=rows, context=context)
+    with closed_on_failure(decoder):
+        _warm_up(decoder)
+    return decoder
+
+
+@contextmanager
+def closed_on_failure(decoder: Decoder) -> Iterator[None]:
+    """Give the decoder's memory back where the block raises: nobody is going to have it."""
+    try:
+        yield
+    except BaseException:
+        decoder.close()
+        raise
+
+
+def engine_for(spec: DecoderSpec) -> Opening:
+    """What opens the decoder of `spec`. Raises EngineFailed where its engine has none such."""
+    if spec.engine == "onnxruntime":
+        from deployments.engines.onnx_decoder import OnnxDecoder
+        from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
+
+        return OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
+    if spec.engine in _BY_TORCH and spec.decoding.source is None:
+        from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+        from deployments.engines.torch_decoder import TorchDecoder
+
+        return TorchDecoder if spec.options.gpus == 1 else ParallelDecoder
+    raise EngineFailed(f"{spec.path.name}: {spec.engine} does not generate with such a model")
+
+
+def lacking(what: Candidate | DecoderSpec, hardware: HardwareSettings) -> str | None:
+    """What this process lacks to generate with it, as a sentence; None when it can."""
+    for package in _packages(what):
+        if find_spec(package) is None:
+            return f"the package `{package}` is not installed"
+    if what.engine in _BY_TORCH:
+        from deployments.engines.torch_decoder import lacks
+
+        return lacks(what.options, hardware)
+    return None
+
+
+def _packages(what: Candidate | DecoderSpec) -> Sequence[str]:
+    """What must be installed; engines are called by the names of their packages."""
+    if what.engine == "transformers":
+        rounding = ("bitsandbytes",) if what.precision in ("int8", "nf4") else ()
+        return ("torch", "transformers", "accelerate", *rounding)
+    return (what.engine,)
+
+
+def candidate_here(
+    manifest: ArtifactManifest, device: Device, hardware: HardwareSettings
+) -> Candidate | None:
+    """The first candidate for `device`, which is the fastest, of those that this process can run.
+
+    Where it lacks something for all of them it is the first. None: there are none.
+    """
+    candidates = manifest.candidates_for(device)
+    can = (candidate for candidate in candidates if lacking(candidate, hardware) is None)
+    return next(can, next(iter(candidates), None))
+
+
+def _value_bytes(spec: DecoderSpec) -> int:
+    """What a key or a value takes in memory."""
+    if spec.memory == "int8":
+        return 1
+    return 4 if spec.floats == "fp32" else 2
+
+
+def _warm_up(decoder: Decoder) -> None:
+    """Do once what is slow the first time, before somebody waits for it.
+
+    Weights are laid out and memory is touched; the calls for each number of rows are bound.
+    """
+    info = decoder.info
+    decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.source_tokens or info.context - 1), 0)
+    for rows in range(1, info.rows + 1):
+        decoder.decode(np.zeros(rows, np.int64), np.ones(rows, np.int64))
+
+
+def token_bytes(decoding: Decoding, value_bytes: int) -> int:
+    """What the memory of one token takes, in all layers."""
+    return 2 * decoding.layers * decoding.kv_heads * decoding.head_dim * value_bytes

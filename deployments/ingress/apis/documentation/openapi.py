@@ -1,0 +1,279 @@
+"""The OpenAPI 3.1 document, made of the families' own descriptions of what they serve.
+
+Bodies and answers are the schemas of the types that validate; errors are what each family's
+`error_response` really gives. Nothing is written twice, so nothing can drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from deployments.artifacts.manifest import Device, TaskName
+from deployments.errors import (
+    ArtifactMissing,
+    BodyTooLarge,
+    BodyTooSlow,
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    HardwareUnavailable,
+    InputTooLong,
+    InvalidField,
+    MalformedBody,
+    ModelLoading,
+    Overloaded,
+    ServeError,
+    TooManyItems,
+    UnknownModel,
+    UnknownParameter,
+    UnsupportedEncoding,
+    WrongTask,
+)
+from deployments.ingress.apis.documentation.components import Components, shape_of
+from deployments.ingress.http.api import Family, Operation
+from deployments.ingress.http.request_options import HEADERS
+from deployments.release import RELEASE
+from deployments.tasks.inputs import JsonSchema
+
+_NO_MODEL = UnknownModel("Model org/name does not exist", field="model")
+_REFUSED = ArtifactMissing("Model org/name is refused: nothing was built under this id")
+_LOADING = ModelLoading("Model org/name is currently loading", estimated_time_s=20.0)
+
+# Wherever a model is named in the path.
+OF_MODELS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
+
+# Wherever a body is read.
+OF_BODIES: tuple[ServeError, ...] = (
+    MalformedBody("the body is not JSON in UTF-8", field="body"),
+    InvalidField("Error in `inputs`: field required", field="inputs"),
+    EmptyInput("`inputs` is empty", field="inputs"),
+    WrongTask("Model org/name cannot do `fill-mask`", field="task"),
+    HardwareUnavailable("`gpu` was asked for, and there is none", field="options.use_gpu"),
+    _NO_MODEL,
+    BodyTooSlow("the body took more than 20 seconds", field="body"),
+    BodyTooLarge("the body has more than the 2000000 bytes that are read", field="body"),
+    UnsupportedEncoding("this `content-encoding` is not read here", field="content-encoding"),
+    UnknownParameter("`parameters.topk` is not known here", field="parameters.topk"),
+    TooManyItems("`inputs` has 5000 items; at most 1024 are taken", field="inputs"),
+    InputTooLong("`inputs[3]` has 700 tokens, the model reads 512", field="inputs[3]"),
+    Overloaded("Model is overloaded"),
+    EngineFailed("the engine failed"),
+    _REFUSED,
+    _LOADING,
+    DeadlineExceeded("the request took more than 30 seconds"),
+)
+
+DESCRIPTION = """\
+One server, several APIs; each is compatible with the clients of the service it is named after.
+
+The `content-type` of requests is not looked at: bodies are JSON in UTF-8. Bodies with
+`content-encoding: gzip` or `deflate` are inflated. Of keys that are told twice the last one counts.
+Errors are told in the words of the API that was asked.
+
+The schema of a `text/event-stream` is that of each of its events, whose `data` is JSON. OpenAI's
+streams end with an event of which it is not: `[DONE]`.\
+"""
+PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+EVENTS = "text/event-stream"
+FLAGS = ["true", "false", "1", "0"]
+OPTIONS = {
+    "x-use-cache": "`false` computes afresh.",
+    "x-wait-for-model": "`true` waits for a lane that is starting, instead of answering 503.",
+    "x-use-gpu": "`true` asks for the GPU lane.",
+    "x-hardware": "The lane to compute on.",
+}
+
+
+def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> dict[str, Any]:
+    """The whole document; `model_ids` are named as examples of an id."""
+    components = Components()
+    paths: dict[str, dict[str, Any]] = {}
+    for family in families:
+        operations = family.operations()  # schemas are made anew each time
+        is_owner = any(family.owns(path) for one in operations for path in one.paths)
+        for operation in operations:
+            for route in operation.paths if not operation.hidden else ():
+                # As the router does: of two that are the same the first one is served.
+                item = paths.setdefault(plain_path(route), {})
+                if operation.method.lower() in item:
+                    continue
+                item[operation.method.lower()] = {
+                    **described(family, operation, route, components),
+                    "parameters": parameters(operation, route, model_ids),
+                    "responses": {
+                        **answers(operation, components),
+                        **refusals(
+                            operation,
+                            route,
+                            tellers(families, route, family if is_owner else None),
+                            components,
+                        ),
+                    },
+                }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Hundredfold", "version": RELEASE, "description": DESCRIPTION},
+        "tags": [{"name": family.name} for family in families],
+        "paths": paths,
+        "components": {"schemas": components.schemas},
+    }
+
+
+def described(
+    family: Family, operation: Operation, route: str, components: Components
+) -> dict[str, Any]:
+    """What an operation is and reads."""
+    told: dict[str, Any] = {
+        "operationId": operation.method.lower() + (pascal(plain_path(route)) or "Root"),
+        "tags": [family.name],
+        "summary": operation.summary,
+    }
+    if operation.body is not None:
+        schema = components.named(f"{pascal(operation.summary)}Body", operation.body)
+        content: dict[str, Any] = {"schema": schema}
+        if operation.examples:
+            content["examples"] = {k: {"value": v} for k, v in operation.examples.items()}
+        told["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return told
+
+
+def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Parts of the path, and the headers that mean something."""
+    in_path = [
+        {"name": name, "in": "path", "required": True, **path_parameter(name, model_ids)}
+        for name in PARAMETER.findall(route)
+    ]
+    if not operation.infers:
+        return in_path
+    return in_path + [
+        {
+            "name": header,
+            "in": "header",
+            "description": OPTIONS[header],
+            "schema": {
+                "type": "string",
+                "enum": [device.value for device in Device] if key == "hardware" else FLAGS,
+            },
+        }
+        for header, key in HEADERS.items()
+    ]
+
+
+def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
+    """Description, schema and examples of a part of the path."""
+    if name == "task":
+        return {"schema": {"type": "string", "enum": [task.value for task in TaskName]}}
+    schema = {"type": "string", "minLength": 1}
+    if name != "id":
+        return {"schema": schema}
+    return {
+        "description": "A model's id. Its slashes may stand as they are, or as `%2F`.",
+        "schema": schema,
+        "examples": {model_id: {"value": model_id} for model_id in model_ids},
+    }
+
+
+def answers(operation: Operation, components: Components) -> dict[str, Any]:
+    """What comes back when nothing is wrong, and the operation's own other statuses."""
+    schemas = {operation.media_type: operation.answer, EVENTS: operation.events}
+    good: dict[str, Any] = {
+        "description": HTTPStatus.OK.phrase,
+        "content": {
+            kind: {"schema": told_schema(schema, operation, kind, components)}
+            for kind, schema in schemas.items()
+            if schema is not None
+        },
+    }
+    if operation.headers:
+        good["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in operation.headers.items()
+        }
+    others = {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status, schema in operation.also.items()
+    }
+    return {"200": good, **others}
+
+
+def told_schema(
+    schema: JsonSchema, operation: Operation, media_type: str, components: Components
+) -> JsonSchema:
+    """The schema of what is answered; one that says something has a name."""
+    if schema.keys() <= {"type"}:
+        return schema
+    if media_type != EVENTS:
+        return components.named(f"{pascal(operation.summary)}Answer", schema)
+    named = components.named(f"{pascal(operation.summary)}Event", schema)
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": named}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+
+
+def tellers(families: Sequence[Family], route: str, speaker: Family | None) -> list[Family]:
+    """Who tells errors at a path: its owner, and also the family that answers there.
+
+    `speaker` is the latter, where it owns paths of its own.
+    """
+    owner = next(one for one in families if one.owns(route))
+    return [owner] if speaker is None or speaker is owner else [owner, speaker]
+
+
+def refusals(
+    operation: Operation, route: str, told_by: Sequence[Family], components: Components
+) -> dict[str, Any]:
+    """Every error that may come, by status, with what the families really say."""
+    possible: tuple[ServeError, ...] = OF_BODIES if operation.body is not None else ()
+    if "{id" in route:
+        possible = (*possible, *(one for one in OF_MODELS if one not in possible))
+    schemas = [components.named(f"{pascal(f.name)}Error", error_shape(f)) for f in told_by]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    responses: dict[str, Any] = {}
+    for family in told_by:
+        for error in possible:
+            add_refusal(responses, error, family.error_response(error), schema)
+    # What the operation says of a status itself is in `also`.
+    return {s: told for s, told in responses.items() if int(s) not in operation.also}
+
+
+def add_refusal(
+    responses: dict[str, Any], error: ServeError, response: Response, schema: JsonSchema
+) -> None:
+    """Enter what is said of `error` under its status."""
+    kind = response.headers["content-type"]
+    told = responses.setdefault(
+        str(response.status_code),
+        {
+            "description": HTTPStatus(response.status_code).phrase,
+            "content": {kind: {"schema": schema, "examples": {}}},
+        },
+    )
+    if "retry-after" in response.headers:
+        told["headers"] = {
+            "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}
+        }
+    examples = told["content"][kind]["examples"]
+    examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
+
+
+def error_shape(family: Family) -> JsonSchema:
+    """A schema that all of a family's errors fit."""
+    return shape_of([orjson.loads(bytes(family.error_response(one).body)) for one in OF_BODIES])
+
+
+def plain_path(route: str) -> str:
+    """A route as OpenAPI writes it: `/models/{id:path}` as `/models/{id}`."""
+    return PARAMETER.sub(r"{\1}", route)
+
+
+def pascal(text: str) -> str:
+    """`/v1/models` and `v1 models` as `V1Models`."""
+    return "".join(word[:1].upper() + word[1:] for word in re.findall(r"[A-Za-z0-9]+", text))

@@ -1,0 +1,123 @@
+"""The API for readers: GET /openapi.json for programs, GET /docs for people, without internet.
+
+The page is Swagger UI; its files come with the package `fastapi-offline`, of which no code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from deployments.errors import ServeError
+from deployments.ingress.apis.documentation.openapi import openapi_document
+from deployments.ingress.http.api import Family, Operation
+from deployments.ingress.http.bodies import json_response
+from deployments.ingress.service import InferenceService
+
+ASSETS_PACKAGE = "fastapi_offline"
+SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
+OWN_FILES = ("start.js",)
+PAGE = Path(__file__).parent / "docs_page"
+
+# Nothing is loaded from elsewhere, and nothing is sent elsewhere. Swagger UI sets inline styles.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # asked again each time; the answer is mostly 304
+}
+ASSET_HEADERS = {**PAGE_HEADERS, "cache-control": "public, max-age=3600"}
+
+
+class DocumentationRoutes:
+    """Handlers of the family; `families` are all the others."""
+
+    name: ClassVar = "Documentation"
+
+    def __init__(self, service: InferenceService, families: Sequence[Family]) -> None:
+        self._service = service
+        self._families = families
+        self._own_files = StaticFiles(directory=PAGE)
+        self._swagger_ui = StaticFiles(directory=assets_directory())
+
+    def operations(self) -> Sequence[Operation]:
+        """The document, the page, and the files it loads."""
+        return (
+            Operation(
+                method="GET",
+                paths=("/openapi.json",),
+                handler=self.document,
+                summary="This document",
+                answer={"type": "object"},
+            ),
+            Operation(
+                method="GET",
+                paths=("/docs",),
+                handler=self.page,
+                summary="This document as a page that sends requests",
+                answer={"type": "string"},
+                media_type="text/html",
+            ),
+            Operation(
+                method="GET",
+                paths=tuple(f"/docs/{name}" for name in (*SWAGGER_UI, *OWN_FILES)),
+                handler=self.asset,
+                summary="What the page loads",
+                hidden=True,
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """None: what goes wrong here is told in the words of the last family."""
+        return False
+
+    def error_response(self, error: ServeError) -> Response:
+        """The bare error."""
+        return json_response({"error": error.message, "code": error.code}, status=error.status)
+
+    async def document(self, request: Request) -> Response:
+        """The OpenAPI document."""
+        return Response(self._document, media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        """The page for people."""
+        return await self._file(self._own_files, "index.html", request, PAGE_HEADERS)
+
+    async def asset(self, request: Request) -> Response:
+        """A file the page loads; the route takes the known names only."""
+        name = request.url.path.rpartition("/")[2]
+        files = self._own_files if name in OWN_FILES else self._swagger_ui
+        return await self._file(files, name, request, ASSET_HEADERS)
+
+    @cached_property
+    def _document(self) -> bytes:
+        served = [model.ref.id for model in self._service.registry.open_models()]
+        return orjson.dumps(openapi_document((self, *self._families), served))
+
+    async def _file(
+        self, files: StaticFiles, name: str, request: Request, headers: dict[str, str]
+    ) -> Response:
+        response = await files.get_response(name, request.scope)
+        response.headers.update(headers)
+        return response
+
+
+def assets_directory() -> Path:
+    """Where the files of Swagger UI are. Raises RuntimeError for an incomplete installation."""
+    spec = find_spec(ASSETS_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"`{ASSETS_PACKAGE}` is not installed; see pyproject.toml")
+    return Path(spec.origin).parent / "static"

@@ -1,0 +1,119 @@
+"""From the tensors and parameters of an `infer` request to the question it asks the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import InvalidField
+from deployments.ingress.apis.open_inference.task_tensors import (
+    FORMS,
+    LIST_PARAMETERS,
+    bind,
+    task_meant_by,
+)
+from deployments.ingress.apis.open_inference.tensors import Tensor
+from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.request_options import HEADERS, read_options
+from deployments.ingress.service import Question, choose_task
+from deployments.registry import OpenModel
+
+# What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
+# no sequences and no priorities here, and every request has the server's own deadline.
+RESERVED = frozenset(
+    {
+        "binary_data_output",
+        "priority",
+        "timeout",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "headers",
+        "content_type",
+    }
+)
+RESERVED_PREFIX = "triton_"
+TASK = "task"
+OPTIONS = frozenset(HEADERS.values())
+OPTIONS_CALLED = {"options": "parameters"}  # they stand among the parameters here
+
+
+@dataclass(frozen=True, slots=True)
+class AskedInTensors:
+    """The question, and what its client calls the fields that an error may name."""
+
+    question: Question
+    task: TaskName
+    names: Mapping[str, str]
+
+
+def question_of(
+    model: OpenModel,
+    parameters: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    headers: Mapping[str, str],
+) -> AskedInTensors:
+    """What the request asks of `model`; all its rows are one question.
+
+    Raises InvalidField, EmptyInput, UnknownParameter or WrongTask.
+    """
+    own = {
+        name: value
+        for name, value in parameters.items()
+        if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
+    }
+    named = _task_named(own.pop(TASK, None)) or task_meant_by(set(tensors))
+    with fields_called(OPTIONS_CALLED):
+        options = read_options({name: own.pop(name) for name in OPTIONS & set(own)}, headers)
+    task = choose_task(Question(None, task=named, parameters=own), model)
+    bound = bind(task, tensors)
+    for name in bound.parameters:
+        if name in own:
+            raise InvalidField(f"`{name}` is sent twice", field=name)
+    form = FORMS[task]
+    theirs, ours = form.wording
+    # A reader of texts knows its input by the name it sent.
+    called = bound.text_name if ours == "text" else ours
+    return AskedInTensors(
+        question=Question(
+            inputs=form.to_inputs(bound.columns),
+            model_id=model.ref.id,
+            task=task,
+            parameters={**_with_lists(task, own), **bound.parameters},
+            options=options,
+        ),
+        task=task,
+        names={theirs: called, **OPTIONS_CALLED},
+    )
+
+
+def _task_named(name: Any) -> TaskName | None:
+    if name is None:
+        return None
+    try:
+        return TaskName(name)
+    except ValueError as exc:
+        known = ", ".join(f"`{task}`" for task in FORMS)
+        raise InvalidField(f"`parameters.task` must be one of {known}", field=TASK) from exc
+
+
+def _with_lists(task: TaskName, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """`parameters`, lists taken out of the strings that the protocol makes of them."""
+    lists = LIST_PARAMETERS[task]
+    return {
+        name: _list_in(value) if name in lists and isinstance(value, str) else value
+        for name, value in parameters.items()
+    }
+
+
+def _list_in(text: str) -> Any:
+    """The list that `text` is in JSON, or `text` itself: labels also come separated by commas."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return value if isinstance(value, list) else text

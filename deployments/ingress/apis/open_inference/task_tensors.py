@@ -1,0 +1,287 @@
+"""Which tensors each task takes and gives, and how their rows become its inputs and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import EmptyInput, InvalidField
+from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
+from deployments.ingress.http.api import schema_of
+from deployments.tasks import TASKS
+
+Columns = Mapping[str, list[str]]  # the texts of each input
+
+# What other servers call the one text input; ours comes first.
+TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
+# MLServer's word for BYTES of which each is a JSON value.
+JSON_ROWS = "hg_jsonlist"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output as it is published; -1 is any size."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One task in tensors."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    rows: str  # how the rows of inputs and outputs belong together
+    to_inputs: Callable[[Columns], Any]  # raises InvalidField
+    to_outputs: Callable[[Any], tuple[Tensor, ...]]
+    batched: bool = True  # row i of every output answers row i of every input
+    # How the task's own paths begin, and what they are called here.
+    wording: tuple[str, str] = ("inputs.", "")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTensors:
+    """The tensors of one request in their roles."""
+
+    columns: Columns
+    parameters: Mapping[str, Any]
+    text_name: str  # what the client calls the text input
+
+
+def _column(name: str, rows: int = -1, *, optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, "BYTES", (rows, 1), optional)
+
+
+def _texts(columns: Columns) -> list[str]:
+    return columns["text"]
+
+
+def _texts_and_pairs(columns: Columns) -> list[Any]:
+    texts, pairs = columns["text"], columns.get("text_pair")
+    if pairs is None:
+        return texts
+    _check_rows("text_pair", len(pairs), len(texts))
+    return [{"text": a, "text_pair": b} for a, b in zip(texts, pairs, strict=True)]
+
+
+def _questions(columns: Columns) -> dict[str, list[str]]:
+    questions, contexts = columns["question"], columns["context"]
+    if len(contexts) == 1:
+        contexts = contexts * len(questions)
+    _check_rows("context", len(contexts), len(questions))
+    return {"question": questions, "context": contexts}
+
+
+def _one_and_many(one: str, many: str) -> Callable[[Columns], dict[str, Any]]:
+    def to_inputs(columns: Columns) -> dict[str, Any]:
+        _check_rows(one, len(columns[one]), 1)
+        return {one: columns[one][0], many: columns[many]}
+
+    return to_inputs
+
+
+def _check_rows(name: str, rows: int, due: int) -> None:
+    if rows != due:
+        raise InvalidField(f"`{name}` has {rows} rows instead of {due}", field=name)
+
+
+def _embedding(value: Any) -> tuple[Tensor, ...]:
+    return (Tensor("embedding", "FP32", value.shape, value),)
+
+
+def _labels(value: Any) -> tuple[Tensor, ...]:
+    """One text's labels are as many as another's."""
+    pairs = [[(one["label"], one["score"]) for one in row] for row in value]
+    return _label_tensors(pairs)
+
+
+def _candidate_labels(value: Any) -> tuple[Tensor, ...]:
+    return _label_tensors([list(zip(v["labels"], v["scores"], strict=True)) for v in value])
+
+
+def _label_tensors(rows: Sequence[Sequence[tuple[str, float]]]) -> tuple[Tensor, ...]:
+    shape = (len(rows), len(rows[0]))
+    labels = [label for row in rows for label, _ in row]
+    scores = np.array([[score for _, score in row] for row in rows], dtype=np.float32)
+    return Tensor("label", "BYTES", shape, labels), Tensor("score", "FP32", shape, scores)
+
+
+def _json_rows(value: Any) -> tuple[Tensor, ...]:
+    rows = [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY).decode() for row in value]
+    return (Tensor("output", "BYTES", (len(rows), 1), rows, JSON_ROWS),)
+
+
+_LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (-1, -1)))
+_JSON = (_column("output"),)
+_IN_TEXT = ("inputs", "text")
+
+FORMS: Mapping[TaskName, Form] = {
+    TaskName.FEATURE_EXTRACTION: Form(
+        inputs=(_column("text"),),
+        outputs=(TensorSpec("embedding", "FP32", (-1, -1)),),
+        rows="row i of `embedding` is the vector of `text` i",
+        to_inputs=_texts,
+        to_outputs=_embedding,
+        wording=_IN_TEXT,
+    ),
+    TaskName.SENTENCE_SIMILARITY: Form(
+        inputs=(_column("source_sentence", 1), _column("sentences")),
+        outputs=_JSON,
+        rows="row i of `output` is the cosine of `source_sentence` and `sentences` i",
+        to_inputs=_one_and_many("source_sentence", "sentences"),
+        to_outputs=_json_rows,
+        batched=False,
+    ),
+    TaskName.TEXT_CLASSIFICATION: Form(
+        inputs=(_column("text"), _column("text_pair", optional=True)),
+        outputs=_LABELS,
+        rows="row i has the labels of `text` i, or of `text` i with `text_pair` i, best first",
+        to_inputs=_texts_and_pairs,
+        to_outputs=_labels,
+        wording=_IN_TEXT,
+    ),
+    TaskName.ZERO_SHOT_CLASSIFICATION: Form(
+        inputs=(_column("text"),),
+        outputs=_LABELS,
+        rows="row i has the `candidate_labels` for `text` i, best first",
+        to_inputs=_texts,
+        to_outputs=_candidate_labels,
+        wording=_IN_TEXT,
+    ),
+    TaskName.TEXT_RANKING: Form(
+        inputs=(_column("query", 1), _column("texts")),
+        outputs=_JSON,
+        rows="best first; `index` in row i of `output` says which of the `texts` it is about",
+        to_inputs=_one_and_many("query", "texts"),
+        to_outputs=_json_rows,
+        batched=False,
+    ),
+    TaskName.TOKEN_CLASSIFICATION: Form(
+        inputs=(_column("text"),),
+        outputs=_JSON,
+        rows="row i of `output` is the list of entities in `text` i",
+        to_inputs=_texts,
+        to_outputs=_json_rows,
+        wording=_IN_TEXT,
+    ),
+    TaskName.QUESTION_ANSWERING: Form(
+        inputs=(_column("question"), _column("context")),
+        outputs=_JSON,
+        rows="row i of `output` answers `question` i from `context` i, or from the only `context`",
+        to_inputs=_questions,
+        to_outputs=_json_rows,
+    ),
+    TaskName.FILL_MASK: Form(
+        inputs=(_column("text"),),
+        outputs=_JSON,
+        rows="row i of `output` has the candidates for `text` i, a list for each of several masks",
+        to_inputs=_texts,
+        to_outputs=_json_rows,
+        wording=_IN_TEXT,
+    ),
+    TaskName.TOKEN_EMBEDDINGS: Form(
+        inputs=(_column("text"),),
+        outputs=_JSON,
+        rows="row i of `output` has the vectors of the tokens of `text` i",
+        to_inputs=_texts,
+        to_outputs=_json_rows,
+        wording=_IN_TEXT,
+    ),
+}
+
+# Tensors that say which task is meant, when they are there together.
+SIGNATURES: Mapping[frozenset[str], TaskName] = {
+    frozenset({"question", "context"}): TaskName.QUESTION_ANSWERING,
+    frozenset({"query", "texts"}): TaskName.TEXT_RANKING,
+    frozenset({"source_sentence", "sentences"}): TaskName.SENTENCE_SIMILARITY,
+    frozenset({"candidate_labels"}): TaskName.ZERO_SHOT_CLASSIFICATION,
+    frozenset({"text_pair"}): TaskName.TEXT_CLASSIFICATION,
+}
+
+
+def task_meant_by(names: set[str]) -> TaskName | None:
+    """The task that takes inputs of these names, where they tell."""
+    return next((task for needed, task in SIGNATURES.items() if needed <= names), None)
+
+
+def list_parameters(task: TaskName) -> frozenset[str]:
+    """Parameters of the task that may be lists."""
+    schema = schema_of(TASKS[task].parameters)
+    fields: Mapping[str, Any] = schema.get("properties", {})
+    return frozenset(name for name, field in fields.items() if _takes_list(field))
+
+
+def _takes_list(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "array" or any(map(_takes_list, schema.get("anyOf", ())))
+
+
+LIST_PARAMETERS: Mapping[TaskName, frozenset[str]] = {task: list_parameters(task) for task in TASKS}
+
+
+def bind(task: TaskName, tensors: Mapping[str, Tensor]) -> BoundTensors:
+    """Each tensor in its role: an input of the task, or one of its parameters.
+
+    Raises InvalidField or EmptyInput, also for a tensor without a role.
+    """
+    form, left = FORMS[task], dict(tensors)
+    own = {spec.name for spec in form.inputs}
+    known = [name for name in TASKS[task].parameters.model_fields if name not in own]
+    parameters = {name: _parameter(task, left.pop(name)) for name in known if name in left}
+    text_name = _text_name({k: v for k, v in left.items() if k == "text" or k not in own})
+    columns: dict[str, list[str]] = {}
+    for spec in form.inputs:
+        name = text_name if spec.name == "text" else spec.name
+        if name in left:
+            columns[spec.name] = column_of(left.pop(name))
+        elif not spec.optional:
+            takes = ", ".join(f"`{one.name}`" for one in form.inputs if not one.optional)
+            raise InvalidField(
+                f"`{task}` takes the inputs {takes}; `{name}` is missing", field=name
+            )
+    for name in left:
+        raise InvalidField(f"`{name}` is no input of `{task}`", field=name)
+    return BoundTensors(columns, parameters, text_name)
+
+
+def _text_name(tensors: Mapping[str, Tensor]) -> str:
+    """The name that is known, else that of the only BYTES tensor."""
+    named = next((name for name in TEXT_NAMES if name in tensors), None)
+    if named is not None:
+        return named
+    possible = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
+    return possible[0] if len(possible) == 1 else "text"
+
+
+def column_of(tensor: Tensor) -> list[str]:
+    """The texts of a tensor [n], [n, 1] or [1, n]. Raises InvalidField or EmptyInput."""
+    if tensor.datatype != "BYTES":
+        raise InvalidField(
+            f"`{tensor.name}` must be BYTES, not {tensor.datatype}", field=tensor.name
+        )
+    if sum(size != 1 for size in tensor.shape) > 1:
+        raise InvalidField(
+            f"`{tensor.name}` must have the shape [n] or [n, 1], not {list(tensor.shape)}",
+            field=tensor.name,
+        )
+    texts = list(tensor.values)
+    if not texts:
+        raise EmptyInput(f"`{tensor.name}` is empty", field=tensor.name)
+    return texts
+
+
+def _parameter(task: TaskName, tensor: Tensor) -> Any:
+    values = tensor.values
+    plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if tensor.name in LIST_PARAMETERS[task]:
+        return plain
+    if len(plain) != 1:
+        raise InvalidField(f"`{tensor.name}` must have one value", field=tensor.name)
+    return plain[0]

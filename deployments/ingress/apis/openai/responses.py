@@ -1,0 +1,247 @@
+"""What the requests that generate text are answered with, and what the answers share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NotRequired
+
+import orjson
+from typing_extensions import TypedDict
+
+from deployments.errors import ServeError
+from deployments.generation.messages import Completion, Finished, FinishReason, Started
+from deployments.ingress.http.errors import reworded
+from deployments.ingress.http.sse import event_of
+from deployments.registry import OpenModel
+
+
+class ErrorObject(TypedDict):
+    """An error; `param` is the field that is at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorEvent(TypedDict):
+    """The last event of a stream that failed, and what a request that failed is answered."""
+
+    error: ErrorObject
+
+
+def error_object(error: ServeError) -> ErrorObject:
+    """What an error says, under OpenAI's names."""
+    kind = "invalid_request_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    elif error.status >= 500:
+        kind = "server_error"
+    return {"message": error.message, "type": kind, "param": error.field, "code": error.code}
+
+
+def error_events(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
+    """What turns an error in the middle of a stream into an event, its fields called by `names`."""
+
+    def told(error: ServeError) -> bytes:
+        return event_of(orjson.dumps({"error": error_object(reworded(error, names))}))
+
+    return told
+
+
+Finish = Literal["stop", "length", "tool_calls"]
+FINISHES: Mapping[FinishReason, Finish] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.END: "stop",
+    FinishReason.STOP: "stop",
+}
+# JSON has no infinity; a token of probability nought is told as OpenAI tells it.
+LEAST_LOGPROB = -9999.0
+DONE = event_of(b"[DONE]")
+
+
+class PromptDetails(TypedDict):
+    """Which of the prompt's tokens were cheap."""
+
+    cached_tokens: int
+
+
+class GenerationUsage(TypedDict):
+    """Tokens read and generated, special tokens included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Head(TypedDict):
+    """What an answer, and every part of a stream, says of itself."""
+
+    id: str
+    object: str
+    created: int  # seconds since the epoch
+    model: str
+    system_fingerprint: str  # the model's version
+
+
+class CompletionLogprobs(TypedDict):
+    """The T tokens of a text, in columns."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # where in the text each token begins
+
+
+class CompletionChoice(TypedDict):
+    """One text, or the next part of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None  # null until the last part of a stream
+
+
+class CompletionAnswer(Head):
+    """The answer of `/v1/completions`, and each part of its streams."""
+
+    choices: list[CompletionChoice]
+    usage: NotRequired[GenerationUsage | None]
+
+
+class ChatAlternative(TypedDict):
+    """A token and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(ChatAlternative):
+    """A token of the answer."""
+
+    top_logprobs: list[ChatAlternative]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of an answer, or of a part of it."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class ToldFunction(TypedDict):
+    """What is called; `arguments` is JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToldCall(TypedDict):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"]
+    function: ToldFunction
+    index: NotRequired[int]  # in streams
+
+
+class ChatMessage(TypedDict):
+    """What the model answers."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: NotRequired[list[ToldCall]]
+
+
+class ChatChoice(TypedDict):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatAnswer(Head):
+    """The answer of `/v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: GenerationUsage
+
+
+class ChatDelta(TypedDict):
+    """What a part of a stream adds to a message; nothing in the last part of an answer."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[ToldCall]]
+
+
+class ChatPart(TypedDict):
+    """The next part of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None  # null until the last part
+
+
+class ChatEvent(Head):
+    """Each part of a stream of `/v1/chat/completions`; the one that tells usage has no choices."""
+
+    choices: list[ChatPart]
+    usage: NotRequired[GenerationUsage | None]
+
+
+def head_of(model: OpenModel, kind: str, prefix: str) -> Head:
+    """The head of a fresh answer."""
+    return Head(
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        object=kind,
+        created=int(time.time()),
+        model=model.ref.id,
+        system_fingerprint=model.ref.version,
+    )
+
+
+def usage_of(
+    started: Sequence[Started], finished: Sequence[Finished], per_prompt: int
+) -> GenerationUsage:
+    """What answers took: each prompt once, of which `started` has `per_prompt`, and all text."""
+    firsts = started[::per_prompt]
+    read = sum(one.prompt_tokens for one in firsts)
+    written = sum(one.generated_tokens for one in finished)
+    return GenerationUsage(
+        prompt_tokens=read,
+        completion_tokens=written,
+        total_tokens=read + written,
+        prompt_tokens_details={"cached_tokens": sum(one.cached_tokens for one in firsts)},
+    )
+
+
+def usage_of_completions(
+    told: Sequence[Completion], passed_over: Sequence[Completion], per_prompt: int
+) -> GenerationUsage:
+    """`usage_of` whole answers, those included that nobody is told."""
+    finished = [one.finished for one in (*told, *passed_over)]
+    return usage_of([one.started for one in told], finished, per_prompt)
+
+
+def chunk_event(head: Head, choice: Mapping[str, Any], *, usage_wanted: bool) -> bytes:
+    """One part of a stream; `usage` is null in it where the last part tells it."""
+    usage = {"usage": None} if usage_wanted else {}
+    return event_of(orjson.dumps({**head, "choices": [choice], **usage}))
+
+
+def usage_event(head: Head, usage: GenerationUsage) -> bytes:
+    """The part of a stream that tells what it took."""
+    return event_of(orjson.dumps({**head, "choices": [], "usage": usage}))
+
+
+def told_logprob(logprob: float | None) -> float:
+    """A log-probability that JSON can carry."""
+    return LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)

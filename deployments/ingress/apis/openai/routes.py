@@ -1,0 +1,221 @@
+"""OpenAI's API: embeddings, generated text and the list of models.
+
+POST /v1/embeddings  /embeddings  /models/{id}/v1/embeddings
+POST /v1/chat/completions  /models/{id}/v1/chat/completions
+POST /v1/completions  /models/{id}/v1/completions
+GET  /v1/models  /v1/models/{id}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import InvalidField, ServeError
+from deployments.ingress.apis.model_list import model_facts, model_list
+from deployments.ingress.apis.openai.chat import ChatEvents, chat_answer
+from deployments.ingress.apis.openai.completions import CompletionEvents, completion_answer
+from deployments.ingress.apis.openai.embeddings import (
+    EMBEDDING_NAMES,
+    Embeddings,
+    EmbeddingsRequest,
+    embedding_objects,
+    usage_of,
+)
+from deployments.ingress.apis.openai.requests import (
+    chat_question,
+    completion_question,
+    names_in,
+)
+from deployments.ingress.apis.openai.responses import (
+    ChatAnswer,
+    ChatEvent,
+    CompletionAnswer,
+    ErrorEvent,
+    error_events,
+    error_object,
+)
+from deployments.ingress.apis.openai.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.ingress.apis.response_headers import (
+    GENERATION_HEADERS,
+    REPLY_HEADERS,
+    generation_headers,
+    reply_headers,
+    retry_headers,
+    stream_headers,
+)
+from deployments.ingress.generation import GenerationService, GenerationStream
+from deployments.ingress.http.api import Operation, parse_body, schema_of
+from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
+from deployments.ingress.http.sse import EventStream
+from deployments.ingress.service import InferenceService, Question
+from deployments.ingress.tokenization import with_ids_told_apart
+from deployments.registry import OpenModel
+
+EXAMPLE_CHAT = {
+    "messages": [
+        {"role": "system", "content": "Answer in one sentence."},
+        {"role": "user", "content": "What is a river?"},
+    ],
+    "max_tokens": 40,
+}
+
+
+class OpenAIRoutes:
+    """Handlers of the family."""
+
+    name: ClassVar = "OpenAI"
+
+    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
+        self._service = service
+        self._generation = generation
+
+    def operations(self) -> Sequence[Operation]:
+        """The per-model form must stand before the Hugging Face family's greedy path."""
+        return (
+            Operation(
+                method="POST",
+                paths=("/v1/embeddings", "/embeddings", "/models/{id:path}/v1/embeddings"),
+                handler=self.embeddings,
+                summary="Embeddings of texts",
+                body=schema_of(EmbeddingsRequest),
+                answer=schema_of(Embeddings),
+                examples={"two texts": {"input": ["A cat.", "A kitten."]}},
+                infers=True,
+                headers=REPLY_HEADERS,
+            ),
+            Operation(
+                method="POST",
+                paths=("/v1/chat/completions", "/models/{id:path}/v1/chat/completions"),
+                handler=self.chat,
+                summary="The next message of a conversation",
+                body=schema_of(ChatBody),
+                answer=schema_of(ChatAnswer),
+                examples={"a question": EXAMPLE_CHAT},
+                events=schema_of(ChatEvent | ErrorEvent),
+                infers=True,
+                headers=GENERATION_HEADERS,
+            ),
+            Operation(
+                method="POST",
+                paths=("/v1/completions", "/models/{id:path}/v1/completions"),
+                handler=self.completions,
+                summary="The continuation of texts",
+                body=schema_of(CompletionBody),
+                answer=schema_of(CompletionAnswer),
+                examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
+                events=schema_of(CompletionAnswer | ErrorEvent),
+                infers=True,
+                headers=GENERATION_HEADERS,
+            ),
+            Operation(
+                method="GET",
+                paths=("/v1/models",),
+                handler=self.models,
+                summary="Every configured model",
+                answer={"type": "object"},
+            ),
+            Operation(
+                method="GET",
+                paths=("/v1/models/{id:path}",),
+                handler=self.model,
+                summary="One model",
+                answer={"type": "object"},
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """Whatever has `/v1/` in it, and the short form."""
+        return "/v1/" in path or path == "/embeddings"
+
+    async def embeddings(self, request: Request) -> Response:
+        """Embeddings of `input`, always of length 1 unless `normalize` says otherwise."""
+        limits = self._service.settings.limits
+        body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
+        if body.input is None:
+            raise InvalidField("`input` is required", field="input")
+        with fields_called(EMBEDDING_NAMES):
+            reply = await self._service.answer(
+                Question(
+                    inputs=with_ids_told_apart(body.input),
+                    model_id=model_in_path(request) or model_in_body(body.model),
+                    task=TaskName.FEATURE_EXTRACTION,
+                    parameters=body.parameters,
+                    options=read_options(body.options, request.headers),
+                )
+            )
+        return json_response(
+            {
+                "object": "list",
+                "data": embedding_objects(reply.answer.value, body.encoding_format or "float"),
+                "model": reply.model.ref.id,
+                "usage": usage_of(reply),
+            },
+            headers=reply_headers(reply),
+        )
+
+    async def chat(self, request: Request) -> Response:
+        """The next message of a conversation, whole or as it comes."""
+        raw, model = await self._read(request)
+        body = parse_body(ChatBody, raw)
+        options = read_options(body.options, request.headers)
+        question = chat_question(body, model, options)
+        with fields_called(names_in(body)):
+            if body.stream:
+                stream = await self._generation.stream(question)
+                return self._streamed(ChatEvents(stream, body), stream, body)
+            reply = await self._generation.complete(question)
+        return json_response(chat_answer(reply, body), headers=generation_headers(reply))
+
+    async def completions(self, request: Request) -> Response:
+        """The continuation of one text or of several, whole or as it comes."""
+        raw, model = await self._read(request)
+        body = parse_body(CompletionBody, raw)
+        options = read_options(body.options, request.headers)
+        question = completion_question(body, model, options)
+        with fields_called(names_in(body)):
+            if body.stream:
+                stream = await self._generation.stream(question)
+                return self._streamed(CompletionEvents(stream, question, body), stream, body)
+            reply = await self._generation.complete(question)
+        answer = completion_answer(reply, question, body)
+        return json_response(answer, headers=generation_headers(reply))
+
+    async def _read(self, request: Request) -> tuple[dict[str, Any], OpenModel]:
+        """The body, and the model it means: one that generates nothing is told before all else."""
+        raw = await read_json_object(request, self._generation.settings.limits)
+        model_id = model_in_path(request) or model_in_body(raw.get("model"))
+        return raw, self._generation.find_model(model_id)
+
+    def _streamed(
+        self, told: ChatEvents | CompletionEvents, stream: GenerationStream, body: GenerationBody
+    ) -> EventStream:
+        return EventStream(
+            told.events(),
+            stream,
+            error_events(names_in(body)),
+            slow_reader_s=self._generation.settings.slow_reader_s,
+            headers=stream_headers(stream),
+        )
+
+    async def models(self, request: Request) -> Response:
+        """Every configured model."""
+        return json_response(model_list(self._service))
+
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        found = self._service.registry.find(model_in_path(request) or "")
+        return json_response(model_facts(found, self._service.board))
+
+    def error_response(self, error: ServeError) -> Response:
+        """OpenAI's error object; its clients pick the exception class by status."""
+        # Its clients retry every 5xx twice unless told; most of ours would fail the same way again.
+        headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
+        body = {"error": error_object(error)}
+        return json_response(body, status=error.status, headers=headers)

@@ -1,0 +1,89 @@
+"""For those who run the service: health, readiness, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from deployments.errors import ServeError
+from deployments.ingress.apis.operations.metrics_text import Gather
+from deployments.ingress.http.api import Operation
+from deployments.ingress.http.bodies import json_response
+from deployments.ingress.service import InferenceService
+
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class OperationsRoutes:
+    """Handlers of the family."""
+
+    name: ClassVar = "Operations"
+
+    def __init__(self, service: InferenceService, gather: Gather) -> None:
+        self._service = service
+        self._gather = gather
+
+    def operations(self) -> Sequence[Operation]:
+        """Paths probes and scrapers expect."""
+        status = {"type": "object", "properties": {"status": {"const": "ok"}}}
+        return (
+            Operation(
+                method="GET",
+                paths=("/", "/health", "/ping"),
+                handler=self.health,
+                summary="Whether this process answers",
+                answer=status,
+            ),
+            Operation(
+                method="GET",
+                paths=("/ready",),
+                handler=self.ready,
+                summary="Whether requests can be answered, else 503 with the reasons",
+                answer={"type": "object"},
+                also={503: {"type": "object"}},
+            ),
+            Operation(
+                method="GET",
+                paths=("/metrics",),
+                handler=self.metrics,
+                summary="Prometheus text of the whole cluster",
+                answer={"type": "string"},
+                media_type="text/plain",
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """None: what goes wrong here is told in the words of the last family."""
+        return False
+
+    def error_response(self, error: ServeError) -> Response:
+        """The bare error."""
+        return json_response({"error": error.message, "code": error.code}, status=error.status)
+
+    async def health(self, request: Request) -> Response:
+        """This process answers."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 when requests without special wishes can be answered, else 503 with the reasons."""
+        service = self._service
+        missing = service.board.missing()
+        if not any(True for _ in service.registry.open_models()):
+            missing.append("no model could be opened")
+        body = {
+            "ready": not missing,
+            "missing": missing,
+            "lanes": {
+                device.value: {"available": state.available, "replicas": state.running}
+                for device, state in service.board.states.items()
+            },
+            "refused": {k: e.message for k, e in service.registry.refused().items()},
+        }
+        return json_response(body, status=503 if missing else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text of the whole cluster."""
+        return PlainTextResponse(await self._gather(), media_type=EXPOSITION_TYPE)

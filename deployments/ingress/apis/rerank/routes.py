@@ -1,0 +1,189 @@
+"""Ranking in the dialects that its clients speak, and Infinity's classification.
+
+POST /rerank  /v1/rerank  /v2/rerank          `texts`: text-embeddings-inference's list
+                                              `documents`: results as Cohere, Jina and Infinity
+                                              give them
+POST /models/{id}/rerank  .../v1/rerank  .../v2/rerank
+POST /classify  /models/{id}/classify         Infinity
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import InvalidField, ServeError
+from deployments.ingress.apis.openai.embeddings import usage_of
+from deployments.ingress.apis.openai.responses import error_object
+from deployments.ingress.apis.rerank.schemas import (
+    Classified,
+    ClassifyBody,
+    DocumentsBody,
+    Ranked,
+    Signed,
+    TextsBody,
+    ranked_document,
+    text_of,
+)
+from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
+from deployments.ingress.apis.text_embeddings.routes import tei_headers
+from deployments.ingress.http.api import Operation, errors_told_by, parse_body, schema_of
+from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
+from deployments.ingress.service import InferenceService, Question, Reply
+from deployments.tasks.ranking import RankedText, RankingParameters
+
+# What our own request calls differently.
+TEXTS_NAMES = {"inputs.": "", "parameters.": ""}
+DOCUMENTS_NAMES = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
+CLASSIFY_NAMES = {"inputs": "input", "parameters.": ""}
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+SEARCH = {"query": "Which animal purrs?", "top_n": 1}
+ANIMALS = ["A dog barks.", "A cat purrs."]
+
+
+class RerankRoutes:
+    """Handlers of the family."""
+
+    name: ClassVar = "Rerank"
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    def operations(self) -> Sequence[Operation]:
+        """The per-model forms must stand before the Hugging Face family's greedy path."""
+        return (
+            Operation(
+                method="POST",
+                paths=(*RERANK_PATHS, *(f"/models/{{id:path}}{path}" for path in RERANK_PATHS)),
+                handler=self.rerank,
+                summary="Texts, or documents, in the order in which they answer a query",
+                body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
+                answer={"anyOf": [schema_of(list[RankedText]), schema_of(Ranked)]},
+                examples={
+                    "texts": {"query": SEARCH["query"], "texts": ANIMALS},
+                    "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
+                },
+                infers=True,
+                headers=REPLY_HEADERS,
+            ),
+            Operation(
+                method="POST",
+                paths=("/classify", "/models/{id:path}/classify"),
+                handler=self.classify,
+                summary="Labels of texts",
+                body=schema_of(ClassifyBody),
+                answer=schema_of(Classified),
+                examples={"one text": {"input": ["A gorgeous, witty film."]}},
+                infers=True,
+                headers=REPLY_HEADERS,
+            ),
+        )
+
+    def owns(self, path: str) -> bool:
+        """What is not text-embeddings-inference's: its errors are told as that family tells them.
+
+        `/rerank` belongs to both, and this one's words count there once it has seen `documents`.
+        """
+        own = ("/v1/rerank", "/v2/rerank", "/classify")
+        return path in own or (path.startswith("/models/") and path.endswith(own))
+
+    async def rerank(self, request: Request) -> Response:
+        """A list for `texts`; an object, best `top_n` only, for `documents`."""
+        body = await read_json_object(request, self._service.settings.limits)
+        if body.get("texts") is not None:
+            return await self._rank_texts(request, parse_body(TextsBody, body))
+        if "documents" not in body:
+            missing = "texts" if self._shared(request) else "documents"
+            raise InvalidField(f"Error in `{missing}`: field required", field=missing)
+        errors_told_by(request, self)
+        return await self._rank_documents(request, parse_body(DocumentsBody, body))
+
+    async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
+        parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
+        with fields_called(TEXTS_NAMES):
+            reply = await self._rank(request, body, body.texts, parameters)
+        return json_response(reply.answer.value, headers=tei_headers(reply))
+
+    async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
+        texts = [text_of(document) for document in body.documents]
+        parameters = body.model_dump(include={"raw_scores"}, exclude_none=True)
+        with fields_called(DOCUMENTS_NAMES):
+            reply = await self._rank(request, body, texts, parameters)
+        shown = texts if body.return_documents else None
+        bare = self._shared(request)
+        version = "2" if request.url.path.endswith("/v2/rerank") else "1"
+        told = signed(reply)
+        ranked = {
+            **told,
+            "object": "rerank",
+            "results": [
+                ranked_document(one, shown, bare=bare) for one in reply.answer.value[: body.top_n]
+            ],
+            "meta": {
+                "api_version": {"version": version},
+                "tokens": {"input_tokens": told["usage"]["prompt_tokens"]},
+            },
+        }
+        return json_response(ranked, headers=reply_headers(reply))
+
+    async def _rank(
+        self,
+        request: Request,
+        body: TextsBody | DocumentsBody,
+        texts: list[str],
+        parameters: Mapping[str, Any],
+    ) -> Reply:
+        return await self._service.answer(
+            Question(
+                inputs={"query": body.query, "texts": texts},
+                model_id=model_in_path(request) or model_in_body(body.model),
+                task=TaskName.TEXT_RANKING,
+                parameters={"truncate": True, **parameters},
+                options=read_options(None, request.headers),
+            )
+        )
+
+    async def classify(self, request: Request) -> Response:
+        """All labels of each text, best first."""
+        raw = await read_json_object(request, self._service.settings.limits)
+        body = parse_body(ClassifyBody, raw)
+        function = {"function_to_apply": "none"} if body.raw_scores else {}
+        with fields_called(CLASSIFY_NAMES):
+            reply = await self._service.answer(
+                Question(
+                    inputs=body.input,
+                    model_id=model_in_path(request) or model_in_body(body.model),
+                    task=TaskName.TEXT_CLASSIFICATION,
+                    parameters={"truncate": True, **function},
+                    options=read_options(None, request.headers),
+                )
+            )
+        answer = {**signed(reply), "object": "classify", "data": reply.answer.value}
+        return json_response(answer, headers=reply_headers(reply))
+
+    def _shared(self, request: Request) -> bool:
+        """Whether the path is text-embeddings-inference's too."""
+        return not self.owns(request.url.path)
+
+    def error_response(self, error: ServeError) -> Response:
+        """OpenAI's error object, and its sentence also where Cohere's clients read it."""
+        body = {"message": error.message, "error": error_object(error)}
+        return json_response(body, status=error.status, headers=retry_headers(error))
+
+
+def signed(reply: Reply) -> Signed:
+    """What the answer says of itself."""
+    return Signed(
+        id=str(uuid.uuid4()),
+        created=int(time.time()),
+        model=reply.model.ref.id,
+        usage=usage_of(reply),
+    )

@@ -1,0 +1,193 @@
+"""From a body to questions for a generator whose model has an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.manifest import TaskName
+from deployments.generation.messages import Beams, GenerationOptions, Sampling
+from deployments.ingress.apis.huggingface.requests import given_parameters
+from deployments.ingress.apis.text2text.schemas import (
+    TextToTextParameters,
+    read_text_to_text,
+)
+from deployments.ingress.apis.text_generation.requests import (
+    Asked,
+    Manners,
+    asked_for,
+    clash,
+    options_of,
+    read_inputs,
+)
+from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.service import served_task, tasks_told
+from deployments.messages import Truncation
+from deployments.registry import OpenModel
+
+# Parameters that choose, or end, an answer token by token.
+STEPWISE = (
+    "stop", "stop_sequences", "grammar", "frequency_penalty", "details", "decoder_input_details",
+    "top_n_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextToText:
+    """A body that was read, for a model and one of its tasks."""
+
+    model: OpenModel
+    task: TaskName
+    asked: Asked
+    parameters: TextToTextParameters
+
+    @classmethod
+    def read(
+        cls, body: Mapping[str, Any], model: OpenModel, task: TaskName, *, streams: bool
+    ) -> TextToText:
+        """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
+        manners = Manners(many=True, streams=streams)
+        inputs = read_inputs(body, manners)
+        parameters = read_text_to_text(given_parameters(body))
+        _refuse_languages(parameters, model)
+        _refuse_clashes(parameters, streams=streams)
+        asked = asked_for(inputs, parameters, manners)
+        return cls(model=model, task=task, asked=asked, parameters=parameters)
+
+    @property
+    def options(self) -> GenerationOptions:
+        """The parameters, completed by the model's own, in a generator's terms."""
+        parameters, defaults = self.parameters, self.model.decoding.defaults
+        fewest, most = lengths(parameters, defaults)
+        repeats = parameters.no_repeat_ngram_size
+        if repeats is None:  # what follows a grammar has to repeat itself
+            repeats = 0 if parameters.grammar else defaults.no_repeat_ngram
+        options = options_of(parameters, streams=self.asked.streams)
+        return options._replace(
+            sampling=sampling_in(options.sampling, parameters),
+            beams=beams_of(parameters, defaults, streams=self.asked.streams),
+            no_repeat_ngram=repeats,
+            max_new_tokens=most,
+            min_new_tokens=fewest,
+            truncation=truncation_of(parameters),
+        )
+
+    def question(self, request: RequestOptions) -> GenerationQuestion:
+        """What a generator is asked. Raises InvalidField for a grammar that is none."""
+        prefix = self.model.decoding.prefixes.get(self.task, "")
+        first, *further = (
+            prompt if prompt.startswith(prefix) else prefix + prompt
+            for prompt in self.asked.prompts
+        )
+        return replace(
+            self.asked.question(self.model.ref.id, request),
+            prompt=first,
+            further_prompts=tuple(further),
+            options=self.options,
+            task=self.task,
+        )
+
+
+def has_encoder(model: OpenModel) -> bool:
+    """Whether a model reads a text and writes another, rather than continuing the one it read."""
+    decoding = model.manifest.decoding
+    return decoding is not None and decoding.source is not None
+
+
+def task_for(model: OpenModel, named: TaskName | None) -> TaskName:
+    """The task asked for, else the model's own. Raises WrongTask naming what it can do."""
+    return model.tasks[0] if named is None else served_task(named, model)
+
+
+def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple[int, int | None]:
+    """Least and most new tokens; a default gives way to what is asked for. Raises InvalidField."""
+    fewest, most = parameters.min_new_tokens, parameters.max_new_tokens
+    if fewest is None and parameters.min_length is not None:
+        fewest = max(0, parameters.min_length - 1)
+    if most is None and parameters.max_length is not None:
+        most = parameters.max_length - 1
+    if fewest is not None and most is not None and fewest > most:
+        name = "min_length" if parameters.min_new_tokens is None else "min_new_tokens"
+        raise clash(name, "asks for more tokens than there may be")
+    if fewest is None:
+        own = defaults.min_new_tokens
+        return own if most is None else min(own, most), most or defaults.max_new_tokens
+    if most is None and defaults.max_new_tokens is not None:
+        most = max(fewest, defaults.max_new_tokens)
+    return fewest, most
+
+
+def beams_of(
+    parameters: TextToTextParameters, defaults: AnswerDefaults, *, streams: bool
+) -> Beams | None:
+    """Beam search where it is asked for, or the model's own way and nothing asked speaks against.
+
+    What goes token by token does: streams, drawing, penalties, and what ends a text.
+    """
+    width = defaults.beams if parameters.num_beams is None else parameters.num_beams
+    if width == 1 or streams or parameters.samples or _stepwise(parameters) is not None:
+        return None
+    penalty, stopping = parameters.length_penalty, parameters.early_stopping
+    return Beams(
+        width=width,
+        length_penalty=defaults.length_penalty if penalty is None else penalty,
+        early_stopping=defaults.early_stopping if stopping is None else stopping,
+        is_asked=parameters.num_beams is not None,
+    )
+
+
+def sampling_in(given: Sampling, parameters: TextToTextParameters) -> Sampling:
+    """`given`, with nothing drawn unless that is asked for; 0 as `top_k` bounds nothing."""
+    if parameters.samples:
+        return given._replace(top_k=given.top_k or None)
+    return Sampling(
+        temperature=0.0,
+        repetition_penalty=given.repetition_penalty,
+        frequency_penalty=given.frequency_penalty,
+        seed=given.seed,
+    )
+
+
+def truncation_of(parameters: TextToTextParameters) -> Truncation:
+    """What becomes of texts that are too long; as in transformers' pipelines they are not cut."""
+    cuts = parameters.truncation in (True, "longest_first", "only_first")
+    return Truncation.KEEP_START if cuts else Truncation.REFUSE
+
+
+def _refuse_clashes(parameters: TextToTextParameters, *, streams: bool) -> None:
+    """Raise InvalidField for what beam search, when it is asked for, cannot go together with."""
+    if parameters.truncation == "only_second":
+        raise clash("truncation", "cannot be `only_second`: there is no second text")
+    if not parameters.wants_beams:
+        return
+    if streams:
+        raise clash("num_beams", "must be 1 when streaming")
+    if parameters.samples:
+        raise clash("num_beams", "must be 1 where tokens are drawn: leave `do_sample` out")
+    if (name := _stepwise(parameters)) is not None:
+        raise clash("num_beams", f"must be 1 where `{name}` is given")
+    if (parameters.num_return_sequences or 1) > 1:
+        raise clash("num_return_sequences", "is not possible with beam search")
+
+
+def _stepwise(parameters: TextToTextParameters) -> str | None:
+    """A parameter that is of use only token by token, if one is given."""
+    if parameters.repetition_penalty not in (None, 1.0):
+        return "repetition_penalty"
+    return next((name for name in STEPWISE if getattr(parameters, name)), None)
+
+
+def _refuse_languages(parameters: TextToTextParameters, model: OpenModel) -> None:
+    given = [name for name in ("src_lang", "tgt_lang") if getattr(parameters, name) is not None]
+    if not given:
+        return
+    if len(given) == 1:
+        raise clash(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
+    raise clash(
+        "src_lang",
+        f"is not possible: model {model.ref.id} takes no languages by name. Without them it can "
+        f"do: {tasks_told(model)}",
+    )

@@ -1,0 +1,145 @@
+"""Summarization, translation and text2text-generation, asked through the Hugging Face routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
+from deployments.ingress.apis.huggingface.requests import wants_stream
+from deployments.ingress.apis.text2text.requests import TextToText, task_for
+from deployments.ingress.apis.text2text.schemas import (
+    KEYS,
+    NESTED,
+    TextToTextAnswer,
+    TextToTextParameters,
+)
+from deployments.ingress.apis.text_generation.requests import NAMES, PROMPTS
+from deployments.ingress.apis.text_generation.responses import answer_headers, answers_of
+from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes, body_schema
+from deployments.ingress.apis.text_generation.schemas import Generated
+from deployments.ingress.apis.text_generation.streaming import over_at
+from deployments.ingress.generation import (
+    GenerationQuestion,
+    GenerationReply,
+    GenerationService,
+)
+from deployments.ingress.http.api import errors_told_by, schema_of
+from deployments.ingress.http.bodies import json_response
+from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.request_options import read_options
+from deployments.registry import OpenModel
+from deployments.tasks.inputs import JsonSchema
+
+# Spaces that tokenizers of words leave, in the order in which transformers takes them out.
+LOOSE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+PLAIN = "generated_text"
+
+
+def told_answers(reply: GenerationReply, question: TextToText, *, both: bool) -> list[Any]:
+    """An answer for each text; a list of them for each where several texts have several.
+
+    With `both` the text also has the name that it has in text generation.
+    """
+    told = [
+        [_told(one, question, both=both) for one in answers]
+        for answers in answers_of(reply, question.asked)
+    ]
+    if not question.asked.listed:
+        return told[0]
+    if (question.parameters.num_return_sequences or 1) > 1:
+        return told
+    return [answer for (answer,) in told]
+
+
+def _told(answer: Generated, question: TextToText, *, both: bool) -> dict[str, Any]:
+    text = answer["generated_text"]
+    if question.parameters.clean_up_tokenization_spaces:
+        text = tidied(text)
+    told: dict[str, Any] = {KEYS[question.task]: text}
+    if both or "details" in answer:
+        told[PLAIN] = text
+    if "details" in answer:
+        told["details"] = answer["details"]
+    return told
+
+
+def tidied(text: str) -> str:
+    """`text` without the spaces that stand before punctuation and within contractions."""
+    for loose in LOOSE:
+        text = text.replace(loose, loose.strip())
+    return text
+
+
+# What the Hugging Face routes document of these tasks.
+ANSWER = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
+EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
+
+
+class TextToTextAnswers:
+    """Answers for the Hugging Face routes. Streams are text generation's."""
+
+    def __init__(self, writing: TextGenerationRoutes, generation: GenerationService) -> None:
+        self._writing = writing
+        self._generation = generation
+
+    async def answer_envelope(
+        self, request: Request, body: Mapping[str, Any], model: OpenModel, named: TaskName | None
+    ) -> Response:
+        """A list of answers, or events. `named` is the task in the path.
+
+        huggingface_hub's `text_generation` sends what its `summarization` does, to the same path:
+        where that names no task, its answer has both their keys.
+        """
+        task = task_for(model, named)
+        streams = wants_stream(body)
+        if streams:
+            errors_told_by(request, self._writing)
+        question = TextToText.read(body, model, task, streams=streams)
+        wanted = question.question(read_options(body.get("options"), request.headers))
+        if streams:
+            return await self._writing.streamed(question.asked, wanted)
+        if wanted.options.beams is not None:
+            reply = await self._searched(question, wanted)
+        else:
+            reply = await self._writing.complete(question.asked, wanted)
+        is_hub = "hf_hub/" in request.headers.get("user-agent", "")
+        return json_response(
+            told_answers(reply, question, both=is_hub and named is None),
+            headers=answer_headers(reply, question.asked),
+        )
+
+    async def _searched(self, question: TextToText, wanted: GenerationQuestion) -> GenerationReply:
+        """What beam search finds; before it is done it has nothing to tell.
+
+        Raises DeadlineExceeded where `max_time` is over before, and other ServeErrors.
+        """
+        max_time_s = question.parameters.max_time
+        ends_s = None if max_time_s is None else asyncio.get_running_loop().time() + max_time_s
+        async with over_at(
+            ends_s,
+            "before beam search was done; without beams, by `num_beams` 1, what is there by then "
+            "is the answer",
+        ):
+            with fields_called(NAMES):
+                return await self._generation.complete(wanted)
+
+
+def text_to_text_schemas() -> list[JsonSchema]:
+    """A body for each task."""
+    schema = body_schema(PROMPTS, envelope=True)
+    parameters = schema_of(TextToTextParameters)
+    nested = {"type": "object", "description": "Of these parameters, any that are for `generate`."}
+    parameters["properties"] |= dict.fromkeys(NESTED, nested)
+    return [
+        {
+            **schema,
+            "title": task.value,
+            "properties": {**schema["properties"], "parameters": parameters},
+        }
+        for task in TEXT2TEXT_TASKS
+    ]

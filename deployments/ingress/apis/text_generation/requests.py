@@ -1,0 +1,220 @@
+"""From a body to questions for a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from deployments.errors import InvalidField, MalformedBody
+from deployments.generation.messages import GenerationOptions, Grammar, Sampling, Started
+from deployments.ingress.apis.huggingface.requests import given_parameters
+from deployments.ingress.apis.text_generation.schemas import (
+    GenerateParameters,
+    GrammarParameter,
+    read_parameters,
+)
+from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.http.bodies import parse_json
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
+
+PROMPT = Inputs[str](NonEmptyText, "a text")
+PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
+
+# Fields of our own request, as clients know them.
+NAMES = {
+    "prompt": "inputs",
+    "prompt_logprobs": "parameters.decoder_input_details",
+    "grammar": "parameters.grammar",
+    "max_new_tokens": "parameters.max_new_tokens",
+    "min_new_tokens": "parameters.min_new_tokens",
+    "keep_last": "parameters.truncate",
+    "logprobs": "parameters.top_n_tokens",
+    "stop": "parameters.stop",
+    "sampling.": "parameters.",
+    "choices": "parameters.num_return_sequences",
+    "best_of": "parameters.best_of",
+    "num_beams": "parameters.num_beams",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How a route wants to be asked, and answers where the body does not say."""
+
+    full_text: bool = False  # the prompt stands before what was generated
+    many: bool = False  # several prompts may be asked, and several answers be given
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A body that was read."""
+
+    prompts: tuple[str, ...]
+    listed: bool  # they came as a list, and so do their answers
+    parameters: GenerateParameters
+    full_text: bool
+    streams: bool
+
+    def shown(self, prompt: str, text: str) -> str:
+        """An answer's text, behind its prompt where that is wanted."""
+        return prompt + text if self.full_text else text
+
+    def seed_told(self, started: Started) -> int | None:
+        """The seed tokens were drawn with; None where they were not drawn."""
+        return started.seed if self.parameters.samples else None
+
+    def question(self, model_id: str | None, request: RequestOptions) -> GenerationQuestion:
+        """What a generator is asked. Raises InvalidField for a grammar that is none."""
+        first, *further = self.prompts
+        return GenerationQuestion(
+            prompt=first,
+            further_prompts=tuple(further),
+            options=options_of(self.parameters, streams=self.streams),
+            model_id=model_id,
+            choices=self.parameters.num_return_sequences or 1,
+            best_of=self.parameters.best_of,
+            request=request,
+        )
+
+
+def read_asked(body: Mapping[str, Any], manners: Manners) -> Asked:
+    """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
+    inputs = read_inputs(body, manners)
+    return asked_for(inputs, read_parameters(given_parameters(body)), manners)
+
+
+def read_inputs(body: Mapping[str, Any], manners: Manners) -> str | list[str]:
+    """A text, or several where they may be asked. Raises InvalidField or EmptyInput."""
+    if body.get("inputs") is None:
+        raise InvalidField("Error in `inputs`: field required", field="inputs")
+    return (PROMPTS if manners.many else PROMPT).read(body["inputs"])
+
+
+def asked_for(inputs: str | list[str], parameters: GenerateParameters, manners: Manners) -> Asked:
+    """What was read, put together. Raises InvalidField for what does not go together."""
+    listed = isinstance(inputs, list)
+    _refuse_impossible(parameters)
+    if manners.streams:
+        _refuse_unstreamable(parameters, listed=listed)
+    if not manners.many and (parameters.num_return_sequences or 1) > 1:
+        raise clash("num_return_sequences", "is not possible here: one object is answered")
+    full_text = parameters.return_full_text
+    return Asked(
+        prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
+        listed=listed,
+        parameters=parameters,
+        full_text=manners.full_text if full_text is None else full_text,
+        streams=manners.streams,
+    )
+
+
+def _refuse_impossible(parameters: GenerateParameters) -> None:
+    """Raise InvalidField for parameters that do not go with each other, or with this server."""
+    several = (parameters.best_of or 1) > 1
+    if parameters.watermark:
+        raise clash("watermark", "is not supported here")
+    if parameters.adapter_id is not None:
+        raise clash(
+            "adapter_id", "is not supported here: a model with its adapter has an id of its own"
+        )
+    if several and not parameters.samples:
+        raise clash("best_of", "needs sampling: set `do_sample` or `temperature`")
+    if several and parameters.seed is not None:
+        raise clash("seed", "must not be set when `best_of` is above 1")
+    if several and parameters.max_time is not None:
+        raise clash("max_time", "is not possible with `best_of`")
+    if (parameters.num_return_sequences or 1) > 1:
+        if several:
+            raise clash("num_return_sequences", "is not possible with `best_of`")
+        if not parameters.samples:
+            raise clash("num_return_sequences", "needs sampling: set `do_sample` or `temperature`")
+
+
+def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
+    """Raise InvalidField for what a stream of one text's tokens cannot tell."""
+    if listed:
+        raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
+    if (parameters.best_of or 1) > 1:
+        raise clash("best_of", "is not possible when streaming")
+    if (parameters.num_return_sequences or 1) > 1:
+        raise clash("num_return_sequences", "is not possible when streaming")
+    if parameters.decoder_input_details:
+        raise clash("decoder_input_details", "is not possible when streaming")
+
+
+def options_of(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
+    """The parameters in a generator's terms. Raises InvalidField for a grammar that is none."""
+    # Every event has its token's log-probability: clients in typed languages insist on a number.
+    tells_tokens = streams or parameters.tells_details
+    return GenerationOptions(
+        sampling=sampling_of(parameters),
+        max_new_tokens=parameters.max_new_tokens,
+        min_new_tokens=parameters.min_new_tokens or 0,
+        stop=tuple(parameters.stop or parameters.stop_sequences or ()),
+        keep_stop=True,
+        grammar=None if parameters.grammar is None else grammar_of(parameters.grammar),
+        logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
+        prompt_logprobs=bool(parameters.decoder_input_details),
+        keep_last=parameters.truncate,
+    )
+
+
+def sampling_of(parameters: GenerateParameters) -> Sampling:
+    """How tokens are chosen: the likeliest, unless the parameters say they are drawn."""
+    likeliest_or_drawn = 1.0 if parameters.samples else 0.0
+    return Sampling(
+        temperature=likeliest_or_drawn
+        if parameters.temperature is None
+        else parameters.temperature,
+        top_k=parameters.top_k,
+        top_p=parameters.top_p,
+        min_p=parameters.min_p,
+        typical_p=parameters.typical_p,
+        repetition_penalty=1.0
+        if parameters.repetition_penalty is None
+        else parameters.repetition_penalty,
+        frequency_penalty=parameters.frequency_penalty or 0.0,
+        seed=parameters.seed,
+    )
+
+
+def grammar_of(given: GrammarParameter) -> Grammar:
+    """The grammar; a JSON schema may stand in an object with its name, or be text itself.
+
+    Raises InvalidField.
+    """
+    value = given.value
+    if given.type == "regex":
+        if not isinstance(value, str):
+            raise InvalidField(
+                "`parameters.grammar.value` must be a string", field="parameters.grammar.value"
+            )
+        return Grammar("regex", value)
+    schema = schema_in(value) if isinstance(value, str) else value
+    named = schema.get("schema")
+    if given.type == "json_schema" and isinstance(named, dict):
+        schema = named
+    return Grammar("json_schema", orjson.dumps(schema).decode())
+
+
+def schema_in(text: str) -> JsonSchema:
+    """The JSON object that a text is. Raises InvalidField."""
+    try:
+        value = parse_json(text.encode())
+    except MalformedBody:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidField(
+            "`parameters.grammar.value` must be a JSON schema", field="parameters.grammar.value"
+        )
+    return value
+
+
+def clash(name: str, why: str) -> InvalidField:
+    """What is said of a parameter that cannot be."""
+    return InvalidField(f"`parameters.{name}` {why}", field=f"parameters.{name}")

@@ -1,0 +1,213 @@
+"""Errors as text-generation-inference tells them: `error_type` in lower case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.responses import Response
+
+from deployments.errors import (
+    ArtifactError,
+    BadSetting,
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    HardwareUnavailable,
+    InputTooLong,
+    InvalidField,
+    ModelLoading,
+    Overloaded,
+    ServeError,
+    TooManyItems,
+    UnknownParameter,
+    UnknownToken,
+    WrongTask,
+)
+from deployments.generation.messages import Alternative, Completion, FinishReason, Token
+from deployments.ingress.apis.response_headers import (
+    GENERATION_HEADERS,
+    generated_tokens,
+    generation_headers,
+    retry_headers,
+    stream_headers,
+)
+from deployments.ingress.apis.text_generation.requests import Asked
+from deployments.ingress.apis.text_generation.schemas import (
+    AnswerFacts,
+    Details,
+    FinishWord,
+    Generated,
+    OtherSequence,
+    TokenFacts,
+)
+from deployments.ingress.generation import GenerationReply, GenerationStream
+from deployments.ingress.http.bodies import json_response
+from deployments.ingress.http.errors import status_and_type
+
+# Those of `answer_headers`; of a stream, as far as they are known when it begins.
+HEADERS: Mapping[str, str] = {
+    **GENERATION_HEADERS,
+    "x-compute-characters": "Characters of all prompts.",
+    "x-prompt-tokens": "Tokens of all prompts.",
+    "x-generated-tokens": "Tokens of all answers, end tokens included. Not told of a stream.",
+    "x-total-time": "From the parsed body to the answer, in milliseconds. Not told of a stream.",
+    "x-validation-time": "What was neither queueing nor inference, in milliseconds; likewise.",
+    "x-queue-time": "Until a row was free, in milliseconds; likewise.",
+    "x-inference-time": "From then on, in milliseconds; likewise.",
+    "x-time-per-token": "`x-inference-time` for each token generated; likewise.",
+}
+
+
+def answer_headers(reply: GenerationReply, asked: Asked) -> dict[str, str]:
+    """Tokens of all answers together; times in whole milliseconds, of the slowest answer."""
+    computed = (*reply.completions, *reply.passed_over)
+    slowest = max((one.finished for one in computed), key=lambda one: sum(one.timings))
+    inference_s = slowest.timings.prefill_s + slowest.timings.decode_s
+    times_s = {
+        "x-total-time": reply.total_s,
+        "x-validation-time": max(0.0, reply.total_s - slowest.timings.queue_s - inference_s),
+        "x-queue-time": slowest.timings.queue_s,
+        "x-inference-time": inference_s,
+        "x-time-per-token": inference_s / max(1, slowest.generated_tokens),
+    }
+    answers_each = len(reply.completions) // len(asked.prompts)
+    read = sum(one.started.prompt_tokens for one in reply.completions[::answers_each])
+    return {
+        **generation_headers(reply),
+        **asked_headers(asked),
+        "x-prompt-tokens": str(read),
+        "x-generated-tokens": str(generated_tokens(computed)),
+        **{name: str(round(seconds * 1e3)) for name, seconds in times_s.items()},
+    }
+
+
+def streamed_headers(stream: GenerationStream, asked: Asked) -> dict[str, str]:
+    """What is known when the first token is."""
+    return {
+        **stream_headers(stream),
+        **asked_headers(asked),
+        "x-prompt-tokens": str(stream.started[0].prompt_tokens),
+    }
+
+
+def asked_headers(asked: Asked) -> dict[str, str]:
+    """What the request itself says."""
+    return {"x-compute-characters": str(sum(map(len, asked.prompts)))}
+
+
+REASONS: Mapping[FinishReason, FinishWord] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.END: "eos_token",
+    FinishReason.STOP: "stop_sequence",
+}
+
+
+def answers_of(reply: GenerationReply, asked: Asked) -> list[list[Generated]]:
+    """The answers to each prompt."""
+    count = len(asked.prompts)
+    told = in_parts(reply.completions, count)
+    others = in_parts(reply.passed_over, count)
+    return [
+        [Teller(prompt, asked).answer(one, others[place]) for one in told[place]]
+        for place, prompt in enumerate(asked.prompts)
+    ]
+
+
+def in_parts(completions: Sequence[Completion], count: int) -> list[Sequence[Completion]]:
+    """`completions` in `count` runs of the same length."""
+    size = len(completions) // count
+    return [completions[i * size : (i + 1) * size] for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Tells what came for one of the prompts."""
+
+    prompt: str
+    asked: Asked
+
+    def answer(self, told: Completion, passed_over: Sequence[Completion]) -> Generated:
+        """An answer, and where details are wanted those that it was chosen from."""
+        answer = Generated(generated_text=self.asked.shown(self.prompt, told.text))
+        if self.asked.parameters.tells_details:
+            # Facts are details of which no key that may be missing is there.
+            details = cast("Details", self._facts(told))
+            if passed_over:
+                details["best_of_sequences"] = [self._other(one) for one in passed_over]
+            answer["details"] = details
+        return answer
+
+    def _other(self, told: Completion) -> OtherSequence:
+        text = self.asked.shown(self.prompt, told.text)
+        return OtherSequence(generated_text=text, **self._facts(told))
+
+    def _facts(self, told: Completion) -> AnswerFacts:
+        facts = AnswerFacts(
+            finish_reason=REASONS[told.finished.reason],
+            generated_tokens=told.finished.generated_tokens,
+            seed=self.asked.seed_told(told.started),
+            prefill=[
+                {"id": token.id, "text": token.text, "logprob": token.logprob}
+                for token in told.started.prompt
+            ],
+            tokens=[token_facts(token) for token in told.tokens],
+        )
+        if self.asked.parameters.top_n_tokens:
+            facts["top_tokens"] = [top_tokens(token) for token in told.tokens]
+        return facts
+
+
+def token_facts(token: Token | Alternative) -> TokenFacts:
+    """One token, which came or might have come."""
+    return {
+        "id": token.id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "special": token.special,
+    }
+
+
+def top_tokens(token: Token) -> list[TokenFacts]:
+    """The likeliest tokens in its place."""
+    return [token_facts(one) for one in token.alternatives]
+
+
+VALIDATION, GENERATION = "validation", "generation"
+INCOMPLETE, OVERLOADED = "incomplete_generation", "overloaded"
+
+# Status and `error_type` by kind of error; others keep their status. These four types are all that
+# huggingface_hub has exceptions for.
+ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
+    # Of all statuses only this one makes huggingface_hub try again without what was not known.
+    UnknownParameter: (400, VALIDATION),
+    EmptyInput: (422, VALIDATION),
+    InvalidField: (422, VALIDATION),
+    UnknownToken: (422, VALIDATION),
+    InputTooLong: (422, VALIDATION),
+    TooManyItems: (422, VALIDATION),
+    HardwareUnavailable: (422, VALIDATION),
+    WrongTask: (424, GENERATION),
+    EngineFailed: (424, GENERATION),
+    Overloaded: (429, OVERLOADED),
+    ModelLoading: (503, OVERLOADED),
+    ArtifactError: (503, GENERATION),
+    DeadlineExceeded: (504, INCOMPLETE),
+    BadSetting: (500, GENERATION),
+}
+
+
+def words_of(error: ServeError) -> tuple[int, dict[str, Any]]:
+    """Status and body; the body is also an event of its own in the middle of a stream."""
+    status, kind = status_and_type(error, ERRORS, refused=VALIDATION, failed=INCOMPLETE)
+    body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
+    if isinstance(error, ModelLoading):
+        body["estimated_time"] = error.estimated_time_s
+    return status, body
+
+
+def tgi_error(error: ServeError) -> Response:
+    """The error as an answer of its own."""
+    status, body = words_of(error)
+    return json_response(body, status=status, headers=retry_headers(error))

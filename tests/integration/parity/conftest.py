@@ -1,0 +1,39 @@
+"""The twins that tests share: making one takes some seconds, building it some more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from deployments.artifacts.manifest import TaskName
+from tests.support.parity_models import Twins
+
+LABELS = ("SAD", "GLAD", "MAD")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other make tiny models slow where others work too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return Twins.make(
+        tmp_path_factory.mktemp("classifier"), TaskName.TEXT_CLASSIFICATION, labels=LABELS
+    )
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return Twins.make(tmp_path_factory.mktemp("embedder"), TaskName.FEATURE_EXTRACTION)
+
+
+@pytest.fixture(scope="session")
+def mask_filler(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    return Twins.make(tmp_path_factory.mktemp("mask-filler"), TaskName.FILL_MASK)

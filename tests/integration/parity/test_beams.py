@@ -1,0 +1,72 @@
+"""Beam search against transformers' `generate`, on tiny models of random weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from deployments.generation.beam_search import BeamSearch
+from deployments.generation.messages import Beams
+
+VOCABULARY = 40
+END = 3
+PROMPT = [5, 9, 11]
+
+
+@pytest.fixture(scope="module", params=range(4))
+def model(request: pytest.FixtureRequest) -> GPT2LMHeadModel:
+    torch.manual_seed(request.param)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2,
+        bos_token_id=1, eos_token_id=END, pad_token_id=0, initializer_range=0.6,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval()
+
+
+def searched(model: GPT2LMHeadModel, how: Beams, most_tokens: int) -> BeamSearch:
+    """The search over the model, every beam computed afresh."""
+    search = BeamSearch(how, most_tokens, (END,))
+    while not search.is_over:
+        rows = torch.tensor([[*PROMPT, *tokens] for tokens in search.running])
+        with torch.inference_mode():
+            logits = model(rows).logits[:, -1]
+        before = search.running
+        steps = search.advance(logits.log_softmax(-1).numpy().astype(np.float32))
+        for step, tokens in zip(steps, search.running, strict=False):
+            if not search.is_over:
+                assert tokens == (*before[step.parent], step.token)
+    return search
+
+
+@pytest.mark.parametrize("beams", [2, 3, 4])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("new_tokens", [1, 4, 12])
+def test_the_answers_are_those_of_generate(
+    model: GPT2LMHeadModel, beams: int, length_penalty: float, early_stopping, new_tokens: int
+) -> None:
+    with torch.inference_mode():
+        expected = model.generate(
+            torch.tensor([PROMPT]),
+            num_beams=beams,
+            num_return_sequences=beams,
+            max_new_tokens=new_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+    how = Beams(beams, length_penalty, early_stopping)
+    found = searched(model, how, new_tokens).best
+    for mine, theirs, score in zip(
+        found, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=False
+    ):
+        if score < -1e8:
+            break
+        tokens = theirs[len(PROMPT) :]
+        tokens = tokens[: tokens.index(END) + 1] if END in tokens else tokens[:new_tokens]
+        assert list(mine.tokens) == tokens
+        assert mine.score == pytest.approx(score, rel=1e-4, abs=1e-4)

@@ -1,0 +1,162 @@
+"""Encoder-decoders as they are served, against transformers' `generate`: greedy and with beams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from build_artifacts.decoders.graphs.export import write_decoder
+from deployments.artifacts.generation_config import Decoding, SourceReading
+from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.config import GeneratorSettings, SchedulingSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from deployments.generation.beam_search import BeamJob
+from deployments.generation.job import GenerationJob, Job, Words
+from deployments.generation.messages import Beams, Chunk, GenerationOptions, Sampling
+from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.step_executor import Event
+from tests.support.fakes import PATIENCE_S, ListRecorder, soon
+from tests.support.tiny_checkpoints import (
+    ENCODER_DECODERS,
+    END,
+    VOCABULARY,
+    saved,
+)
+
+FAMILIES = ("t5", "t5-gated", "bart", "marian", "pegasus", "mbart")
+NEW_TOKENS = 14
+CONTEXT, SOURCE_TOKENS = 40, 30
+SOURCES = [[*np.random.default_rng(n).integers(4, 80, 3 + 4 * n).tolist(), END] for n in range(6)]
+
+
+class Served:
+    """One tiny checkpoint, in transformers and behind a loop."""
+
+    def __init__(self, family: str, directory: Path) -> None:
+        self.model = saved(ENCODER_DECODERS[family], directory / "checkpoint")
+        (directory / "graphs").mkdir()
+        written = write_decoder(directory / "checkpoint", directory / "graphs")
+        assert written.decoder_start_token is not None
+        decoding = Decoding(
+            layers=written.layers,
+            kv_heads=written.kv_heads,
+            head_dim=written.head_dim,
+            end_tokens=written.end_tokens,
+            source=SourceReading(
+                source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+            ),
+        )
+        spec = DecoderSpec(
+            path=written.decoder,
+            encoder=written.encoder,
+            device=Device.CPU,
+            precision="fp32",
+            options=EngineOptions(),
+            decoding=decoding,
+            vocabulary=written.vocabulary,
+            most_tokens=CONTEXT,
+        )
+        decoder = open_decoder(spec, GeneratorSettings(rows=4))
+        names = {f"w{n}": n for n in range(VOCABULARY)}
+        self._words = Words(
+            tokenizer=Tokenizer(WordLevel(names, unk_token="w0")),
+            vocabulary=written.vocabulary,
+            end_tokens=written.end_tokens,
+            special_tokens=frozenset(written.end_tokens),
+            context=CONTEXT,
+            source=decoding.source,
+        )
+        self._news: dict[int, list[Any]] = {}
+        self._changed = threading.Condition()
+        self.loop = GenerationLoop(
+            decoder, SchedulingSettings(), self._publish, ListRecorder(), family
+        )
+        self.loop.start()
+
+    def _publish(self, events: Sequence[Event]) -> None:
+        with self._changed:
+            for event in events:
+                self._news.setdefault(event.job, []).append(event.what)
+            self._changed.notify_all()
+
+    def answers(self, beams: Sequence[Beams | None]) -> list[list[int]]:
+        """To all sources at once, each with its own number of beams."""
+        jobs = [self._job(source, own) for source, own in zip(SOURCES, beams, strict=True)]
+        for job in jobs:
+            self.loop.submit(job)
+        with self._changed:
+            assert self._changed.wait_for(lambda: all(map(self._is_done, jobs)), PATIENCE_S)
+        return [
+            [
+                t.id
+                for what in self._news[job.number]
+                if isinstance(what, Chunk)
+                for t in what.tokens
+            ]
+            for job in jobs
+        ]
+
+    def _is_done(self, job: Job) -> bool:
+        last = self._news.get(job.number, [None])[-1]
+        assert not isinstance(last, Exception), last
+        return isinstance(last, Chunk) and last.finished is not None
+
+    def _job(self, source: list[int], beams: Beams | None) -> Job:
+        options = GenerationOptions(
+            sampling=Sampling(temperature=0),
+            beams=beams,
+            max_new_tokens=NEW_TOKENS,
+            no_repeat_ngram=2,  # random weights would say one thing for ever
+        )
+        if beams is not None:
+            return BeamJob(source, options, beams, self._words, soon())
+        return GenerationJob(source, options, self._words, None, soon())
+
+    def expected(self, source: list[int], beams: Beams | None) -> list[int]:
+        """What `generate` says, its start token left out."""
+        wanted = beams or Beams(1)
+        with torch.inference_mode():
+            (answer,) = self.model.generate(
+                torch.tensor([source]),
+                num_beams=wanted.width,
+                length_penalty=wanted.length_penalty,
+                early_stopping=wanted.early_stopping,
+                max_new_tokens=NEW_TOKENS,
+                no_repeat_ngram_size=2,
+                do_sample=False,
+            ).tolist()
+        tokens: list[int] = answer[1:]
+        return tokens[: tokens.index(END) + 1] if END in tokens else tokens[:NEW_TOKENS]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    one = Served(request.param, tmp_path_factory.mktemp(request.param))
+    yield one
+    one.loop.close()
+
+
+@pytest.mark.parametrize(
+    "beams",
+    [
+        pytest.param([None] * 6, id="greedy"),
+        pytest.param([Beams(2)] * 6, id="two beams"),
+        pytest.param([Beams(4, length_penalty=2.0, early_stopping=True)] * 6, id="four beams"),
+        pytest.param([None, Beams(3), None, Beams(2), None, Beams(3)], id="side by side"),
+    ],
+)
+def test_answers_are_those_of_generate(served: Served, beams: list[Beams | None]) -> None:
+    expected = [served.expected(source, own) for source, own in zip(SOURCES, beams, strict=True)]
+    assert served.answers(beams) == expected
+    assert len({tuple(tokens) for tokens in expected}) > 1, "all answers alike: nothing is shown"

@@ -1,0 +1,135 @@
+"""fill-mask, against transformers' FillMaskPipeline on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from benchmarks.common.local_model import LocalModel
+from deployments.artifacts.store import LATEST_NAME
+from tests.support.parity_models import TWIN, RefusedError, Served, Twins, agreement, decided
+from tests.support.parity_texts import varied_texts, with_masks
+
+INPUTS = 240
+# Two ways to sum the same float32 numbers.
+TOLERANCE = 2e-6
+TARGETS = ["film", "Food", "zebra", "東京", "##s", "film", "[SEP]"]
+
+
+@pytest.fixture(scope="module")
+def pipeline(mask_filler: Twins) -> Any:
+    return mask_filler.pipeline()
+
+
+@pytest.fixture(scope="module")
+def texts(mask_filler: Twins) -> list[str]:
+    """Each with one mask, the longest as long as the model reads."""
+    plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=61)
+    return [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline: Any, texts: list[str]) -> list[Any]:
+    answers: list[Any] = pipeline(texts)
+    return answers
+
+
+@pytest.fixture
+async def app(mask_filler: Twins) -> AsyncIterator[Served]:
+    async with mask_filler.serving() as served:
+        yield served
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """The same proposals in the same order; lists of them too."""
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        if isinstance(their, list):
+            assert_same(our, their)
+        else:
+            assert our == {**their, "score": pytest.approx(their["score"], abs=TOLERANCE)}
+
+
+async def test_every_text_alone_gets_the_pipelines_answer(
+    app: Served, texts: list[str], expected: list[Any]
+) -> None:
+    assert len(texts) >= 200
+    assert_same(await app.alone(texts), expected)
+
+
+async def test_every_text_in_company_gets_the_pipelines_answer(
+    app: Served, texts: list[str], expected: list[Any]
+) -> None:
+    assert_same(await app.mixed(texts), expected)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 50, 10_000])
+async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
+    app: Served, pipeline: Any, texts: list[str], top_k: int
+) -> None:
+    few = texts[:20]
+    limit = min(top_k, app.manifest.width)
+    assert_same(await app.mixed(few, {"top_k": top_k}), pipeline(few, top_k=limit))
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ["film"], "lovely", "unfamiliar"])
+@pytest.mark.parametrize("top_k", [None, 2])
+async def test_targets_are_the_only_proposals(
+    app: Served, pipeline: Any, texts: list[str], targets: Any, top_k: int | None
+) -> None:
+    parameters = {"targets": targets, "top_k": top_k}
+    few = texts[:60]
+    assert_same(await app.mixed(few, parameters), pipeline(few, **parameters))
+
+
+async def test_several_masks_get_a_list_each_and_stay_in_the_text(
+    app: Served, pipeline: Any, mask_filler: Twins
+) -> None:
+    plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=54, seed=1)
+    texts = [with_masks(text, i % 8 + 1, seed=i) for i, text in enumerate(plain)]
+    expected = pipeline(texts)
+    assert "[MASK]" in expected[7][0][0]["sequence"]
+    assert_same(await app.alone(texts), expected)
+    assert_same(await app.mixed(texts), expected)
+
+
+@pytest.mark.parametrize("inputs", ["a film", ["a [MASK] film", "a film"]])
+async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
+    app: Served, pipeline: Any, inputs: Any
+) -> None:
+    with pytest.raises(Exception, match="No mask_token") as theirs:
+        pipeline(inputs)
+    with pytest.raises(RefusedError) as ours:
+        await app.ask(inputs)
+    assert ours.value.status == 400
+    assert ours.value.body["error"] == [str(theirs.value)]
+    assert ours.value.body["field"] == ("inputs" if isinstance(inputs, str) else "inputs[1]")
+
+
+async def test_a_local_model_answers_as_the_server_does(
+    app: Served, mask_filler: Twins, texts: list[str]
+) -> None:
+    local = LocalModel.open(mask_filler.store(), TWIN, LATEST_NAME)
+    assert local.values_alone(texts[:20], threads=1) == await app.alone(texts[:20])
+
+
+async def test_int8_proposes_the_same_token_first(mask_filler: Twins) -> None:
+    """Against fp32, which the tests above hold to the pipeline.
+
+    With random weights most leads are as small as int8's noise, so that 95 % of all texts agree:
+    what is asked for is the share of decided ones, and enough of these.
+    """
+    plain = varied_texts(mask_filler.checkpoint, 900, most_tokens=61, seed=2)
+    texts = [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
+    async with mask_filler.serving() as app:
+        exact = await app.mixed(texts)
+    async with mask_filler.serving("int8") as app:
+        alone, mixed = await app.alone(texts), await app.mixed(texts)
+    sure = decided(exact)
+    assert len(sure) >= 200
+    for answers in (alone, mixed):
+        ours, theirs = ([best[0]["token"] for best in each] for each in (answers, exact))
+        assert agreement(ours, theirs) >= 0.9
+        assert agreement([ours[i] for i in sure], [theirs[i] for i in sure]) >= 0.98

@@ -1,0 +1,187 @@
+"""Rankings as torch's own numbers on the same weights give them: one logit, or cosines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from deployments.artifacts.manifest import TaskName
+from tests.support.builders import write_json
+from tests.support.parity_models import Served, Twins, agreement
+from tests.support.parity_texts import varied_texts
+
+READS = 64  # tokens, of a pair three of them special
+QUERY_TOKENS, TEXT_TOKENS = 20, 40
+QUERIES, TEXTS_EACH = 20, 12  # 240 scores
+PROMPTS = {"query": "good film ", "document": "that was "}
+LOGIT_TOLERANCE = 1e-4
+SCORE_TOLERANCE = 1e-5  # of a probability or a cosine
+# Of the pairs of texts whose order is clear; int8 may swap those nearer than this.
+INT8_AGREEMENT, CLEAR_GAP = 0.98, 0.1
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    root = tmp_path_factory.mktemp("cross-encoder")
+    return Twins.make(root, TaskName.TEXT_RANKING, labels=("SCORE",))
+
+
+@pytest.fixture(scope="module")
+def bi_encoder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+    twins = Twins.make(tmp_path_factory.mktemp("bi-encoder"), TaskName.FEATURE_EXTRACTION)
+    spoken = {"prompts": PROMPTS, "default_prompt_name": None}
+    write_json(twins.checkpoint / "config_sentence_transformers.json", spoken)
+    return twins
+
+
+@pytest.fixture(scope="module")
+def searches(cross_encoder: Twins) -> list[dict[str, Any]]:
+    return searches_of(cross_encoder, QUERY_TOKENS, TEXT_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def long_searches(cross_encoder: Twins) -> list[dict[str, Any]]:
+    return searches_of(cross_encoder, READS, 3 * READS)
+
+
+def searches_of(twins: Twins, query_tokens: int, text_tokens: int) -> list[dict[str, Any]]:
+    """Each query with texts of its own."""
+    queries = varied_texts(twins.checkpoint, QUERIES, most_tokens=query_tokens, seed=1)
+    count = QUERIES * TEXTS_EACH
+    texts = varied_texts(twins.checkpoint, count, most_tokens=text_tokens, seed=2)
+    return [
+        {"query": query, "texts": texts[i * TEXTS_EACH : (i + 1) * TEXTS_EACH]}
+        for i, query in enumerate(queries)
+    ]
+
+
+def logits_of(twins: Twins, searches: Sequence[Any]) -> NDArray[np.float64]:
+    """[queries, texts] of the torch model, pair by pair."""
+    import torch
+
+    model, tokenizer = twins.model(), twins.tokenizer()
+
+    def logit(query: str, text: str) -> float:
+        pair = tokenizer(query, text, return_tensors="pt", truncation=True, max_length=READS)
+        return float(model(**pair).logits[0, 0])
+
+    with torch.no_grad():
+        return np.array([[logit(s["query"], text) for text in s["texts"]] for s in searches])
+
+
+def cosines_of(twins: Twins, searches: Sequence[Any]) -> NDArray[np.float64]:
+    """[queries, texts] of the torch model's mean token vectors, text by text."""
+    import torch
+
+    model, tokenizer = twins.model(), twins.tokenizer()
+
+    def unit(text: str) -> NDArray[np.float64]:
+        tokens = tokenizer(text, return_tensors="pt", truncation=True, max_length=READS)
+        mean = model(**tokens).last_hidden_state[0].double().mean(dim=0).numpy()
+        return np.asarray(mean / np.linalg.norm(mean))
+
+    with torch.no_grad():
+        return np.array(
+            [
+                [
+                    unit(PROMPTS["query"] + s["query"]) @ unit(PROMPTS["document"] + text)
+                    for text in s["texts"]
+                ]
+                for s in searches
+            ]
+        )
+
+
+def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(1 / (1 + np.exp(-logits)))
+
+
+async def together(served: Served, searches: Sequence[Any], **parameters: Any) -> list[Any]:
+    """Every search a request of its own, all at once."""
+    return list(await asyncio.gather(*(served.ask(search, parameters) for search in searches)))
+
+
+async def each_text_alone(
+    served: Served, searches: Sequence[Any], **parameters: Any
+) -> NDArray[np.float64]:
+    """Scores [queries, texts] of requests with one text, one after the other."""
+    answers = [
+        await served.ask({"query": search["query"], "texts": [text]}, parameters)
+        for search in searches
+        for text in search["texts"]
+    ]
+    return np.array([entry["score"] for (entry,) in answers]).reshape(len(searches), -1)
+
+
+def scores_in(answers: Sequence[Any]) -> NDArray[np.float64]:
+    """[queries, texts], in the order of the requests."""
+    return np.array(
+        [[e["score"] for e in sorted(answer, key=lambda e: e["index"])] for answer in answers]
+    )
+
+
+def assert_same_order(answers: Sequence[Any], keys: NDArray[np.float64], tolerance: float) -> None:
+    """The order of the reference's `keys` [queries, texts], but for what is as near as that."""
+    ours = [[entry["index"] for entry in answer] for answer in answers]
+    for order, row in zip(ours, keys, strict=True):
+        assert all(row[a] > row[b] - 2 * tolerance for a, b in pairwise(order))
+    clear = np.flatnonzero(-np.diff(-np.sort(-keys)).max(axis=1) > 2 * tolerance)
+    assert len(clear) >= 0.9 * len(keys), "too many near-ties to speak of an order"
+    theirs = np.argsort(-keys, axis=1)
+    assert agreement([ours[i] for i in clear], [theirs[i].tolist() for i in clear]) == 1
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+async def test_a_cross_encoder_ranks_by_torchs_logits_alone_and_in_company(
+    raw_scores: bool, cross_encoder: Twins, searches: list[dict[str, Any]]
+) -> None:
+    logits = logits_of(cross_encoder, searches)
+    due = logits if raw_scores else sigmoid(logits)
+    near = pytest.approx(due, abs=LOGIT_TOLERANCE if raw_scores else SCORE_TOLERANCE)
+    async with cross_encoder.serving() as served:
+        answers = await together(served, searches, raw_scores=raw_scores)
+        assert scores_in(answers) == near
+        assert_same_order(answers, logits, LOGIT_TOLERANCE)
+        assert await each_text_alone(served, searches, raw_scores=raw_scores) == near
+
+
+async def test_long_pairs_are_cut_where_the_longer_segment_is_too_long(
+    cross_encoder: Twins, long_searches: list[dict[str, Any]]
+) -> None:
+    logits = logits_of(cross_encoder, long_searches)
+    async with cross_encoder.serving() as served:
+        answers = await together(served, long_searches, truncate=True)
+    assert scores_in(answers) == pytest.approx(sigmoid(logits), abs=SCORE_TOLERANCE)
+    assert_same_order(answers, logits, LOGIT_TOLERANCE)
+
+
+async def test_a_bi_encoder_ranks_by_cosine_behind_its_prompts_alone_and_in_company(
+    bi_encoder: Twins, searches: list[dict[str, Any]]
+) -> None:
+    cosines = cosines_of(bi_encoder, searches)
+    near = pytest.approx(cosines, abs=SCORE_TOLERANCE)
+    async with bi_encoder.serving(task=TaskName.TEXT_RANKING) as served:
+        answers = await together(served, searches, return_text=True)
+        assert scores_in(answers) == near
+        assert_same_order(answers, cosines, SCORE_TOLERANCE)
+        assert await each_text_alone(served, searches) == near
+    for answer, search in zip(answers, searches, strict=True):
+        assert all(entry["text"] == search["texts"][entry["index"]] for entry in answer)
+
+
+async def test_int8_orders_texts_alike_wherever_the_order_is_clear(
+    cross_encoder: Twins, searches: list[dict[str, Any]]
+) -> None:
+    due = sigmoid(logits_of(cross_encoder, searches))
+    async with cross_encoder.serving("int8") as served:
+        ours = scores_in(await together(served, searches))
+    theirs, mine = (side[:, :, None] - side[:, None, :] for side in (due, ours))
+    clear = np.abs(theirs) > CLEAR_GAP
+    assert clear.sum() > 2 * QUERIES * TEXTS_EACH
+    assert (np.sign(theirs) == np.sign(mine))[clear].mean() >= INT8_AGREEMENT

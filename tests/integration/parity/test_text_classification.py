@@ -1,0 +1,125 @@
+"""text-classification, against transformers' TextClassificationPipeline on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.integration.parity.conftest import LABELS
+from tests.support.parity_models import Served, Twins, agreement, decided
+from tests.support.parity_texts import pairs_of, varied_texts
+
+INPUTS = 300
+# Two ways to sum the same float32 numbers; logits reach 10.
+TOLERANCE = 2e-6
+LOGIT_TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def pipeline(classifier: Twins) -> Any:
+    return classifier.pipeline()
+
+
+@pytest.fixture(scope="module")
+def texts(classifier: Twins) -> list[str]:
+    return varied_texts(classifier.checkpoint, INPUTS, most_tokens=62)
+
+
+@pytest.fixture(scope="module")
+def pairs(classifier: Twins) -> list[dict[str, str]]:
+    """Both texts together as long as the model reads, at most."""
+    return pairs_of(varied_texts(classifier.checkpoint, 2 * 200, most_tokens=30, seed=1))
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline: Any, texts: list[str]) -> list[Any]:
+    answers: list[Any] = pipeline(texts, top_k=None)
+    return answers
+
+
+@pytest.fixture
+async def app(classifier: Twins) -> AsyncIterator[Served]:
+    async with classifier.serving() as served:
+        yield served
+
+
+def assert_same(ours: list[Any], theirs: list[Any], tolerance: float = TOLERANCE) -> None:
+    """Per text the same labels in the same order, and scores within the tolerance."""
+    assert [[entry["label"] for entry in one] for one in ours] == [
+        [entry["label"] for entry in one] for one in theirs
+    ]
+    for our, their in zip(ours, theirs, strict=True):
+        assert [entry["score"] for entry in our] == pytest.approx(
+            [entry["score"] for entry in their], abs=tolerance
+        )
+
+
+async def test_every_text_alone_gets_the_pipelines_answer(
+    app: Served, texts: list[str], expected: list[Any]
+) -> None:
+    assert {answer[0]["label"] for answer in expected} == set(LABELS)
+    # One text gets a list of one answer, which clients expect.
+    assert_same([answer for (answer,) in await app.alone(texts)], expected)
+
+
+async def test_every_text_in_company_gets_the_pipelines_answer(
+    app: Served, texts: list[str], expected: list[Any]
+) -> None:
+    assert_same(await app.mixed(texts), expected)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 7])
+async def test_top_k_cuts_the_list(
+    app: Served, pipeline: Any, texts: list[str], top_k: int
+) -> None:
+    few = texts[:40]
+    assert_same(await app.mixed(few, {"top_k": top_k}), pipeline(few, top_k=top_k))
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
+async def test_scores_come_from_the_function_that_was_asked_for(
+    app: Served, pipeline: Any, texts: list[str], function: str
+) -> None:
+    theirs = pipeline(texts, top_k=None, function_to_apply=function)
+    tolerance = LOGIT_TOLERANCE if function == "none" else TOLERANCE
+    ours = await app.mixed(texts, {"function_to_apply": function})
+    assert_same(ours, theirs, tolerance)
+
+
+async def test_pairs_are_judged_as_the_pipeline_judges_them(
+    app: Served, pipeline: Any, pairs: list[dict[str, str]]
+) -> None:
+    expected = [pipeline(pair, top_k=None) for pair in pairs]
+    assert len(pairs) == 200
+    assert_same([answer for (answer,) in await app.alone(pairs)], expected)
+    assert_same(await app.mixed(pairs), expected)
+
+
+async def test_texts_and_pairs_share_a_request(
+    app: Served, pipeline: Any, texts: list[str], pairs: list[dict[str, str]]
+) -> None:
+    both = [one for pair in zip(texts[:30], pairs[:30], strict=True) for one in pair]
+    expected = [
+        pipeline({"text": one} if isinstance(one, str) else one, top_k=None) for one in both
+    ]
+    assert_same(await app.mixed(both), expected)
+
+
+async def test_int8_gives_the_same_label(
+    classifier: Twins, texts: list[str], expected: list[Any]
+) -> None:
+    """With random weights some leads are as small as int8's noise: 97 % of all texts agree.
+
+    What is asked for is the share of decided ones, and enough of these.
+    """
+    async with classifier.serving("int8") as app:
+        alone = [answer for (answer,) in await app.alone(texts)]
+        mixed = await app.mixed(texts)
+    sure = decided(expected)
+    assert len(sure) >= 200
+    for answers in (alone, mixed):
+        ours, theirs = ([best[0]["label"] for best in each] for each in (answers, expected))
+        assert agreement(ours, theirs) >= 0.95
+        assert agreement([ours[i] for i in sure], [theirs[i] for i in sure]) >= 0.98

@@ -1,0 +1,196 @@
+"""Words and offsets by tokenizers of every kind, as transformers' own pipeline gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.tasks.base import Computed
+from deployments.tasks.token_classification import TokenClassification
+from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.windows import WindowEncoder
+from tests.integration.parity.test_token_classification import (
+    LABELS,
+    READS,
+    STRATEGIES,
+    assert_same,
+)
+from tests.support.artifacts import tiny_manifest
+from tests.support.builders import tiny_tokenizer
+from tests.support.parity_texts import varied_texts
+
+# What the pipeline says of tokenizers that do not mark the tokens inside words.
+pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+
+TEXTS = 45
+SIZE = 600  # tokens of a vocabulary, about
+START, END, PAD, UNKNOWN = SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
+
+
+def cased_wordpiece(texts: list[str]) -> Tokenizer:
+    tokenizer = _wordpiece(normalizers.BertNormalizer(lowercase=False))
+    _train(tokenizer, trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=[*SPECIAL]), texts)
+    return tokenizer
+
+
+def lowercasing_wordpiece(texts: list[str]) -> Tokenizer:
+    """Drops accents, so that tokens and their text differ in characters; knows few letters."""
+    tokenizer = _wordpiece(normalizers.BertNormalizer(lowercase=True))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=SIZE, special_tokens=[*SPECIAL], limit_alphabet=40
+    )
+    _train(tokenizer, trainer, texts)
+    return tokenizer
+
+
+def _wordpiece(normalizer: Any) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def bytes_bpe(texts: list[str]) -> Tokenizer:
+    """RoBERTa's and GPT's kind: several tokens to one character, and no unknown one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE,
+        special_tokens=[*SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    _train(tokenizer, trainer, texts)
+    return tokenizer
+
+
+def unigram(texts: list[str]) -> Tokenizer:
+    """XLM-R's kind: a token begins with the space before it, and text is composed first."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=SIZE, special_tokens=[*SPECIAL], unk_token=UNKNOWN, show_progress=False
+    )
+    _train(tokenizer, trainer, texts)
+    return tokenizer
+
+
+def _train(tokenizer: Tokenizer, trainer: Any, texts: list[str]) -> None:
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (START, END)],
+    )
+
+
+KINDS = (cased_wordpiece, lowercasing_wordpiece, bytes_bpe, unigram)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """transformers' pipeline and this package's parts around one model and one tokenizer."""
+
+    pipeline: Any
+    directory: Path
+    manifest: ArtifactManifest
+
+    def ours(self, text: str, parameters: Mapping[str, Any]) -> Any:
+        """What the task answers to the logits of the pipeline's model."""
+        parsed = TokenClassification().parse(text, parameters, self.manifest)
+        assert parsed.windowing is not None
+        windows, _ = WindowEncoder(self.directory, READS).windows(
+            text, 0, parsed.windowing, parsed.truncation
+        )
+        items, layouts = zip(*windows, strict=True)
+        computed = Computed(
+            rows=[self._logits(item.ids) for item in items],
+            items=items,
+            layouts=layouts,
+            manifest=self.manifest,
+            vocabulary=Vocabulary(self.directory),
+        )
+        return TokenClassification().decode(computed, parsed.options)
+
+    def _logits(self, ids: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return self.pipeline.model(torch.tensor(ids[None], dtype=torch.long)).logits[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("letters")
+    tiny_tokenizer(directory)
+    return varied_texts(directory, TEXTS, most_tokens=READS)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
+def pair(
+    request: pytest.FixtureRequest, texts: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
+    train: Callable[[list[str]], Tokenizer] = request.param
+    directory = tmp_path_factory.mktemp(train.__name__)
+    train(texts[::2]).save(str(directory / "tokenizer.json"))
+    manifest = tiny_manifest(labels=LABELS).model_copy(update={"max_tokens": READS})
+    return Pair(_pipeline(directory / "tokenizer.json"), directory, manifest)
+
+
+def _pipeline(tokenizer_file: Path) -> Any:
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file),
+        unk_token=UNKNOWN,
+        pad_token=PAD,
+        model_max_length=READS,
+    )
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        initializer_range=0.5,
+        id2label=dict(enumerate(LABELS)),
+        attn_implementation="eager",
+    )
+    model = transformers.BertForTokenClassification(config).eval()
+    return transformers.pipeline(
+        "token-classification", model=model, tokenizer=tokenizer, device="cpu"
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_words_and_offsets_are_the_pipelines(strategy: str, pair: Pair, texts: list[str]) -> None:
+    parameters = {"aggregation_strategy": strategy}
+    theirs = [pair.pipeline(text, **parameters) for text in texts]
+    assert_same([pair.ours(text, {**parameters, "truncate": True}) for text in texts], theirs)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_windows_are_merged_as_the_pipeline_does(
+    strategy: str, pair: Pair, texts: list[str]
+) -> None:
+    parameters = {"aggregation_strategy": strategy, "stride": 12}
+    joined = [" ".join(texts[i : i + 3]) for i in range(0, TEXTS, 3)]
+    theirs = [pair.pipeline(text, **parameters) for text in joined]
+    assert_same([pair.ours(text, parameters) for text in joined], theirs)

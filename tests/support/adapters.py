@@ -1,0 +1,53 @@
+"""LoRA adapters made from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.checkpoints.models import LOADERS
+from deployments.artifacts.manifest import Head
+from tests.support.builders import write_json
+
+# What peft calls the task, and the layer it trains in full, for each head.
+_KINDS = {
+    Head.LABELS: ("SEQ_CLS", "classifier"),
+    Head.TOKENS: ("TOKEN_CLS", "classifier"),
+    Head.SPAN: ("QUESTION_ANS", "qa_outputs"),
+}
+
+
+def tiny_adapter(
+    directory: Path,
+    base: Path,
+    *,
+    head: Head = Head.LABELS,
+    labels: tuple[str, ...] = (),
+    typed: bool = True,
+) -> Path:
+    """A random LoRA adapter with a head for the checkpoint `base`.
+
+    Unless `typed`, peft is not told of a task, and writes the class of the base model instead.
+    """
+    import torch
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    named = {"num_labels": len(labels)} if labels else {}
+    model = getattr(transformers, LOADERS[head]).from_pretrained(base, **named)
+    task_type, trained = _KINDS[head]
+    config = LoraConfig(
+        task_type=task_type if typed else None,
+        modules_to_save=None if typed else [trained],
+        r=4,
+        target_modules=["query", "dense"],
+    )
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                parameter.normal_(std=0.2 if "lora_" in name else 1.0)
+    adapted.save_pretrained(directory)
+    if labels:
+        write_json(directory / "labels.json", list(labels))
+    return directory

@@ -1,0 +1,88 @@
+"""A tiny model for every task, in one store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import helper
+from tokenizers import Tokenizer
+
+from deployments.artifacts.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.artifacts.store import model_directory, point_latest
+from deployments.engines.graph_io import MASK_POSITIONS
+from tests.support.artifacts import (
+    CLASSIFIER,
+    EMBEDDER,
+    GRAPH_NAME,
+    WIDTH,
+    seal,
+    seal_tiny,
+    tiny_manifest,
+    word_vectors,
+)
+from tests.support.builders import tiny_tokenizer
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.engine_programs import write_model
+
+JUDGE = "tiny/judge"  # of entailment
+RANKER = "tiny/ranker"
+TAGGER = "tiny/tagger"
+READER = "tiny/reader"
+GUESSER = "tiny/guesser"
+OF_LANES = (EMBEDDER, CLASSIFIER, JUDGE, RANKER, TAGGER, READER, GUESSER)
+ZOO = (*OF_LANES, DECODER)
+
+
+def seal_zoo(store: Path) -> Path:
+    """Seal all of ZOO; returns `store`."""
+    seal_tiny(store, EMBEDDER)
+    seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
+    judging = (TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION)
+    seal_tiny(store, JUDGE, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=judging)
+    ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
+    seal_tiny(store, RANKER, labels=("relevance",), tasks=ranking)
+    seal_each_token(store, TAGGER, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
+    seal_each_token(store, READER, TaskName.QUESTION_ANSWERING)
+    seal_each_token(store, GUESSER, TaskName.FILL_MASK)
+    seal_tiny_decoder(store)
+    return store
+
+
+def seal_each_token(
+    store: Path, model_id: str, task: TaskName, labels: tuple[str, ...] = ()
+) -> None:
+    """Seal a model whose answer for a token depends on nothing but that token."""
+    manifest = tiny_manifest(model_id)
+    directory = model_directory(store, model_id) / manifest.version
+    tiny_tokenizer(directory)
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
+    vocabulary = tokenizer.get_vocab_size()
+    head = HEADS[task]
+    width = {Head.TOKENS: len(labels), Head.SPAN: 2, Head.MASKS: vocabulary}[head]
+    node = helper.make_node
+    nodes = [node("Gather", ["vectors", "input_ids"], ["words"])]
+    seen = "words"
+    if head is Head.MASKS:
+        nodes.append(node("Reshape", ["words", "flat"], ["rows"]))
+        nodes.append(node("Gather", ["rows", MASK_POSITIONS], ["seen"]))
+        seen = "seen"
+    nodes.append(node("MatMul", [seen, "head"], ["output"]))
+    tables = {
+        "vectors": word_vectors(vocabulary),
+        "flat": np.array([-1, WIDTH]),
+        "head": np.random.default_rng(9).standard_normal((WIDTH, width), dtype=np.float32),
+    }
+    inputs = ("input_ids", MASK_POSITIONS) if head is Head.MASKS else ("input_ids",)
+    (directory / GRAPH_NAME).parent.mkdir(parents=True)
+    write_model(directory / GRAPH_NAME, nodes, tables, inputs)
+    about = {
+        "tasks": (task,),
+        "labels": labels,
+        "width": width,
+        "pooling": None,
+        "normalize": False,
+        "mask_token": tokenizer.token_to_id("[MASK]") if head is Head.MASKS else None,
+    }
+    seal(directory, manifest.model_copy(update=about))
+    point_latest(store, model_id, manifest.version)

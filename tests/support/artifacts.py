@@ -1,0 +1,194 @@
+"""Tiny sealed artifacts, written directly: no torch, no build, milliseconds each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
+
+from deployments.artifacts.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    ArtifactManifest,
+    Candidate,
+    Device,
+    Parity,
+    SealedFile,
+    Source,
+    TaskName,
+)
+from deployments.artifacts.store import file_sha256, model_directory, point_latest
+from deployments.engines.graph_io import TOKENS_OUTPUT
+from tests.support.builders import tiny_tokenizer
+
+EMBEDDER = "tiny/embedder"
+CLASSIFIER = "tiny/classifier"
+WIDTH = 8
+MAX_TOKENS = 16
+GRAPH_NAME = "graphs/tiny.onnx"
+NO_FILES_YET = SealedFile(sha256="0" * 64, size=0)
+
+
+def seal_tiny(
+    store: Path,
+    model_id: str,
+    *,
+    labels: tuple[str, ...] = (),
+    devices: tuple[Device, ...] = (Device.CPU, Device.GPU),
+    nan_word: str | None = None,
+    tasks: tuple[TaskName, ...] = (),
+) -> Path:
+    """Seal a model that averages random word vectors; returns its directory.
+
+    With `labels` it is a classifier, unless `tasks` claim something else; without them its graph
+    gives the vectors of tokens too. Texts with `nan_word` get rows that are not numbers. The same
+    text gets the same answer in every run: weights depend on nothing but the vocabulary.
+    """
+    manifest = tiny_manifest(model_id, labels=labels, devices=devices)
+    if tasks:
+        manifest = manifest.model_copy(update={"tasks": tasks})
+    directory = model_directory(store, model_id) / manifest.version
+    tiny_tokenizer(directory)
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
+    vectors = word_vectors(tokenizer.get_vocab_size())
+    if nan_word is not None:
+        vectors[tokenizer.token_to_id(nan_word)] = np.nan
+    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels), every_token=not labels)
+    seal(directory, manifest)
+    point_latest(store, model_id, manifest.version)
+    return directory
+
+
+def tiny_manifest(
+    model_id: str = "tiny/model",
+    *,
+    labels: tuple[str, ...] = (),
+    devices: tuple[Device, ...] = (Device.CPU, Device.GPU),
+) -> ArtifactManifest:
+    """The manifest of a tiny model, its files not sealed yet."""
+    embedding = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
+    return ArtifactManifest(
+        id=model_id,
+        version=hashlib.sha256(model_id.encode()).hexdigest()[:12],
+        tasks=(TaskName.TEXT_CLASSIFICATION,) if labels else embedding,
+        architecture="WordAverage",
+        max_tokens=MAX_TOKENS,
+        width=len(labels) or WIDTH,
+        labels=labels,
+        problem="single_label" if labels else None,
+        pooling=None if labels else "mean",
+        normalize=not labels,
+        source=Source(ref="seeded", revision="0123abc"),
+        candidates=tuple(tiny_candidate(device) for device in devices),
+        files={TOKENIZER_NAME: NO_FILES_YET, GRAPH_NAME: NO_FILES_YET},
+        built_with={"onnx": onnx.__version__},
+    )
+
+
+def tiny_candidate(device: Device) -> Candidate:
+    """One and the same fp32 graph for either lane."""
+    exact = Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=0.999999)
+    return Candidate(
+        name=f"tiny-{device}", device=device, precision="fp32", graph=GRAPH_NAME, parity=exact
+    )
+
+
+def seal(directory: Path, manifest: ArtifactManifest) -> None:
+    """Write `manifest` with the digests of the files it names, as they lie there now."""
+    files = {
+        name: SealedFile(
+            sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
+        )
+        for name in manifest.files
+    }
+    sealed = manifest.model_copy(update={"files": files})
+    (directory / MANIFEST_NAME).write_bytes(sealed.to_json())
+
+
+def word_vectors(vocabulary: int) -> NDArray[np.float32]:
+    """A seeded random table [vocabulary, WIDTH]."""
+    return np.random.default_rng(7).standard_normal((vocabulary, WIDTH), dtype=np.float32)
+
+
+def write_graph(
+    path: Path,
+    vectors: NDArray[np.float32],
+    *,
+    labels: int = 0,
+    token_types: bool = False,
+    every_token: bool = False,
+) -> None:
+    """Masked mean of `vectors` by input_ids -> `output` [B, WIDTH], or [B, labels] behind a MatMul.
+
+    With `every_token` there is a second output, what the mean is taken of.
+
+    With `token_types` the graph has the third input of BERT and adds its sum to every output, so
+    that a caller who feeds anything but zeros sees it.
+    """
+    node = helper.make_node
+    tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}
+    nodes = [
+        node("Gather", ["vectors", "input_ids"], ["words"]),
+        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["mask", "last"], ["mask3"]),
+        node("Mul", ["words", "mask3"], ["seen"]),
+        node("ReduceSum", ["seen", "axis"], ["total"], keepdims=0),
+        node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
+        node("Div", ["total", "count"], ["mean"]),
+    ]
+    inputs = ["input_ids", "attention_mask"]
+    if labels:
+        tables["head"] = np.random.default_rng(8).standard_normal((WIDTH, labels), dtype=np.float32)
+        nodes.append(node("MatMul", ["mean", "head"], ["logits"]))
+    if token_types:
+        inputs.append("token_type_ids")
+        nodes.append(node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT))
+        nodes.append(node("ReduceSum", ["types", "axis"], ["type_sum"], keepdims=1))
+        nodes.append(node("Add", [nodes[-3].output[0], "type_sum"], ["typed"]))
+    nodes.append(node("Identity", [nodes[-1].output[0]], ["output"]))
+    outputs = {"output": ["B", labels or WIDTH]}
+    if every_token:
+        nodes.append(node("Identity", ["words"], [TOKENS_OUTPUT]))
+        outputs[TOKENS_OUTPUT] = ["B", "T", WIDTH]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(_model(nodes, tables, inputs, outputs), path)
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    tables: dict[str, NDArray],
+    inputs: list[str],
+    outputs: Mapping[str, Sequence[str | int]],
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in outputs.items()],
+        [numpy_helper.from_array(table, name) for name, table in tables.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def reseal_as(directory: Path, name: str, content: bytes) -> None:
+    """Replace a file of a sealed artifact and its digest: whole, and still no good."""
+    (directory / name).write_bytes(content)
+    manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
+    sealed = SealedFile(sha256=file_sha256(directory / name), size=len(content))
+    changed = manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
+    (directory / MANIFEST_NAME).write_bytes(changed.to_json())
+
+
+def seal_older(store: Path, model_id: str) -> Path:
+    """An embedder sealed before graphs gave the vectors of tokens; returns its directory."""
+    directory = seal_tiny(store, model_id)
+    vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
+    write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))
+    reseal_as(directory, GRAPH_NAME, (directory / GRAPH_NAME).read_bytes())
+    return directory

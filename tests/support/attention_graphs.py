@@ -1,0 +1,161 @@
+"""The tiny graph attending in every way that builders write it, with keys and values in int8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.float_graph import ATTENTION
+from build_artifacts.decoders.int8_kv_cache import round_memory
+from deployments.config import LaneSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.onnx_decoder import OnnxDecoder
+from tests.support.decoder_artifacts import HEAD_DIM, HEADS, KV_HEADS
+from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_graph
+
+Change = Callable[[onnx.GraphProto], None]
+
+_DRAW = np.random.default_rng(17)
+# Many, because random words are alike in nothing: what no text shows would be cut off.
+SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
+OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
+
+
+def attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if node.op_type == ATTENTION]
+
+
+def packed(graph: onnx.GraphProto) -> None:
+    """As it is: queries, keys and values side by side, rotated by halves."""
+
+
+def unpacked(graph: onnx.GraphProto) -> None:
+    """Queries, keys and values of one product each."""
+    tables = {table.name: table for table in graph.initializer}
+    for node in attentions(graph):
+        (product,) = (each for each in graph.node if node.input[0] in each.output)
+        weights = numpy_helper.to_array(tables[product.input[1]])
+        ends = np.cumsum([HEADS, KV_HEADS, KV_HEADS])[:-1] * HEAD_DIM
+        names = [f"{product.output[0]}_{part}" for part in ("queries", "keys", "values")]
+        for part, (name, own) in enumerate(zip(names, np.split(weights, ends, 1), strict=True)):
+            graph.initializer.append(
+                numpy_helper.from_array(np.ascontiguousarray(own), f"{name}_weights")
+            )
+            made = helper.make_node("MatMul", [product.input[0], f"{name}_weights"], [name])
+            graph.node.insert(list(graph.node).index(product), made)
+            node.input[part] = name
+        graph.initializer.remove(tables[product.input[1]])
+        graph.node.remove(product)
+
+
+def half_rotated(graph: onnx.GraphProto) -> None:
+    """Of each head, which are half as many and twice as large, the first half is rotated."""
+    for node in attentions(graph):
+        for attribute in node.attribute:
+            if attribute.name in ("num_heads", "kv_num_heads"):
+                attribute.i //= 2
+    for value in (*graph.input, *graph.output):
+        if value.name.startswith(("past_key_values.", "present.")):
+            _, heads, _, size = value.type.tensor_type.shape.dim
+            heads.dim_value, size.dim_value = heads.dim_value // 2, size.dim_value * 2
+
+
+def interleaved(graph: onnx.GraphProto) -> None:
+    """Neighbours are rotated, not halves."""
+    for node in attentions(graph):
+        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
+
+
+def half_rotated_neighbours(graph: onnx.GraphProto) -> None:
+    half_rotated(graph)
+    interleaved(graph)
+
+
+def unrotated(graph: onnx.GraphProto) -> None:
+    """Positions come from elsewhere, as with a GPT-2 (here from nowhere)."""
+    for node in attentions(graph):
+        del node.input[7:]
+        kept = [each for each in node.attribute if each.name != "do_rotary"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    for table in list(graph.initializer):
+        if table.name in ("cos_cache", "sin_cache"):
+            graph.initializer.remove(table)
+
+
+def windowed(graph: onnx.GraphProto) -> None:
+    """Only the last tokens are looked at, with scores of a size of their own."""
+    numbers = {"local_window_size": 16, "softcap": 4.0, "scale": 0.2}
+    for node in attentions(graph):
+        node.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
+
+
+def biased(graph: onnx.GraphProto) -> None:
+    """Something is added to the scores of the last layer, for texts of eight tokens."""
+    bias = np.zeros((1, 1, 8, CONTEXT), np.float32)
+    graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    attentions(graph)[-1].input.extend(["", "bias"])
+
+
+def sinking(graph: onnx.GraphProto) -> None:
+    """In the last layer some of the attention goes nowhere."""
+    sinks = np.linspace(0.5, 2, HEADS, dtype=np.float32)
+    graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
+    attentions(graph)[-1].input.extend(["", "", "sinks"])
+
+
+KINDS: Mapping[str, Change] = {
+    change.__name__: change
+    for change in (
+        packed,
+        unpacked,
+        half_rotated,
+        interleaved,
+        half_rotated_neighbours,
+        unrotated,
+        windowed,
+    )
+}
+# What is not known to the two ways of attending that a graph with a memory of int8 has.
+UNKNOWN: Mapping[str, Change] = {change.__name__: change for change in (biased, sinking)}
+
+
+def float_graph(path: Path, change: Change = packed) -> Path:
+    """A tiny graph that keeps floats, its attention named as builders name it."""
+    model = onnx.load(tiny_graph(path))
+    for layer, node in enumerate(attentions(model.graph)):
+        node.name = f"/layers.{layer}/attention"
+    change(model.graph)
+    onnx.save(model, path)
+    return path
+
+
+def spec_for(graph: Path) -> DecoderSpec:
+    """The spec of any of them: heads are as large as its memory says."""
+    spec, inputs = spec_of(graph), onnx.load(graph).graph.input
+    (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
+    heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
+    is_int8 = past.type.tensor_type.elem_type == onnx.TensorProto.INT8
+    decoding = spec.decoding.model_copy(update={"kv_heads": heads, "head_dim": size})
+    return replace(spec, decoding=decoding, memory="int8" if is_int8 else None)
+
+
+def opened(graph: Path, rows: int = 4) -> OnnxDecoder:
+    return OnnxDecoder(spec_for(graph), LaneSettings(), rows=rows, context=CONTEXT)
+
+
+def calibration_for(graph: Path) -> Calibration:
+    return Calibration(SHOWN, spec_for(graph).decoding)
+
+
+def int8_graph(path: Path, change: Change = packed) -> Path:
+    """The same graph when it keeps int8."""
+    float_graph(path, change)
+    round_memory(path, calibration_for(path))
+    return path

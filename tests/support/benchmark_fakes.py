@@ -1,0 +1,127 @@
+"""A tiny HTTP server with a mind of its own, for clients that measure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import httptools
+
+from benchmarks.common.http import Target
+from tests.support.fakes import PATIENCE_S
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class FakeAnswer:
+    """What to send back."""
+
+    status: int = 200
+    body: bytes = b"[[1.0]]"
+    keep_alive: bool = True
+    raw: bytes | None = None  # these bytes instead of an HTTP answer
+    hang_up: bool = False  # close without a word
+    silent: bool = False  # never answer
+
+    def to_bytes(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        close = "" if self.keep_alive else "connection: close\r\n"
+        head = f"HTTP/1.1 {self.status} Fake\r\ncontent-length: {len(self.body)}\r\n{close}\r\n"
+        return head.encode() + self.body
+
+
+Script = Callable[[int, Seen], FakeAnswer]
+
+
+@dataclass
+class FakeServer:
+    """Answers request number n (from 0, over all connections) with `script(n, request)`."""
+
+    script: Script = lambda n, request: FakeAnswer()
+    delay_s: float = 0.0
+    connections: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    target: Target = field(default_factory=lambda: Target("127.0.0.1", 0))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeServer]:
+        """Listening on a free port of this machine."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Peer(self), "127.0.0.1", 0)
+        self.target = Target("127.0.0.1", server.sockets[0].getsockname()[1])
+        try:
+            yield self
+        finally:
+            server.close()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[FakeServer]:
+        """`running` for callers that block."""
+        started, stop = threading.Event(), asyncio.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+
+        async def serve() -> None:
+            loops.append(asyncio.get_running_loop())
+            async with self.running():
+                started.set()
+                await stop.wait()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        thread.start()
+        assert started.wait(PATIENCE_S)
+        try:
+            yield self
+        finally:
+            loops[0].call_soon_threadsafe(stop.set)
+            thread.join(PATIENCE_S)
+
+
+class _Peer(asyncio.Protocol):
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = b""
+        self._body = b""
+
+    def connection_made(self, transport) -> None:
+        self._server.connections += 1
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._path = self._body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self._path += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        request = Seen(self._parser.get_method().decode(), self._path.decode(), self._body)
+        number = len(self._server.seen)
+        self._server.seen.append(request)
+        answer = self._server.script(number, request)
+        asyncio.get_running_loop().call_later(self._server.delay_s, self._answer, answer)
+
+    def _answer(self, answer: FakeAnswer) -> None:
+        if answer.silent:
+            return
+        if not answer.hang_up:
+            self._transport.write(answer.to_bytes())
+        if answer.hang_up or not answer.keep_alive:
+            self._transport.close()

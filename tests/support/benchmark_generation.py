@@ -1,0 +1,85 @@
+"""Services of text for tests: one that says what it is told to, one over a tiny sealed decoder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from benchmarks.generation.streams import Answer, Ask
+from deployments.artifacts.manifest import Device
+from deployments.config import AppArgs, GeneratorSettings, ModelSettings
+from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
+from deployments.replicas.generator import GeneratorReplica
+from deployments.transports.local import LocalGeneratorClient
+from tests.support.fakes import ListRecorder
+
+
+def answer(arrivals_s: Sequence[float], *, asked_s: float = 0.0, ids: Sequence[int] = ()) -> Answer:
+    """An answer whose tokens came then; without ids they are numbered."""
+    numbered = tuple(ids) or tuple(range(len(arrivals_s)))
+    return Answer(asked_s, tuple(arrivals_s), len(arrivals_s), numbered)
+
+
+class ScriptedText:
+    """A TextService: a token every `gap_s`, and what `says` makes of a question as its tokens."""
+
+    def __init__(
+        self, says: Callable[[Ask], Sequence[int]] | None = None, *, gap_s: float = 0.001
+    ) -> None:
+        self.asks: list[Ask] = []
+        self.most_at_once = 0
+        self._says = says or (lambda ask: range(ask.new_tokens))
+        self._gap_s = gap_s
+        self._running = 0
+
+    async def answer(self, ask: Ask) -> Answer:
+        """All tokens, or as many as are wanted."""
+        self.asks.append(ask)
+        self._running += 1
+        self.most_at_once = max(self.most_at_once, self._running)
+        asked_s = time.perf_counter()
+        ids = list(self._says(ask))[: ask.leaves_after]
+        arrivals_s = []
+        try:
+            for _ in ids:
+                await asyncio.sleep(self._gap_s)
+                arrivals_s.append(time.perf_counter())
+                if ask.begun is not None:
+                    ask.begun.set()
+        finally:
+            self._running -= 1
+        return Answer(asked_s, tuple(arrivals_s), len(ids), tuple(ids))
+
+
+class DecodingGenerator:
+    """A GeneratorClient over a replica, which is made on the event loop that asks first."""
+
+    def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
+        self._args = AppArgs(
+            store=store,
+            models=(ModelSettings(id=model_id),),
+            lanes={},
+            generators={Device.CPU: settings},
+        )
+        self._made: LocalGeneratorClient | None = None
+
+    @property
+    def _client(self) -> LocalGeneratorClient:
+        if self._made is None:
+            replica = GeneratorReplica(self._args, Device.CPU, ListRecorder())
+            replica.start()
+            self._made = LocalGeneratorClient(replica)
+        return self._made
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        """Ask the replica."""
+        return await self._client.complete(call)
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        """Ask the replica."""
+        async with aclosing(self._client.stream(call)) as stream:
+            async for news in stream:
+                yield news

@@ -1,0 +1,68 @@
+"""Asking the application over a generator that a test scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from deployments.config import IngressUserConfig
+from deployments.generation.messages import GenerationCall
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.generators import SpeakingGenerator, Speech
+from tests.support.in_process import InProcess
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "What is a river?"}
+CHAT_BODY = {"messages": [USER]}
+
+
+@dataclass
+class Asking:
+    """One world for each request that is made; `generator` saw them all."""
+
+    store: Path
+    speech_of: Callable[[GenerationCall], Speech] = lambda call: Speech()
+    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
+
+    def __post_init__(self) -> None:
+        self.generator = SpeakingGenerator(self.speech_of)
+        self.world = InProcess(
+            self.store,
+            models=(EMBEDDER, DECODER),
+            settings=self.settings,
+            generator=self.generator,
+        )
+
+    async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        """The answer to one request."""
+        async with self.world.client() as http:
+            return await http.post(path, json=body, **more)
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream that ends as it should, without its end."""
+        reply = await self.post(path, {**body, "stream": True})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        *events, done = events_in(reply.content)
+        assert done == "[DONE]"
+        return events
+
+    @property
+    def call(self) -> GenerationCall:
+        """The latest."""
+        return self.generator.calls[-1]
+
+
+def events_in(body: bytes) -> list[Any]:
+    """The values of events; the mark of the end as a string."""
+    *events, rest = body.split(b"\n\n")
+    assert rest == b""
+    assert all(event.startswith(b"data: ") for event in events)
+    texts = [event.removeprefix(b"data: ") for event in events]
+    return ["[DONE]" if text == b"[DONE]" else orjson.loads(text) for text in texts]

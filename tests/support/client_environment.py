@@ -1,0 +1,48 @@
+"""Clients that do not install beside the newest ones: programs, run by a Python of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ray_cluster import REPOSITORY
+
+PYTHON_VARIABLE = "HUNDREDFOLD_CLIENTS_PYTHON"
+SKIP = "skip"
+DEFAULT_PYTHON = REPOSITORY / ".venv-clients" / "bin" / "python"
+PROGRAMS = REPOSITORY / "tests" / "clients"
+TIMEOUT_S = 60
+
+
+def answer_of(program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+    """What a program of tests/support/clients prints, as JSON; fails the test when it fails."""
+    done = subprocess.run(
+        [python(), PROGRAMS / program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def python() -> str:
+    """The interpreter of the second environment; fails the test where there is none."""
+    named = os.environ.get(PYTHON_VARIABLE, str(DEFAULT_PYTHON))
+    if named == SKIP:
+        pytest.skip(f"{PYTHON_VARIABLE}={SKIP}")
+    if not Path(named).exists():
+        pytest.fail(
+            f"{named} does not exist. hint: `make .venv-clients/ready` installs the clients; "
+            f"{PYTHON_VARIABLE} names another Python that has them, or `{SKIP}` leaves them out",
+            pytrace=False,
+        )
+    return named

@@ -1,0 +1,87 @@
+"""Graphs that need no model builder: the sealed tiny decoder's, and what can be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from build_artifacts.decoders.gate_inputs import Asked
+from build_artifacts.decoders.reference import Original
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.config import LaneSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.onnx_decoder import OnnxDecoder
+from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS, write_decoder
+
+VOCABULARY, CONTEXT = 96, 64
+ENDS = (VOCABULARY - 1,)
+
+
+def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
+    write_decoder(path, VOCABULARY, CONTEXT, saying)
+    return path
+
+
+def unsliced(graph: Path, into: Path) -> Path:
+    """A copy of a tiny graph as the model builder would have written it."""
+    model = onnx.load(graph)
+    (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
+    (head,) = (node for node in model.graph.node if cut.output[0] in node.input)
+    head.input[0] = cut.input[0]
+    head.name = "head"
+    model.graph.node.remove(cut)
+    for value in list(model.graph.input):
+        if value.name == "logits_from":
+            model.graph.input.remove(value)
+    onnx.save(model, into)
+    return into
+
+
+def damaged(graph: Path, into: Path, *, table: str, noise: float) -> Path:
+    """A copy of a tiny graph with random numbers added to one of its matrices."""
+    model = onnx.load(graph)
+    (weights,) = (t for t in model.graph.initializer if t.name == table)
+    values = numpy_helper.to_array(weights)
+    drawn = np.random.default_rng(3).normal(scale=noise, size=values.shape)
+    changed = (values + drawn).astype(np.float32)
+    weights.CopyFrom(numpy_helper.from_array(changed, table))
+    onnx.save(model, into)
+    return into
+
+
+def spec_of(graph: Path) -> DecoderSpec:
+    return DecoderSpec(
+        path=graph,
+        device=Device.CPU,
+        precision="fp32",
+        options=EngineOptions(),
+        decoding=Decoding(layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, end_tokens=ENDS),
+        vocabulary=VOCABULARY,
+        most_tokens=CONTEXT,
+    )
+
+
+def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
+    return OnnxDecoder(spec_of(graph), LaneSettings(), rows=rows, context=CONTEXT)
+
+
+def original_of(graph: Path) -> Original:
+    """The original whose answers are those of `graph`, to a dozen random texts."""
+    draw = np.random.default_rng(5)
+
+    def texts(count: int, shortest: int, longest: int) -> tuple[tuple[int, ...], ...]:
+        lengths = draw.integers(shortest, longest, count)
+        return tuple(tuple(draw.integers(0, VOCABULARY - 1, n).tolist()) for n in lengths)
+
+    asked = Asked(passages=texts(10, 3, 40), prompts=texts(3, 2, 9))
+    answers = texts(3, 4, 8)
+    read = (*asked.passages, *(p + a for p, a in zip(asked.prompts, answers, strict=True)))
+    engine = open_graph(graph)
+    logits = np.concatenate([engine.prefill(0, ids, 0, every=True).copy() for ids in read])
+    engine.close()
+    return Original(asked, answers, logits)

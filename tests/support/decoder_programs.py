@@ -1,0 +1,69 @@
+"""Tiny checkpoints as torch runs them: as programs, and as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import ModelFacts, read_facts
+from build_artifacts.decoders.torch_export import export_checkpoint, export_program
+from build_artifacts.recipes import DecoderRecipe
+from deployments.artifacts.manifest import Device, Source, TaskName
+from deployments.engines.decoder import DecoderSpec
+
+PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp32", engine="torch")
+WHOLE = replace(PROGRAM, name="gpu-fp32-transformers", engine="transformers")
+
+
+def facts_of(checkpoint: Path) -> ModelFacts:
+    source = Source(ref="tiny", revision="0")
+    return read_facts(Checkpoint(checkpoint, source, "x/tiny"), (TaskName.TEXT_GENERATION,))
+
+
+def program_spec(
+    checkpoint: Path,
+    into: Path,
+    recipe: DecoderRecipe = PROGRAM,
+    *,
+    broken_token: int | None = None,
+) -> DecoderSpec:
+    """The program of a checkpoint, written to `into`; what `broken_token` means is no number."""
+    facts, path = facts_of(checkpoint), into / "model.safetensors"
+    export_program(checkpoint, facts, recipe, path)
+    if broken_token is not None:
+        _break(path, broken_token)
+    return spec_of(path, facts, recipe)
+
+
+def whole_spec(checkpoint: Path, into: Path, recipe: DecoderRecipe = WHOLE) -> DecoderSpec:
+    """A checkpoint as transformers is to run it, written to `into`."""
+    facts = facts_of(checkpoint)
+    export_checkpoint(checkpoint, facts, recipe, into)
+    return spec_of(into / "model.safetensors", facts, recipe)
+
+
+def spec_of(path: Path, facts: ModelFacts, recipe: DecoderRecipe) -> DecoderSpec:
+    return DecoderSpec(
+        path=path,
+        engine=recipe.engine,
+        device=recipe.device,
+        precision=recipe.precision,
+        options=recipe.run,
+        decoding=facts.generating,
+        vocabulary=facts.width,
+        most_tokens=facts.max_tokens,
+    )
+
+
+def _break(path: Path, token: int) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(path, framework="pt") as file:
+        metadata: dict[str, Any] = file.metadata()
+    weights = load_file(path)
+    (name,) = (name for name in weights if "embed_tokens" in name)
+    weights[name][token] = float("nan")
+    save_file(weights, path, metadata=metadata)

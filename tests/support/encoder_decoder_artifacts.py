@@ -1,0 +1,170 @@
+"""A tiny sealed model with an encoder, written from a random checkpoint of transformers.
+
+A BART whose tokenizer, as those of T5 and Marian do, has whole words and puts an end token behind
+every text. Its answers are noise, but depend on every word of the prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from build_artifacts.decoders.graphs.export import WrittenModel, write_decoder
+from deployments.artifacts.generation_config import AnswerDefaults, Decoding, SourceReading
+from deployments.artifacts.manifest import (
+    TOKENIZER_NAME,
+    ArtifactManifest,
+    Candidate,
+    Device,
+    Parity,
+    Source,
+    TaskName,
+)
+from deployments.artifacts.store import model_directory, point_latest
+from tests.support.artifacts import NO_FILES_YET, seal
+from tests.support.tiny_checkpoints import saved
+
+SUMMARIZER, TRANSLATOR, WRITER = "tiny/summarizer", "tiny/translator", "tiny/writer"
+UNKNOWN, PAD, START, END = "<unk>", "<pad>", "<s>", "</s>"
+SPECIAL = (UNKNOWN, PAD, START, END)
+VOCABULARY = (
+    "the a river bridge town rain road house tree bird snow wind light door stone field "
+    "rose fell was is old new red green long short open closed over under near far and or not , . "
+    "put this briefly : quick slow one two three four five six seven eight nine ten n't ' s"
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SOURCE_TOKENS, ANSWER_TOKENS = 24, 40
+ENDS_SOON = 2.4  # what the end token's logit has more: answers end after a few words
+
+
+@dataclass(frozen=True)
+class TinyWriter:
+    """The checkpoint that all the models are sealed from, as transformers runs it."""
+
+    root: Path
+    model: Any
+    tokenizer: Tokenizer
+    written: WrittenModel
+
+    @classmethod
+    def make(cls, root: Path) -> TinyWriter:
+        """Write it; takes a second."""
+        tokenizer = word_tokenizer()
+        model = saved(lambda: _bart(tokenizer), root / "checkpoint")
+        model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
+        model.save_pretrained(root / "checkpoint")
+        (root / "graphs").mkdir()
+        return cls(root, model, tokenizer, write_decoder(root / "checkpoint", root / "graphs"))
+
+    def answer(self, prompt: str, **said: Any) -> str:
+        """What `generate` answers, at most ten tokens where nothing is said."""
+        ids = torch.tensor([self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS]])
+        if "max_length" not in said:
+            said.setdefault("max_new_tokens", 10)
+        with torch.inference_mode():
+            (told,) = self.model.generate(ids, **said).tolist()
+        text: str = self.tokenizer.decode(told)
+        return text
+
+    def seal(
+        self,
+        store: Path,
+        model_id: str,
+        tasks: tuple[TaskName, ...],
+        *,
+        defaults: AnswerDefaults | None = None,
+        prefixes: Mapping[TaskName, str] | None = None,
+    ) -> None:
+        """Seal it under an id of its own."""
+        version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
+        directory = model_directory(store, model_id) / version
+        names = _copy(self.root / "graphs", directory / "graphs" / "tiny")
+        self.tokenizer.save(str(directory / TOKENIZER_NAME))
+        written = self.written
+        assert written.encoder is not None
+        assert written.decoder_start_token is not None
+        manifest = ArtifactManifest(
+            id=model_id,
+            version=version,
+            tasks=tasks,
+            architecture="BartForConditionalGeneration",
+            max_tokens=ANSWER_TOKENS,
+            width=written.vocabulary,
+            decoding=Decoding(
+                layers=written.layers,
+                kv_heads=written.kv_heads,
+                head_dim=written.head_dim,
+                end_tokens=written.end_tokens,
+                source=SourceReading(
+                    source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+                ),
+                defaults=defaults or AnswerDefaults(max_new_tokens=10),
+                prefixes=dict(prefixes or {}),
+            ),
+            source=Source(ref="seeded", revision="0123abc"),
+            candidates=(
+                Candidate(
+                    name="tiny-cpu",
+                    device=Device.CPU,
+                    precision="fp32",
+                    graph=f"graphs/tiny/{written.decoder.name}",
+                    encoder=f"graphs/tiny/{written.encoder.name}",
+                    parity=Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=1.0),
+                ),
+            ),
+            files=dict.fromkeys([TOKENIZER_NAME, *names], NO_FILES_YET),
+            built_with={"onnx": onnx.__version__},
+        )
+        seal(directory, manifest)
+        point_latest(store, model_id, version)
+
+
+def word_tokenizer() -> Tokenizer:
+    """Words, and letters for all others; END stands behind every text."""
+    pieces = [(word, 0.0) for word in SPECIAL]
+    pieces += [(f"▁{word}", -2.0) for word in VOCABULARY.split()]
+    pieces += [(piece, -9.0) for piece in ("▁", *LETTERS)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, SPECIAL.index(END))]
+    )
+    return tokenizer
+
+
+def _bart(tokenizer: Tokenizer) -> Any:
+    config = transformers.BartConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=ANSWER_TOKENS + 8,
+        pad_token_id=SPECIAL.index(PAD),
+        bos_token_id=None,
+        decoder_start_token_id=SPECIAL.index(START),
+        eos_token_id=SPECIAL.index(END),
+        forced_eos_token_id=None,
+    )
+    return transformers.BartForConditionalGeneration(config)
+
+
+def _copy(graphs: Path, into: Path) -> list[str]:
+    """Copy the graphs and their weights; their names in the artifact."""
+    into.mkdir(parents=True)
+    for path in sorted(graphs.iterdir()):
+        (into / path.name).write_bytes(path.read_bytes())
+    return [f"graphs/tiny/{path.name}" for path in sorted(graphs.iterdir())]

@@ -1,0 +1,148 @@
+"""One tiny model, written for every engine and answered by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from deployments.artifacts.manifest import Head
+from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
+from tests.support.artifacts import WIDTH, word_vectors
+
+WORDS = 20
+MASK_TOKEN = 4
+NAN_WORD = 13
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def vectors() -> NDArray[np.float32]:
+    """A vector per word, [WORDS, WIDTH]; NAN_WORD's is not a number."""
+    table = word_vectors(WORDS)
+    table[NAN_WORD] = np.nan
+    return table
+
+
+def expected(head: Head, ids: NDArray[np.int32], second_from: int) -> NDArray[np.float32]:
+    """What the model answers for one item alone.
+
+    A pooled head: the mean of the word vectors plus the share of tokens in the second segment.
+    The others: that and the token's own vector, for every token or for every mask token.
+    """
+    words = vectors()[ids]
+    pooled = words.mean(axis=0) + np.float32((len(ids) - second_from) / len(ids))
+    if head in (Head.VECTOR, Head.LABELS):
+        return pooled
+    if head is Head.MASKS:
+        return words[ids == MASK_TOKEN] + pooled
+    return words + pooled
+
+
+def inputs_of(head: Head) -> tuple[str, ...]:
+    """The inputs of the model with this head."""
+    return (*NAMES, MASK_POSITIONS) if head is Head.MASKS else NAMES
+
+
+def write_onnx(path: Path, head: Head) -> None:
+    """The model as an ONNX graph; one that pools also answers what Head.TOKENS does."""
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["vectors", "input_ids"], ["words"]),
+        node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["mask", "last"], ["mask3"]),
+        node("Mul", ["words", "mask3"], ["seen"]),
+        node("ReduceSum", ["seen", "one"], ["total"], keepdims=1),
+        node("ReduceSum", ["mask3", "one"], ["count"], keepdims=1),
+        node("ReduceSum", ["types", "one"], ["second"], keepdims=1),
+        node("Unsqueeze", ["second", "last"], ["second3"]),
+        node("Add", ["total", "second3"], ["sum"]),
+        node("Div", ["sum", "count"], ["pooled3"]),
+        *_head_nodes(head),
+    ]
+    outputs = ["output"]
+    if head is Head.VECTOR:
+        nodes.append(node("Add", ["words", "pooled3"], [TOKENS_OUTPUT]))
+        outputs.append(TOKENS_OUTPUT)
+    tables = {
+        "vectors": vectors(),
+        "last": np.array([-1]),
+        "one": np.array([1]),
+        "flat": np.array([-1, WIDTH]),
+    }
+    write_model(path, nodes, tables, inputs_of(head), outputs=outputs)
+
+
+def _head_nodes(head: Head) -> list[onnx.NodeProto]:
+    node = helper.make_node
+    if head in (Head.VECTOR, Head.LABELS):
+        return [node("Squeeze", ["pooled3", "one"], ["output"])]
+    if head is Head.MASKS:
+        return [
+            node("Add", ["words", "pooled3"], ["each"]),
+            node("Reshape", ["each", "flat"], ["rows"]),
+            node("Gather", ["rows", MASK_POSITIONS], ["output"]),
+        ]
+    return [node("Add", ["words", "pooled3"], ["output"])]
+
+
+def write_model(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    tables: dict[str, NDArray],
+    inputs: tuple[str, ...],
+    *,
+    opset: int = 20,
+    outputs: Sequence[str] = ("output",),
+) -> None:
+    """Any graph from int64 inputs to float outputs of unknown shape."""
+    given = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64, ["M"] if name == MASK_POSITIONS else ["B", "T"]
+        )
+        for name in inputs
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        given,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(table, name) for name, table in tables.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+
+
+def write_torch(path: Path, head: Head) -> None:
+    """The model as a torch program."""
+    import torch
+
+    from deployments.engines.torch_program import write_program
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("vectors", torch.from_numpy(vectors()))
+
+        def forward(self, input_ids, attention_mask, token_type_ids, mask_positions=None):
+            words = self.vectors[input_ids]
+            mask = attention_mask.float()[..., None]
+            total = (words * mask).sum(1) + token_type_ids.float().sum(1, keepdim=True)
+            pooled = total / mask.sum(1)
+            if head in (Head.VECTOR, Head.LABELS):
+                return pooled
+            each = words + pooled[:, None]
+            return each if head is not Head.MASKS else each.reshape(-1, WIDTH)[mask_positions]
+
+    sizes = {"batch": torch.export.Dim("batch"), "tokens": torch.export.Dim("tokens")}
+    example = {name: torch.ones(2, 3, dtype=torch.int64) for name in NAMES}
+    shapes: dict[str, object] = {name: (sizes["batch"], sizes["tokens"]) for name in NAMES}
+    if head is Head.MASKS:
+        example[MASK_POSITIONS] = torch.arange(2)
+        shapes[MASK_POSITIONS] = (torch.export.Dim("masks"),)
+    with torch.no_grad():
+        write_program(torch.export.export(Model(), (), example, dynamic_shapes=shapes), path)

@@ -1,0 +1,68 @@
+"""The application behind a real HTTP server on a free port of this machine, in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from tests.support.fakes import PATIENCE_S
+from tests.support.in_process import InProcess
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where it listens, and what is behind it."""
+
+    port: int
+    world: InProcess
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def send(self, raw: bytes, *, finish: bool = False) -> bytes:
+        """Everything that comes back to these bytes; with `finish` nothing more will be sent."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as peer:
+            peer.sendall(raw)
+            if finish:
+                peer.shutdown(socket.SHUT_WR)
+            received = b""
+            while chunk := peer.recv(65_536):
+                received += chunk
+        return received
+
+
+@contextmanager
+def served(world: InProcess) -> Iterator[Served]:
+    """`world` behind the HTTP server that Ray Serve uses too."""
+    started = threading.Event()
+    found: list[Served] = []
+    servers: list[uvicorn.Server] = []
+
+    async def serve() -> None:
+        async with world.application() as app:
+            config = uvicorn.Config(app, port=0, log_level="critical", timeout_keep_alive=1)
+            server = uvicorn.Server(config)
+            servers.append(server)
+            listening = socket.socket()
+            listening.bind(("127.0.0.1", 0))
+            found.append(Served(listening.getsockname()[1], world))
+            listening.listen()
+            started.set()
+            await server.serve(sockets=[listening])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        assert started.wait(PATIENCE_S), "the server did not start"
+        yield found[0]
+    finally:
+        servers[0].should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server did not stop"

@@ -1,0 +1,119 @@
+"""The HTTP application over a real tokenizer and real lanes, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from starlette.applications import Starlette
+
+from deployments.artifacts.manifest import Device
+from deployments.config import (
+    AppArgs,
+    GeneratorSettings,
+    IngressUserConfig,
+    LaneSettings,
+    ModelSettings,
+)
+from deployments.ingress.app import build_http_app
+from deployments.ingress.cluster_state import ClusterView, LaneBoard
+from deployments.ingress.generation import GenerationService
+from deployments.ingress.routing import Batched, Router
+from deployments.ingress.service import InferenceService
+from deployments.ingress.tokenization import TokenDesk
+from deployments.records import RequestRecord
+from deployments.registry import Registry
+from deployments.replicas.encoder import BatchReplica
+from deployments.replicas.generator import GeneratorReplica
+from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.transports.base import GeneratorClient, LaneClient, TokenizerClient
+from deployments.transports.local import (
+    LocalGeneratorClient,
+    LocalLaneClient,
+    LocalTokenizerClient,
+)
+from tests.support.artifacts import CLASSIFIER, EMBEDDER
+from tests.support.fakes import EncodeLog, ListRecorder, each_alone
+
+ONE_OF_EACH = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 1, "CpuGenerator": 1}
+LANES = {Device.CPU: LaneSettings(), Device.GPU: LaneSettings(available="auto")}
+
+
+async def no_metrics() -> str:
+    """A `Gather` that found one sample."""
+    return "hundredfold_requests_total 1\n"
+
+
+@dataclass
+class InProcess:
+    """Everything around one ingress, as a test wants it."""
+
+    store: Path
+    models: tuple[str, ...] = (EMBEDDER, CLASSIFIER)
+    gpus: float = 0.0  # what the fake cluster has
+    running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
+    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
+    batched: Batched = each_alone
+    lane: LaneClient | None = None  # answers in place of the real replicas
+    tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
+    generator: GeneratorClient | None = None  # writes text; without one none is written
+    writes: GeneratorSettings | None = None  # in place of it: a real one, for the CPU
+    raise_bugs: bool = True  # into the test, instead of answering 500
+    recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
+
+    @asynccontextmanager
+    async def application(self) -> AsyncIterator[Starlette]:
+        """The application; the replicas live as long as the block."""
+        args = AppArgs(
+            store=self.store,
+            models=tuple(ModelSettings(id=m) for m in self.models),
+            lanes=LANES,
+            generators={} if self.writes is None else {Device.CPU: self.writes},
+        )
+        tokenizer = TokenizerReplica(args, EncodeLog())
+        lanes = {device: BatchReplica(args, device, ListRecorder()) for device in LANES}
+        local = {device: LocalLaneClient(tokenizer, lane) for device, lane in lanes.items()}
+        clients = dict.fromkeys(LANES, self.lane) if self.lane else local
+        async with AsyncExitStack() as ending:
+            ending.callback(tokenizer.close)
+            for lane in lanes.values():
+                ending.push_async_callback(lane.close)
+            generator = self.generator
+            if self.writes is not None:
+                replica = GeneratorReplica(args, Device.CPU, ListRecorder())
+                ending.push_async_callback(replica.close)
+                replica.start()
+                generator = LocalGeneratorClient(replica)
+            writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
+            board = LaneBoard(LANES, lambda: ClusterView(self.running, self.gpus), writing)
+            self.service = InferenceService(
+                registry=Registry.of(args),
+                router=Router(clients, self.batched, self.settings.batching),
+                board=board,
+                recorder=self.recorder,
+                settings=self.settings,
+                tokens=TokenDesk(self.tokenizer or LocalTokenizerClient(tokenizer)),
+            )
+            await board.refresh()
+            yield build_http_app(self.service, self._generation(generator), no_metrics)
+
+    def _generation(self, generator: GeneratorClient | None) -> GenerationService:
+        return GenerationService(
+            registry=self.service.registry,
+            clients={} if generator is None else {Device.CPU: generator},
+            states=lambda: self.service.board.generator_states,
+            refresh=self.service.board.look_again,
+            recorder=self.recorder,
+            settings=self.settings,
+        )
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of the application."""
+        async with self.application() as app:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=self.raise_bugs)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                yield http

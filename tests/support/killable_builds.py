@@ -1,0 +1,229 @@
+"""Builds that die when they are told to: one process that imports everything once and forks them.
+
+Run as a program it reads one request a line from stdin and answers each with a line, so that a
+build to be killed costs a fork instead of the seconds in which torch is imported. It computes
+nothing itself: what it forks starts without threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, cast
+
+# What a build imports, so that no child has to.
+_NEEDED = (
+    "build_artifacts.__main__",
+    "onnx_ir.passes.common",
+    "onnxruntime.quantization.matmul_nbits_quantizer",
+    "torch.onnx",
+    "transformers.exporters",
+    "transformers.models.bert.modeling_bert",
+)
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a build ended, and all it wrote to stdout and stderr."""
+
+    status: int  # of the process; negative: the signal that killed it
+    output: str
+
+    @property
+    def steps(self) -> list[str]:
+        """The names of the steps that were told, in order."""
+        return [line.split()[0] for line in self.output.splitlines() if line.startswith("  ")]
+
+    @property
+    def resumed(self) -> list[str]:
+        """Those of them that an interrupted build had finished."""
+        lines = self.output.splitlines()
+        return [line.split()[0] for line in lines if line.endswith("done by an interrupted build")]
+
+
+class Nursery:
+    """Where builds are started, from the test's side."""
+
+    def __init__(self, root: Path, *prefix: str) -> None:
+        self._root = root
+        self._count = 0
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.support.killable_builds"],
+            cwd=ROOT,
+            # Torch's threads wait for one another by spinning, for seconds where cores are busy.
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(
+        self, *arguments: str, die_after: int | None = None, die_in: str | None = None
+    ) -> Build:
+        """A `python -m build_artifacts` that kills itself after so many lines, or in a function."""
+        self._count += 1
+        output = self._root / f"output-{self._count}"
+        request = {
+            "arguments": arguments,
+            "output": str(output),
+            "die_after": die_after,
+            "die_in": die_in,
+        }
+        return Build(self, int(self._ask("start", request)), output)
+
+    def run(self, *command: str) -> None:
+        """Any other command, where the builds are."""
+        assert self._ask("run", command) == 0
+
+    def status(self, pid: int) -> int:
+        return int(self._ask("wait", pid))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
+
+    def _ask(self, verb: str, what: object) -> int:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([verb, what]) + "\n")
+        process.stdin.flush()
+        return int(json.loads(process.stdout.readline()))
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build at work."""
+
+    nursery: Nursery
+    pid: int
+    output: Path
+
+    def wait_for(self, text: str) -> None:
+        """Return once the build has written `text`."""
+        end_s = time.monotonic() + PATIENCE_S
+        while text not in self.written():
+            ended = "Traceback" in self.written() or time.monotonic() > end_s
+            assert not ended, f"no `{text}` in {self.written()!r}"
+            time.sleep(0.02)
+
+    def written(self) -> str:
+        return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
+
+    def ended(self) -> Ended:
+        return Ended(self.nursery.status(self.pid), self.written())
+
+
+class _Mortal:
+    """A stream that ends its process, at once and without any farewell, after some lines."""
+
+    def __init__(self, stream: TextIO, lines: int) -> None:
+        self._stream = stream
+        self._left = lines
+
+    def write(self, text: str) -> int:
+        written = self._stream.write(text)
+        self._left -= text.count("\n")
+        if self._left <= 0:
+            self._stream.flush()
+            die()
+        return written
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def die(*_arguments: object) -> None:
+    """End this process as a power failure would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _then_die(function: Callable[..., object]) -> Callable[..., object]:
+    def doomed(*arguments: object) -> None:
+        function(*arguments)
+        die()
+
+    return doomed
+
+
+def _half_dispose(directory: Path, building: Path) -> None:
+    directory.rename(building / ".scratch-half")
+    die()
+
+
+def _live(request: dict[str, object]) -> int:
+    """The life of one build, in a process of its own; its exit status."""
+    from build_artifacts import __main__, pipeline, recipes
+    from build_artifacts.console import Progress
+    from build_artifacts.steps import seal
+    from build_artifacts.storage import scratch, workspace
+    from tests.support.prepared_build import SMALL
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    output = os.open(str(request["output"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    lines = cast("int | None", request["die_after"])
+    stream: TextIO = os.fdopen(output, "w", encoding="utf-8")
+    if lines is not None:
+        stream = cast("TextIO", _Mortal(stream, lines))
+    Progress.on_stderr = classmethod(lambda cls: cls(stream))  # type: ignore[method-assign,assignment]
+    recipes.SEARCHES["quick"] = SMALL  # type: ignore[index]
+    deaths: dict[object, Callable[[], None]] = {
+        None: lambda: None,
+        "before publishing": lambda: setattr(pipeline, "publish", die),
+        "before the rename": lambda: setattr(seal, "dispose", _then_die(scratch.dispose)),
+        "after the rename": lambda: setattr(seal, "point_latest", die),
+        "before cleaning": lambda: setattr(workspace, "_leave", die),
+        "while cleaning": lambda: setattr(workspace, "dispose", _half_dispose),
+    }
+    deaths[request["die_in"]]()
+    return __main__.main(cast("list[str]", request["arguments"]))
+
+
+def _start(request: dict[str, object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        status = _live(request)
+    finally:
+        if sys.exc_info()[1] is not None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    for module in _NEEDED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        verb, what = json.loads(line)
+        if verb == "start":
+            answer = _start(what)
+        elif verb == "wait":
+            answer = os.waitstatus_to_exitcode(os.waitpid(what, 0)[1])
+        else:
+            answer = subprocess.run(what, check=False).returncode
+        print(answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

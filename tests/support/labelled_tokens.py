@@ -1,0 +1,78 @@
+"""A model of labelled tokens whose logits a test writes down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.tasks.base import Computed
+from deployments.tasks.token_classification import TokenClassification
+from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.windows import WindowEncoder
+from tests.support.artifacts import MAX_TOKENS, tiny_manifest
+
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
+MANIFEST = tiny_manifest(labels=LABELS)
+TASK = TokenClassification()
+
+Scores = Mapping[str, float] | str  # of one token by label, the rest shared; or its label
+
+
+def ask(
+    directory: Path,
+    inputs: str | list[str],
+    tokens: list[list[Scores]] | None = None,
+    *,
+    most: int = MAX_TOKENS,
+    **parameters: Any,
+) -> Any:
+    """What the task answers when the engine says this of the tokens of each text.
+
+    Without `tokens` each token has a label that is its own wherever it stands.
+    """
+    manifest = MANIFEST.model_copy(update={"max_tokens": most})
+    parsed = TASK.parse(inputs, parameters, manifest)
+    assert parsed.windowing is not None
+    windows = [
+        window
+        for i, text in enumerate(parsed.texts)
+        for window in WindowEncoder(directory, most).windows(
+            text, i, parsed.windowing, parsed.truncation
+        )[0]
+    ]
+    rows = [
+        _by_token(item.ids) if tokens is None else _logits(tokens[layout.text])
+        for item, layout in windows
+    ]
+    computed = Computed(
+        rows=rows,
+        items=[item for item, _ in windows],
+        layouts=[layout for _, layout in windows],
+        manifest=manifest,
+        vocabulary=Vocabulary(directory),
+    )
+    return TASK.decode(computed, parsed.options)
+
+
+def _logits(tokens: list[Scores]) -> NDArray[np.float32]:
+    """[T, W]; the special tokens around the text are surely persons, which nobody may see."""
+    return np.log(np.array([_row("B-PER"), *map(_row, tokens), _row("B-PER")], dtype=np.float32))
+
+
+def _row(scores: Scores) -> list[float]:
+    given = {scores: 0.9} if isinstance(scores, str) else scores
+    rest = (1 - sum(given.values())) / (len(LABELS) - len(given))
+    return [given.get(label, rest) for label in LABELS]
+
+
+def _by_token(ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    table = np.random.default_rng(3).standard_normal((1000, len(LABELS)), dtype=np.float32)
+    return table[ids]
+
+
+def spans(groups: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(group["entity_group"], group["word"]) for group in groups]

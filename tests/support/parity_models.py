@@ -1,0 +1,172 @@
+"""One tiny random checkpoint as transformers runs it, and as this server does after a build."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from build_artifacts.checkpoints.models import LOADERS
+from build_artifacts.console import Progress
+from build_artifacts.pipeline import BuildRequest, Effort, build
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, Recipe
+from deployments.artifacts.manifest import HEADS, ArtifactManifest, Gate, TaskName
+from tests.support.builders import tiny_checkpoint, write_json
+from tests.support.in_process import InProcess
+
+TWIN = "tiny/twin"
+UNTUNED = Effort(tune_seconds=0)
+Precision = Literal["fp32", "int8"]
+# One candidate each, so that nothing is tried or measured; int8 passes the gate of real builds.
+RECIPES: Mapping[Precision, Recipe] = {
+    "fp32": Recipe(candidates=(CPU_FP32,)),
+    "int8": Recipe(candidates=(CPU_INT8,)),
+}
+# What BERT's own tokenizer is to transformers; without the names it gives no segments.
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    "model_max_length": 512,
+    "mask_token": "[MASK]",
+    "pad_token": "[PAD]",
+}
+# Every answer computed anew, and in the shapes of transformers' pipelines.
+OPTIONS = {"use_cache": False, "legacy_format": True}
+LARGEST_LIST = 24  # inputs of one request of a mixed batch
+
+
+@dataclass(frozen=True)
+class Twins:
+    """A checkpoint, and where the artifacts that are built of it lie."""
+
+    root: Path
+    task: TaskName
+
+    @classmethod
+    def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> Twins:
+        """A BERT of two layers with the task's head, that reads 64 tokens."""
+        head = HEADS[task]
+        checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
+        write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
+        return cls(root, task)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The directory that transformers loads."""
+        return self.root / "checkpoint"
+
+    def model(self) -> Any:
+        """The torch model with the task's head, in float32 and without fused attention."""
+        import transformers
+
+        loader = getattr(transformers, LOADERS[HEADS[self.task]])
+        model = loader.from_pretrained(
+            self.checkpoint, dtype="float32", attn_implementation="eager"
+        )
+        return model.eval()
+
+    def tokenizer(self) -> Any:
+        """The tokenizer as transformers loads it."""
+        import transformers
+
+        return transformers.AutoTokenizer.from_pretrained(self.checkpoint)
+
+    def pipeline(self, name: str | None = None) -> Any:
+        """transformers' own pipeline of that name, or of the task."""
+        import transformers
+
+        return transformers.pipeline(
+            name or self.task, model=self.model(), tokenizer=self.tokenizer(), device="cpu"
+        )
+
+    def store(self, precision: Precision = "fp32") -> Path:
+        """A store with TWIN, whose one graph has that precision; built when first asked for."""
+        store = self.root / precision
+        request = BuildRequest(
+            ref=str(self.checkpoint),
+            store=store,
+            id=TWIN,
+            task=self.task,
+            recipe=RECIPES[precision],
+            effort=UNTUNED,
+        )
+        (sealed,) = build(request, Progress(io.StringIO())).manifest.candidates
+        assert sealed.precision == precision, "the gate refused the graph that was asked for"
+        return store
+
+    @asynccontextmanager
+    async def serving(
+        self, precision: Precision = "fp32", *, task: TaskName | None = None
+    ) -> AsyncIterator[Served]:
+        """TWIN behind the server, asked for `task`, or for its own; lives as long as the block."""
+        app = InProcess(self.store(precision), models=(TWIN,))
+        async with app.client() as http:
+            model = app.service.registry.find(TWIN)
+            yield Served(http, task or self.task, model.manifest)
+
+
+class RefusedError(Exception):
+    """The server answered with another status than 200."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(f"{response.status_code}: {response.text[:500]}")
+        self.status = response.status_code
+        self.body = response.json()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, as a client sees it."""
+
+    http: httpx.AsyncClient
+    task: TaskName
+    manifest: ArtifactManifest
+
+    async def ask(self, inputs: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        """The JSON one request is answered with. Raises RefusedError."""
+        body = {"inputs": inputs, "parameters": parameters or {}, "options": OPTIONS}
+        response = await self.http.post(f"/models/{TWIN}/pipeline/{self.task}", json=body)
+        if response.status_code != 200:
+            raise RefusedError(response)
+        return response.json()
+
+    async def alone(
+        self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Per input what a request with nothing but it is answered, one after the other."""
+        return [await self.ask(one, parameters) for one in inputs]
+
+    async def mixed(
+        self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Per input its answer in requests of lists of varied lengths, all of them at once."""
+        requests = (self.ask(part, parameters) for part in parts_of(inputs))
+        return [answer for answers in await asyncio.gather(*requests) for answer in answers]
+
+
+def parts_of(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """`inputs` in order, cut into seeded lists of 1 to LARGEST_LIST."""
+    rng = random.Random(len(inputs))
+    start = 0
+    while start < len(inputs):
+        length = rng.randint(1, LARGEST_LIST)
+        yield list(inputs[start : start + length])
+        start += length
+
+
+def agreement(ours: Sequence[object], theirs: Sequence[object]) -> float:
+    """Share of places with the same value."""
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(theirs)
+
+
+def decided(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
+    """Which ranked answers lead by so much that a build's gate counts them as decided."""
+    gap = Gate().decided_gap
+    return [i for i, best in enumerate(answers) if best[0]["score"] - best[1]["score"] >= gap]

@@ -1,0 +1,208 @@
+"""A tiny model prepared as a build prepares it, whose graphs are made once for many tests."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.console import Progress
+from build_artifacts.pipeline import Effort
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_WEIGHTS, CandidateRecipe, Recipe
+from build_artifacts.search.gate import Gatekeeper, spec_of
+from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.preparation import Prepared, prepare
+from build_artifacts.storage.workspace import StepRunner, Workspace
+from deployments.artifacts.manifest import Gate, Source
+from deployments.config import LaneSettings
+from deployments.engines import open_engine
+from deployments.messages import EncodedItem
+from deployments.tuning.parity import Answers, answers
+
+# Two candidates of one export, and as little tuning as there can be: a build of a few seconds.
+SMALL = Recipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
+LITTLE = Effort(tune_seconds=0.2)
+# Passes everything that is made of numbers.
+ANYTHING = Gate(cosine_mean=-2, cosine_worst=-2, top1_agreement=-1, metric_drop=1e9)
+
+# As torch exports it, not rewritten.
+FLOAT = replace(CPU_FP32, name="float", rewrites=None)
+
+
+class Runner:
+    """A StepRunner with a workspace of its own, and what it told."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True)
+        self.told = io.StringIO()
+        self.steps = StepRunner(Workspace(root), Progress(self.told))
+
+    def lines(self, step: str) -> list[str]:
+        """What was told of the steps of that name, without the time."""
+        lines = [line.split(maxsplit=3) for line in self.told.getvalue().splitlines()]
+        return [words[3] for words in lines if words[0] == step]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """One prepared model and its graphs."""
+
+    prepared: Prepared
+    graphs: Graphs
+    runner: Runner
+
+    @classmethod
+    def of(cls, source: Path, root: Path) -> Workshop:
+        checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "tiny/model")
+        facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
+        runner = Runner(root)
+
+        def work(into: Path) -> str:
+            prepare(source, facts, None, into)
+            return ""
+
+        directory = runner.steps.once("reference", "reference", "", work)
+        prepared = Prepared(source, facts, directory, None)
+        return cls(prepared, Graphs(runner.steps, prepared), runner)
+
+    @property
+    def items(self) -> tuple[EncodedItem, ...]:
+        return self.prepared.reference.items
+
+    def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> Answers:
+        """What `graph` answers to the probes, `company` of all lengths in a padded batch."""
+        engine = open_engine(spec_of(recipe, graph, self.prepared), LaneSettings())
+        try:
+            return answers(engine, self.items, company)
+        finally:
+            engine.close()
+
+    def gatekeeper(self, runner: Runner, gate: Gate, *, graphs: Graphs | None = None) -> Gatekeeper:
+        """A gatekeeper whose judgements are kept in a workspace of their own."""
+        return Gatekeeper(runner.steps, self.prepared, graphs or self.graphs, gate)
+
+
+@dataclass
+class GivenGraphs(Graphs):
+    """Graphs that are there already, by the names of their candidates."""
+
+    given: Mapping[str, Path]
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+
+    def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
+        self.asked.append((recipe.name, tuple(kept)))
+        return self.given[recipe.name]
+
+    def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:
+        return ["first", "second", *map(str, range(3, 10))]
+
+
+def largest_difference(a: Answers, b: Answers) -> float:
+    """Between any two numbers in the same place."""
+    return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+
+def op_counts(graph: Path) -> Counter[str]:
+    """How many nodes of each type a graph has, those of its branches included."""
+    return Counter(node.op_type for node in _nodes(onnx.load(graph).graph))
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
+    """The constant matrix of each MatMul by the node's name."""
+    model = onnx.load(graph)
+    weights = {i.name: i for i in model.graph.initializer}
+    return {
+        node.name: numpy_helper.to_array(weights[node.input[1]])
+        for node in model.graph.node
+        if node.op_type == "MatMul" and node.input[1] in weights
+    }
+
+
+def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 1000.0) -> Path:
+    """Give one feed-forward row of a BERT checkpoint activations `factor` times as large.
+
+    The next matrix takes them back, so that the model answers nearly as before, and only the one
+    product in between suffers when all its activations share an int8 scale.
+    """
+    from safetensors.torch import load_file, save_file
+
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    prefix = f"encoder.layer.{layer}"
+    tensors[f"{prefix}.intermediate.dense.weight"][row] *= factor
+    tensors[f"{prefix}.output.dense.weight"][:, row] /= factor
+    save_file(tensors, path, metadata={"format": "pt"})
+    return source
+
+
+def spoilt(graph: Path, into: Path, value: float = float("inf")) -> Path:
+    """A copy of `graph` with `value` in one of its matrices."""
+    model = onnx.load(graph)
+    weight = next(i for i in model.graph.initializer if i.name == _first_matrix(model))
+    changed = numpy_helper.to_array(weight).copy()
+    changed[0] = value
+    weight.CopyFrom(numpy_helper.from_array(changed, weight.name))
+    onnx.save(model, into)
+    return into
+
+
+def _first_matrix(model: onnx.ModelProto) -> str:
+    constants = {i.name for i in model.graph.initializer}
+    products = (node for node in model.graph.node if node.op_type == "MatMul")
+    return str(next(node.input[1] for node in products if node.input[1] in constants))
+
+
+def slowed(graph: Path, into: Path, size: int = 700) -> Path:
+    """A copy of `graph` that multiplies a large matrix before it answers the same."""
+    model = onnx.load(graph)
+    answer = model.graph.output[0]
+    inner = f"{answer.name}_before"
+    for node in model.graph.node:
+        node.output[:] = [inner if name == answer.name else name for name in node.output]
+        node.input[:] = [inner if name == answer.name else name for name in node.input]
+    large = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+    nothing = np.zeros(1, dtype=np.float32)
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(large, "large"), numpy_helper.from_array(nothing, "nothing")]
+    )
+    # Of the answer, or it would be computed once when the graph is opened.
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMean", [inner], ["mean"], keepdims=0),
+            helper.make_node("Mul", ["large", "mean"], ["scaled"]),
+            helper.make_node("MatMul", ["scaled", "large"], ["product"]),
+            helper.make_node("ReduceMean", ["product"], ["one"], keepdims=0),
+            helper.make_node("Mul", ["one", "nothing"], ["zero"]),
+            helper.make_node("Add", [inner, "zero"], [answer.name]),
+        ]
+    )
+    onnx.save(model, into)
+    return into
+
+
+def unreadable(into: Path) -> Path:
+    """A graph that asks for an operator nobody has."""
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "T"])
+    out = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", 32])
+    node = helper.make_node("Telepathy", ["input_ids"], ["output"], domain="org.example")
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("org.example", 1)]
+    graph = helper.make_graph([node], "unreadable", [ids], [out])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), into)
+    return into

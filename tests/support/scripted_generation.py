@@ -1,0 +1,111 @@
+"""A generator that says what a test wants, behind the real ingress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from deployments.generation.messages import (
+    Alternative,
+    Chunk,
+    Completion,
+    Finished,
+    FinishReason,
+    GenerationCall,
+    GenerationTimings,
+    Started,
+    Token,
+)
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+
+MODELS = (EMBEDDER, DECODER)
+TIMINGS = GenerationTimings(queue_s=0.01, prefill_s=0.02, decode_s=0.04)
+PROMPT_TOKENS = (Token(5, "Once"), Token(6, " upon", -2.5))
+OTHERS = (Alternative(7, " a", -0.25), Alternative(9, " the", -1.75))
+
+
+def ending(reason: FinishReason = FinishReason.END, tokens: int = 4) -> Finished:
+    return Finished(reason, tokens, TIMINGS)
+
+
+# Two words, of which the second takes two tokens, and the end: what comes when is up to the engine.
+CHUNKS = (
+    Chunk(" a", (Token(7, " a", -0.25, alternatives=OTHERS),)),
+    Chunk(" time", (Token(11, " ti", -0.5), Token(12, "me", -1.0))),
+    Chunk("", (Token(2, "", -0.125, special=True),), ending()),
+)
+TEXT = " a time"
+
+
+@dataclass
+class ScriptedGenerator:
+    """Says `chunks` to everybody, or fails where an error stands among them, and keeps the calls.
+
+    Without a chunk that is finished it hangs at the end, until it is closed.
+    """
+
+    chunks: Sequence[Chunk | Exception] = CHUNKS
+    refusal: Exception | None = None  # raised before anything starts
+    pause_s: float = 0.0  # before every chunk
+    calls: list[GenerationCall] = field(default_factory=list)
+    running: int = 0
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        chunks: list[Chunk] = []
+        async with aclosing(self.stream(call)) as stream:
+            async for one in stream:
+                if isinstance(one, Started):
+                    started = one
+                else:
+                    chunks.append(one)
+        tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+        finished = chunks[-1].finished
+        assert finished is not None
+        return Completion(started, "".join(chunk.text for chunk in chunks), tokens, finished)
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        self.calls.append(call)
+        if self.refusal is not None:
+            raise self.refusal
+        seed = 42 if call.options.sampling.seed is None else call.options.sampling.seed
+        prompt = PROMPT_TOKENS if call.options.prompt_logprobs else ()
+        self.running += 1
+        try:
+            yield Started(len(PROMPT_TOKENS), 0, seed, "cpu-int4", prompt)
+            for one in self.chunks:
+                await asyncio.sleep(self.pause_s)
+                if isinstance(one, Exception):
+                    raise one
+                yield one
+                if one.finished is not None:
+                    return
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+async def ask(
+    store: Path, generator: ScriptedGenerator, path: str, body: Any, **world: Any
+) -> httpx.Response:
+    """What is answered by the application over `generator`."""
+    world = {"models": MODELS, "generator": generator, **world}
+    async with InProcess(store, **world).client() as http:
+        return await http.post(path, json=body)
+
+
+def events_in(body: bytes) -> list[Any]:
+    """The values of a stream's events, which have no space behind `data:`."""
+    *events, rest = body.split(b"\n\n")
+    assert rest == b""
+    for event in events:
+        assert event.startswith(b"data:{")
+    return [orjson.loads(event.removeprefix(b"data:")) for event in events]

@@ -1,0 +1,112 @@
+"""A decoder's rows of memory, driven as the server's engine drives them: one memory, bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from build_artifacts.decoders.graphs.export import WrittenModel
+from tests.support.tiny_checkpoints import END
+
+Array = NDArray[np.float32]
+
+
+def open_graph(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class Rows:
+    """`rows` rows of `context` tokens, and of sources of `width` tokens, filled with noise."""
+
+    def __init__(
+        self, written: WrittenModel, rows: int = 3, context: int = 24, width: int = 16
+    ) -> None:
+        self.written = written
+        self._session = open_graph(written.decoder)
+        self._encoder = open_graph(written.encoder) if written.encoder else None
+        names = [f"{i}.{part}" for i in range(written.layers) for part in ("key", "value")]
+        self._own = {name: self._noise(rows, context) for name in names}
+        self._cross = {name: self._noise(rows, width) for name in names} if self._encoder else {}
+        self._sources = np.zeros((rows, width), np.int64)  # the cross mask
+        self.lengths = np.zeros(rows, np.int64)
+
+    def _noise(self, rows: int, tokens: int) -> Array:
+        shape = (rows, self.written.kv_heads, tokens, self.written.head_dim)
+        return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
+
+    def read_source(self, row: int, ids: Sequence[int], padding: int = 0) -> None:
+        """Let the encoder read, with some padding behind."""
+        assert self._encoder is not None
+        padded = np.array([[*ids, *[1] * padding]], np.int64)
+        mask = (np.arange(padded.shape[1]) < len(ids)).astype(np.int64)[None]
+        names = [output.name for output in self._encoder.get_outputs()]
+        made = self._encoder.run(names, {"input_ids": padded, "attention_mask": mask})
+        for name, states in zip(names, made, strict=True):
+            memory = self._cross[name.removeprefix("cross.")]
+            memory[row, :, : len(ids)] = states[0, :, : len(ids)]
+        self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
+
+    def prefill(self, row: int, ids: Sequence[int], every: bool = False) -> Array:
+        """Read tokens into a row: the logits after the last [V], or after each [T, V]."""
+        self.lengths[row] += len(ids)
+        logits = self._run(row, row + 1, np.array([ids], np.int64), 0 if every else len(ids) - 1)
+        return logits[0] if every else logits[0, 0]
+
+    def decode(self, tokens: Sequence[int]) -> Array:
+        """One more token into each of the first rows: logits [n, V]."""
+        count = len(tokens)
+        self.lengths[:count] += 1
+        return self._run(0, count, np.array(tokens, np.int64)[:, None], 0)[:, 0]
+
+    def copy(self, source: int, target: int) -> None:
+        for array in (*self._own.values(), *self._cross.values(), self._sources, self.lengths):
+            array[target] = array[source]
+
+    def _run(self, first: int, end: int, ids: NDArray[np.int64], logits_from: int) -> Array:
+        context = next(iter(self._own.values())).shape[2]
+        mask = (np.arange(context) < self.lengths[first:end, None]).astype(np.int64)
+        feeds = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "logits_from": np.array([logits_from], np.int64),
+        }
+        if self._cross:
+            feeds["cross_mask"] = np.ascontiguousarray(self._sources[first:end])
+        binding = self._session.io_binding()
+        for name, feed in feeds.items():
+            binding.bind_cpu_input(name, feed)
+        for prefix, arrays in (("past_key_values", self._own), ("cross", self._cross)):
+            for name, array in arrays.items():
+                rows = array[first:end]
+                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                binding.bind_input(f"{prefix}.{name}", *place)
+                if prefix == "past_key_values":
+                    binding.bind_output(f"present.{name}", *place)
+        binding.bind_output("logits", "cpu")
+        self._session.run_with_iobinding(binding)
+        logits: Array = binding.get_outputs()[-1].numpy()
+        return logits
+
+
+def greedy(rows: Rows, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    """The answers, of `steps` tokens each, of rows that decode together from their prompts on.
+
+    No token comes twice in a row's prompt and answer, and none ends it: otherwise random weights
+    say the same again and again.
+    """
+    said = [[END, *ids] for ids in prompts]
+    logits = np.stack([rows.prefill(row, ids) for row, ids in enumerate(prompts)])
+    for step in range(steps):
+        for row, tokens in enumerate(said):
+            logits[row, tokens] = -np.inf
+            tokens.append(int(logits[row].argmax()))
+        if step < steps - 1:
+            logits = rows.decode([tokens[-1] for tokens in said])
+    return [tokens[-steps:] for tokens in said]

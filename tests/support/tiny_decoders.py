@@ -1,0 +1,209 @@
+"""Random checkpoints that generate, of a few thousand weights, and one of them as a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.builders import write_json
+from tests.support.decoder_artifacts import (
+    CHATML,
+    END,
+    MERGES,
+    TURN,
+    TURN_END,
+    write_byte_tokenizer,
+)
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
+
+
+def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
+    """A Llama with a tokenizer of bytes; returns `directory`. Its logits are clearly apart."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    if chat_template is not None:
+        (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=HIDDEN,
+        intermediate_size=inner,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=tokenizer.token_to_id(END),
+        eos_token_id=tokenizer.token_to_id(TURN_END),
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+        model.lm_head.weight.normal_(std=1.0)
+    model.save_pretrained(directory)
+    return directory
+
+
+def tiny_gpt2(directory: Path) -> Path:
+    """A GPT-2 with a tokenizer of bytes and no chat template; returns `directory`."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    config = GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        n_embd=HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=POSITIONS,
+        bos_token_id=tokenizer.token_to_id(END),
+        eos_token_id=tokenizer.token_to_id(END),
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.0 if "wte" in name else 0.15)
+    model.save_pretrained(directory)
+    return directory
+
+
+def tokenizer_config() -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": TURN,
+        "eos_token": TURN_END,
+        "pad_token": END,
+        "add_bos_token": False,
+        "model_max_length": POSITIONS,
+    }
+
+
+# llama.cpp's names of a layer's weights, by transformers'.
+_PARTS = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def write_gguf(checkpoint: Path, path: Path) -> Path:
+    """The tiny Llama in `checkpoint` as a GGUF file in fp32; returns `path`."""
+    from gguf import GGUFWriter, TokenType
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    tensors = load_file(checkpoint / "model.safetensors")
+    vocabulary = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).get_vocab()
+    words = sorted(vocabulary, key=lambda word: vocabulary[word])
+    special = (END, TURN, TURN_END)
+    writer = GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(POSITIONS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    kinds = [TokenType.CONTROL if word in special else TokenType.NORMAL for word in words]
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_bos_token_id(vocabulary[END])
+    writer.add_eos_token_id(vocabulary[TURN_END])
+    writer.add_chat_template(CHATML)
+    for name, key in _WHOLE.items():
+        writer.add_tensor(f"{name}.weight", tensors[f"{key}.weight"])
+    for layer in range(LAYERS):
+        for name, key in _PARTS.items():
+            weights = tensors[f"model.layers.{layer}.{key}.weight"]
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name)
+            turned = _interleaved(weights, heads) if heads else weights
+            writer.add_tensor(f"blk.{layer}.{name}.weight", turned)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbours, transformers the two halves of a head."""
+    size = weights.shape[0] // heads
+    halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
+
+
+def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) -> Path:
+    """A model with an encoder, a tokenizer of bytes that ends each text; returns `directory`.
+
+    `make` gets the size of the vocabulary and the ids of the special tokens, as configs name them.
+    """
+    import torch
+    from tokenizers import processors
+
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    end = tokenizer.token_to_id(TURN_END)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {TURN_END}", special_tokens=[(TURN_END, end)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    pad = tokenizer.token_to_id(END)
+    ids = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad}
+    torch.manual_seed(0)
+    model: Any = make(tokenizer.get_vocab_size(), ids)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_positions" not in name:
+                parameter.normal_(std=1.0 if "shared" in name else 0.2)
+    model.save_pretrained(directory)
+    return directory
+
+
+def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
+    """A T5 that knows a prefix for summaries."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=vocabulary, d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=LAYERS,
+        num_heads=HEADS, **ids,
+        task_specific_params={
+            "summarization": {"prefix": "summarize: ", "num_beams": 4},
+            "translation_en_to_de": {"prefix": "translate English to German: "},
+            "translation_en_to_fr": {"prefix": "translate English to French: "},
+        },
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
+    """A Marian that searches with two beams."""
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=vocabulary, d_model=HIDDEN, encoder_layers=LAYERS, decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS, decoder_attention_heads=HEADS, encoder_ffn_dim=INNER,
+        decoder_ffn_dim=INNER, max_position_embeddings=POSITIONS, forced_eos_token_id=None, **ids,
+    )  # fmt: skip
+    model = MarianMTModel(config)
+    model.generation_config.num_beams = 2
+    model.generation_config.max_length = 40
+    return model

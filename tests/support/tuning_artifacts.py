@@ -1,0 +1,129 @@
+"""Tiny artifacts with several candidates and a reference to hold them against."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from deployments.artifacts.manifest import (
+    REFERENCE_NAME,
+    ArtifactManifest,
+    Candidate,
+    Device,
+    EngineOptions,
+)
+from deployments.config import LaneSettings
+from deployments.engines import open_engine
+from deployments.tuning.costs import CostTable, Placement, write_costs
+from deployments.tuning.host import engine_versions
+from deployments.tuning.parity import Reference, answers
+from tests.support.artifacts import (
+    EMBEDDER,
+    GRAPH_NAME,
+    MAX_TOKENS,
+    NO_FILES_YET,
+    WIDTH,
+    seal,
+    seal_tiny,
+    write_graph,
+)
+from tests.support.cost_tables import row, shape, variant
+from tests.support.fakes import item_of
+
+WRONG_GRAPH_NAME = "graphs/wrong.onnx"
+SLOW_GRAPH_NAME = "graphs/slow.onnx"
+NOWHERE = EngineOptions(providers=("AbacusExecutionProvider",))
+WASTED = 300  # rows and columns of the matrix that the slow graph multiplies for nothing
+
+
+def seal_tunable(
+    store: Path,
+    model_id: str = EMBEDDER,
+    *,
+    names: Collection[str] = ("plain", "twin"),
+    wrong: Collection[str] = (),
+    absent: Collection[str] = (),
+    lane: LaneSettings | None = None,
+) -> Placement:
+    """Seal a model with a CPU candidate per name, all of them one graph in fp32.
+
+    Those that are `wrong` have a graph with other vectors, those that are `absent` ask for an
+    execution provider that nobody has. One called `slow` takes a hundred times as long, and one
+    called `int8` says that it is int8.
+    """
+    directory = seal_tiny(store, model_id, devices=(Device.CPU,))
+    manifest = ArtifactManifest.read(directory)
+    (sealed,) = manifest.candidates
+
+    def candidate(name: str) -> Candidate:
+        graph = WRONG_GRAPH_NAME if name in wrong else GRAPH_NAME
+        changes = {
+            "name": name,
+            "graph": SLOW_GRAPH_NAME if name == "slow" else graph,
+            "options": NOWHERE if name in absent else EngineOptions(),
+            "precision": "int8" if name == "int8" else "fp32",
+        }
+        return sealed.model_copy(update=changes)
+
+    placement = Placement(directory, manifest, Device.CPU, lane or LaneSettings(tune_seconds=0.2))
+    _reference(placement).write(directory / REFERENCE_NAME)
+    vectors = np.random.default_rng(1).standard_normal((500, WIDTH), dtype=np.float32)
+    write_graph(directory / WRONG_GRAPH_NAME, vectors)
+    _slow_down(directory / GRAPH_NAME, directory / SLOW_GRAPH_NAME)
+    files = (*manifest.files, REFERENCE_NAME, WRONG_GRAPH_NAME, SLOW_GRAPH_NAME)
+    changed = {
+        "candidates": tuple(map(candidate, names)),
+        "files": dict.fromkeys(files, NO_FILES_YET),
+    }
+    seal(directory, manifest.model_copy(update=changed))
+    return Placement(directory, ArtifactManifest.read(directory), Device.CPU, placement.lane)
+
+
+def _reference(placement: Placement) -> Reference:
+    """What the model's first graph answers to seeded items of all lengths."""
+    rng = np.random.default_rng(3)
+    items = tuple(item_of(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
+    engine = open_engine(placement.spec(placement.candidates[0]), placement.lane)
+    return Reference(items, tuple(np.array(a) for a in answers(engine, items, 1)))
+
+
+def _slow_down(graph: Path, into: Path) -> None:
+    """The same graph, which also squares a matrix three times and adds none of it."""
+    node = helper.make_node
+    model = onnx.load(graph)
+    answering = next(n for n in model.graph.node if "output" in n.output)
+    answering.output[0] = "right"
+    tables = {"grid": np.ones((WASTED, WASTED), np.float32), "nothing": np.zeros(1, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(t, name) for name, t in tables.items())
+    model.graph.node.extend(
+        [
+            node("Cast", ["attention_mask"], ["seen0"], to=TensorProto.FLOAT),
+            node("ReduceSum", ["seen0"], ["seen1"], keepdims=0),
+            node("Mul", ["grid", "seen1"], ["grid0"]),
+            *(node("MatMul", [f"grid{i}", "grid"], [f"grid{i + 1}"]) for i in range(3)),
+            node("ReduceSum", ["grid3"], ["sum"], keepdims=0),
+            node("Mul", ["sum", "nothing"], ["zero"]),
+            node("Add", ["right", "zero"], ["output"]),
+        ]
+    )
+    onnx.save(model, into)
+
+
+def keep_table(placement: Placement, winners: dict[str, str], **changes: object) -> Path:
+    """Write a table in which `winners` (shape to variant) won; the file's path."""
+    named = [variant(name) for name in winners.values()]
+    shapes = {told: 1.0 for told in winners}
+    table = CostTable(
+        version=placement.manifest.version,
+        host=placement.host,
+        threads=placement.lane.threads_per_run,
+        providers=placement.lane.providers,
+        engines=engine_versions(candidate.engine for candidate in placement.candidates),
+        rows=tuple(row(v.name, shapes, "fp32") for v in dict.fromkeys(named)),
+        winners=tuple(zip(map(shape, winners), named, strict=True)),
+    )
+    return write_costs(placement.artifact, table.model_copy(update=changes))

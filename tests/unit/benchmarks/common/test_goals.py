@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.common.statistics import Goal
+
+
+@pytest.mark.parametrize(
+    ("goal", "reached", "sentence"),
+    [
+        (Goal.at_least("speed", 5.0, 5.0), True, "speed: 5.000, at least 5: reached"),
+        (Goal.at_least("speed", 4.999, 5.0), False, "speed: 4.999, at least 5: missed"),
+        (Goal.at_most("time", 1.1, 1.1), True, "time: 1.100, at most 1.1: reached"),
+        (Goal.at_most("time", 1.2, 1.1), False, "time: 1.200, at most 1.1: missed"),
+        (Goal.at_most("time", None, 1.1), None, "time: not measured, at most 1.1"),
+    ],
+)
+def test_a_goal_says_whether_it_is_reached(goal: Goal, reached: bool | None, sentence: str) -> None:
+    assert goal.reached is reached
+    assert goal.sentence == sentence

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import Target, inference_body, model_path, task_path
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://127.0.0.1:8000", Target("127.0.0.1", 8000)),
+        ("http://box/", Target("box", 80)),
+        ("http://box:81/hundredfold/", Target("box", 81, "/hundredfold")),
+        ("http://[::1]:8000", Target("::1", 8000)),
+    ],
+)
+def test_a_url_names_a_target(url: str, target: Target) -> None:
+    assert Target.parse(url) == target
+    assert Target.parse(target.url) == target
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://box", "http://", "http://box:port"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(BenchmarkError, match="not an address"):
+        Target.parse(url)
+
+
+def test_a_request_is_complete() -> None:
+    request = Target("box", 81, "/hundredfold").post_bytes("/models/a/b", "ü".encode())
+    assert request == (
+        b"POST /hundredfold/models/a/b HTTP/1.1\r\n"
+        b"Host: box:81\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Content-Length: 2\r\n\r\n\xc3\xbc"
+    )
+
+
+def test_the_cache_is_never_asked() -> None:
+    assert orjson.loads(inference_body("hi")) == {"inputs": "hi", "options": {"use_cache": False}}
+    assert orjson.loads(inference_body(["hi"], use_gpu=True)) == {
+        "inputs": ["hi"],
+        "options": {"use_cache": False, "use_gpu": True},
+    }
+
+
+def test_ids_keep_their_slash() -> None:
+    assert task_path("feature-extraction", "org/a b") == "/pipeline/feature-extraction/org/a%20b"
+    assert model_path("org/name") == "/models/org/name"

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import open_torch, own_source
+from deployments.artifacts.manifest import Source
+from deployments.batching.batches import collate
+from tests.support.artifacts import tiny_manifest
+from tests.support.builders import HIDDEN, tiny_checkpoint
+from tests.support.fakes import item
+
+
+def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    source = tiny_checkpoint(tmp_path / "model")
+    eager = open_torch(str(source), tiny_manifest(), tmp_path, threads=torch.get_num_threads())
+    short, long = item(7, 3), item(11, 9)
+    rows = np.asarray(eager.run(collate([short, long])).items)
+    assert rows.shape == (2, HIDDEN)
+    reference = AutoModel.from_pretrained(source).eval()
+    with torch.inference_mode():
+        hidden = reference(input_ids=torch.from_numpy(short.ids.astype(np.int64))[None])
+    np.testing.assert_allclose(rows[0], hidden.last_hidden_state[0].mean(0).numpy(), atol=1e-5)
+
+
+def test_an_adapter_s_base_model_is_not_taken_for_it() -> None:
+    manifest = tiny_manifest()
+    assert own_source(manifest) == manifest.source.ref
+    merged = Source(ref="base", revision="1", adapter="lora", adapter_revision="2")
+    with pytest.raises(BenchmarkError, match="merged with an adapter"):
+        own_source(manifest.model_copy(update={"source": merged}))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.sentences import (
+    SST2_NAME,
+    STSB_NAME,
+    LabelledText,
+    generated,
+    labelled_texts,
+    load_sentences,
+    scored_pairs,
+)
+from build_artifacts.evaluation.similarity import ScoredPair
+
+
+def test_generated_sentences_are_a_function_of_the_seed() -> None:
+    assert generated(50, seed=3) == generated(50, seed=3)
+    assert generated(50, seed=3).texts != generated(50, seed=4).texts
+
+
+def test_generated_sentences_are_as_long_as_those_of_stsb() -> None:
+    # Every word is one token; the full stop and two special tokens come on top.
+    tokens = np.array([len(text.split()) + 3 for text in generated(2_758, seed=0).texts])
+    assert 13.5 < tokens.mean() < 14.8
+    assert 11 <= np.median(tokens) <= 13
+    assert 28 <= np.percentile(tokens, 95) <= 33
+    assert (tokens.min(), tokens.max()) >= (5, 30)
+    assert tokens.max() <= 46
+
+
+def test_sentences_of_a_file_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / STSB_NAME).write_text(
+        'score\tsentence1\tsentence2\n2.5\tA "cat" sits.\tA dog.\n5.0\tOne.\tTwo.\n'
+    )
+    assert scored_pairs(tmp_path / STSB_NAME) == [
+        ScoredPair('A "cat" sits.', "A dog.", 2.5),
+        ScoredPair("One.", "Two.", 5.0),
+    ]
+    loaded = load_sentences(tmp_path, seed=0)
+    assert loaded.texts == ('A "cat" sits.', "A dog.", "One.", "Two.")
+    assert loaded.origin == STSB_NAME
+
+
+def test_labels_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / SST2_NAME).write_text("label\tsentence\n1\tgood\n0\tbad\n")
+    assert labelled_texts(tmp_path / SST2_NAME) == [LabelledText("good", 1), LabelledText("bad", 0)]
+
+
+def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="No such file") as caught:
+        load_sentences(tmp_path, seed=0)
+    assert "--data" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("label\ttext\n", "line 1: 2 columns, neither their names nor an example"),
+        ("label\tsentence\n1\tgood\textra\n", "line 2: 3 columns, not 2"),
+        ("label\tsentence\n1\tgood\nx\tbad\n", "line 3, `label`: `x` is not a number"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_line(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / SST2_NAME).write_text(text)
+    with pytest.raises(BenchmarkError, match=complaint):
+        labelled_texts(tmp_path / SST2_NAME)

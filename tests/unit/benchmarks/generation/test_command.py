@@ -1,0 +1,156 @@
+"""`generation` as a person runs it, over a tiny sealed decoder, with and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.generation.streams import (
+    GENAI,
+    LLAMA,
+    OURS,
+    PAGED,
+    SERVED,
+    TRANSFORMERS,
+    UNDRAFTED,
+)
+from deployments.config import GeneratorSettings
+from deployments.errors import EngineFailed
+from tests.support.artifacts import EMBEDDER
+from tests.support.benchmark_generation import DecodingGenerator
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.generators import SpeakingGenerator, Speech
+from tests.support.http_server import served
+from tests.support.in_process import InProcess
+from tests.unit.benchmarks.test_commands import only_result
+
+SHORT = ["--rounds", "2", "--streams", "8", "1", "--new-tokens", "24", "--prompt-tokens", "20"]
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    seal_tiny_decoder(store)
+    return store
+
+
+@pytest.fixture
+def url(store: Path) -> Iterator[str]:
+    """A server of the same model."""
+    generator = DecodingGenerator(store, DECODER, GeneratorSettings(rows=8))
+    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+        yield running.url
+
+
+def command(store: Path, out: Path, url: str, *options: str) -> list[str]:
+    places = ["--store", str(store), "--out", str(out), "--url", url]
+    return ["generation", "--model", DECODER, *places, *SHORT, *options]
+
+
+def part(figures: list[dict[str, Any]], name: str, contender: str) -> dict[str, Any]:
+    (found,) = [f for f in figures if (f["part"], f["contender"]) == (name, contender)]
+    return found["figures"]
+
+
+def test_loop_and_server_are_measured_alike_and_say_the_same(
+    store: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = ["--without", "genai", "transformers", "paged", "llama"]
+    assert main(command(store, tmp_path, url, *others, "--churn", "40")) == 0
+    result = only_result(tmp_path)
+    assert result["run"]["benchmark"] == "generation"
+    figures = result["figures"]
+    assert (figures["missing"], figures["notes"]) == ({}, [])
+    for contender in (OURS, UNDRAFTED, SERVED):
+        for name in ("1 stream", "8 streams"):
+            level = part(figures["levels"], name, contender)
+            assert len(level["tokens_per_s"]["values"]) == 2
+            assert level["first_token_ms_p50"]["median"] > 0
+        assert part(figures["scenarios"], "join", contender)["first_token_ms"]["median"] > 0
+        assert part(figures["scenarios"], "mix", contender)["tokens_per_s"]["median"] > 0
+        prefix = part(figures["scenarios"], "prefix", contender)
+        assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
+    # A server may tell all tokens of an answer in one event; the loop tells one at a time.
+    alone = part(figures["levels"], "1 stream", OURS)
+    assert 0 < alone["gap_ms_p50"]["median"] <= alone["gap_ms_max"]["median"]
+    assert figures["churn"]["requests"] == 40
+    schemas = figures["schemas"]
+    assert (schemas["asked"], schemas["wrong"], schemas["refused"]) == (50, 0, 0)
+    assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
+    alone = figures["alone"]
+    assert (alone["compared"], alone["same"]) == (8, 8)
+    assert len(figures["likenesses"]) == 2
+    for likeness in figures["likenesses"]:
+        assert (likeness["compared"], likeness["same"]) == (18, 18)
+    assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
+    assert "\ntargets\n" in capsys.readouterr().out
+
+
+def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:
+    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama", "http"]
+    assert main(command(store, tmp_path, NOBODY, *few)) == 0
+    figures = only_result(tmp_path)["figures"]
+    assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
+    assert figures["schemas"] is None
+    parts = [(level["part"], level["contender"]) for level in figures["levels"]]
+    expected = [(name, who) for name in ("1 stream", "8 streams") for who in (OURS, UNDRAFTED)]
+    assert parts == expected
+
+
+def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    few = ["--parts", "levels", "prefix", "--genai", gone, "--source", gone]
+    assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
+    figures = only_result(tmp_path / "out")["figures"]
+    missing = figures["missing"]
+    assert set(missing) == {SERVED, GENAI, TRANSFORMERS, PAGED, LLAMA}
+    assert "no answer from http://127.0.0.1:9" in missing[SERVED]
+    assert "has no genai_config.json" in missing[GENAI]
+    assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
+    assert missing[LLAMA] == "no GGUF file was named"
+    measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
+    # Not even that where eight short answers never happen to be written at one time.
+    assert measured <= {"eight streams / one stream without drafts"}
+    assert len(figures["goals"]) == 9
+    assert "over HTTP was not measured, or not to the end: no answer" in capsys.readouterr().out
+
+
+def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def failing_later(call: Any) -> Speech:
+        calls.append(call)
+        pieces = ("a",) * (call.options.max_new_tokens or 1)
+        return Speech(pieces=pieces) if len(calls) < 12 else Speech(breaks=EngineFailed("gone"))
+
+    generator = SpeakingGenerator(failing_later)
+    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama"]
+    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+        assert main(command(store, tmp_path, running.url, *few)) == 0
+    figures = only_result(tmp_path)["figures"]
+    assert "gone" in figures["missing"][SERVED]
+    assert len(part(figures["levels"], "8 streams", OURS)["tokens_per_s"]["values"]) == 2
+    assert "eight clients over HTTP / eight streams" not in figures["ratios"]
+
+
+def test_answers_that_do_not_fit_are_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(store, tmp_path, NOBODY, "--new-tokens", "300")) == 1
+    assert "prompts and answers of 320 tokens do not fit into 256" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_writes_no_text_is_refused(
+    tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--store", str(tiny_store), "--out", str(tmp_path)]
+    assert main(["generation", "--model", EMBEDDER, *places]) == 1
+    assert f"error: `{EMBEDDER}` writes no text" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.generation.http import HttpService, Piece, events_of
+from benchmarks.generation.streams import Ask
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer
+
+ASK = Ask((5, 6, 7), 3)
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 3,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
+
+
+def event(told: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(told) + b"\n\n"
+
+
+def text(part: str) -> bytes:
+    return event({"choices": [{"text": part}], "usage": None})
+
+
+WHOLE = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"]
+
+
+async def ask(answer: FakeAnswer, wanted: Ask = ASK) -> Any:
+    async with FakeServer(lambda n, request: answer).running() as server:
+        found = await HttpService(server.target, "org/model").answer(wanted)
+        (seen,) = server.seen
+    return found, orjson.loads(seen.body)
+
+
+async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None:
+    found, body = await ask(FakeAnswer(body=b"".join(WHOLE)))
+    assert body == {
+        "model": "org/model",
+        "prompt": [5, 6, 7],
+        "max_tokens": 3,
+        "min_tokens": 3,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (found.text, found.tokens, found.cached_tokens) == ("Hello", 3, 2)
+    assert len(found.arrivals_s) == 2, "events with text"
+    assert found.asked_s < found.arrivals_s[0] <= found.arrivals_s[1]
+    assert found.ids == ()
+
+
+def test_an_event_comes_when_its_last_byte_does() -> None:
+    stream = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+    cut = [Piece(1.0, stream[:4]), Piece(2.0, stream[4:12]), Piece(3.0, stream[12:])]
+    assert list(events_of(cut)) == [(2.0, b"1"), (3.0, b"2")]
+
+
+async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
+    begun = asyncio.Event()
+    await ask(FakeAnswer(body=b"".join(WHOLE)), ASK._replace(begun=begun))
+    assert begun.is_set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param(FakeAnswer(503, b'{"error": "busy"}'), '503: {"error": "busy"}', id="status"),
+        pytest.param(FakeAnswer(hang_up=True), "connection was closed", id="hung up"),
+        pytest.param(FakeAnswer(raw=b"SMTP 220\r\n\r\n"), "not HTTP", id="not http"),
+        pytest.param(FakeAnswer(body=text("Hel")), "without its end", id="cut off"),
+        pytest.param(
+            FakeAnswer(body=text("Hel") + event({"error": {"message": "lost"}})),
+            "'message': 'lost'",
+            id="failed on the way",
+        ),
+    ],
+)
+async def test_anything_but_a_whole_stream_is_a_failure(answer: FakeAnswer, reason: str) -> None:
+    with pytest.raises(BenchmarkError) as failed:
+        await ask(answer)
+    assert reason in failed.value.message
+
+
+async def test_a_reader_who_has_enough_leaves() -> None:
+    found, _ = await ask(FakeAnswer(body=text("Hel")), ASK._replace(leaves_after=1))
+    assert (found.text, found.tokens) == ("Hel", 1)
+
+
+def test_only_a_server_of_the_model_is_taken() -> None:
+    without_it = FakeServer(lambda n, request: FakeAnswer(404, b"{}"))
+    unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` answered 404")
+    with without_it.in_thread() as server, unknown:
+        HttpService.found(server.target.url, "org/model")
+
+
+def test_the_version_that_is_served_is_known() -> None:
+    described = FakeServer(lambda n, request: FakeAnswer(body=b'{"version": "0123abc"}'))
+    with described.in_thread() as server:
+        assert HttpService.found(server.target.url, "org/model").version == "0123abc"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(FakeAnswer(422, b'{"error": "no"}'), (422, b'{"error": "no"}'), id="status"),
+        pytest.param(
+            FakeAnswer(
+                raw=b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+                b"3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n"
+            ),
+            (200, b"[1,2]"),
+            id="in chunks",
+        ),
+    ],
+)
+async def test_a_whole_answer_is_handed_on_as_it_is(
+    answer: FakeAnswer, told: tuple[int, bytes]
+) -> None:
+    async with FakeServer(lambda n, request: answer).running() as server:
+        assert await HttpService(server.target, "org/model").post("/a/path", b"{}") == told
+        (seen,) = server.seen
+    assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
+
+
+async def test_that_no_whole_answer_comes_is_told_with_its_path() -> None:
+    hung_up = FakeServer(lambda n, request: FakeAnswer(hang_up=True))
+    async with hung_up.running() as server:
+        with pytest.raises(BenchmarkError, match=r"`/a/path` of http://.* connection was closed"):
+            await HttpService(server.target, "org/model").post("/a/path", b"{}")

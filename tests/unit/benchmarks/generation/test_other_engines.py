@@ -1,0 +1,177 @@
+"""The others: a tiny model through transformers and onnxruntime-genai, a scripted llama.cpp."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import LocalModel
+from benchmarks.generation.checkpoints import Origin, checked_genai, has_same_weights
+from benchmarks.generation.other_engines import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
+from deployments.artifacts.manifest import MANIFEST_NAME
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder, write_byte_tokenizer
+
+END = 2
+PROMPTS = [(5, 6, 7, 8), (9, 10, 11, 12)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights, which loves its end token."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("source") / "tiny"
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    (directory / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}'
+    )
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=END,
+        bos_token_id=1,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[END] = 10 * model.model.norm.weight
+        model.lm_head.weight.abs_()
+        model.model.embed_tokens.weight.abs_()
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    """An artifact that says it was built from `checkpoint`."""
+    store = tmp_path_factory.mktemp("store")
+    directory = seal_tiny_decoder(store)
+    path = directory / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"seeded"', f'"{checkpoint}"'))
+    return LocalModel.named(store, DECODER)
+
+
+def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[int, ...]]:
+    """The likeliest token each time but the end, without any cache."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    found = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(new_tokens):
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, -1]
+            logits[END] = -torch.inf
+            ids.append(int(logits.argmax()))
+        found.append(tuple(ids[len(prompt) :]))
+    return found
+
+
+def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
+    loop = TransformersLoop(checkpoint, [END], threads=1)
+    heat = loop.run(PROMPTS, 6)
+    assert [found.tokens for found in heat.answers] == [6, 6]
+    assert all(END not in found.ids for found in heat.answers)
+    alone = loop.run(PROMPTS[:1], 6)
+    assert alone.answers[0].ids[:1] == right_answers(checkpoint, 1, "bfloat16")[0]
+    assert list(heat.answers[0].arrivals_s) == sorted(set(heat.answers[0].arrivals_s))
+    assert heat.answers[0].asked_s < heat.answers[0].arrivals_s[0]
+
+
+def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
+    loop = PagedLoop(checkpoint, [END], threads=1)
+    heat = loop.run(PROMPTS, 6)
+    loop.close()
+    assert [found.tokens for found in heat.answers] == [6, 6]
+    first = [found.ids[0] for found in heat.answers]
+    assert first == [END, END], "nothing keeps it from what it loves"
+    for found in heat.answers:
+        assert list(found.arrivals_s) == sorted(found.arrivals_s)
+        assert found.asked_s < found.arrivals_s[0]
+
+
+@pytest.mark.slow
+def test_genai_is_built_from_the_artifact_s_source(
+    checkpoint: Path, model: LocalModel, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime_genai")
+    directory = checked_genai(Origin(model, None, tmp_path).genai_directory(None))
+    assert not has_same_weights(model, directory)
+    heat = GenaiLoop(directory, threads=1).run(PROMPTS, 6)
+    assert [found.ids for found in heat.answers] == right_answers(checkpoint, 6, "float32")
+
+
+class TalkingLlama:
+    """A llama.cpp that counts on from the last token it was given, and remembers its prompt."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def reset(self) -> None:
+        self.read = []
+
+    def generate(
+        self, tokens: Sequence[int], *, temp: float, top_k: int, repeat_penalty: float
+    ) -> Iterator[int]:
+        assert (temp, top_k, repeat_penalty, self.read) == (0.0, 1, 1.0, [])
+        self.read += tokens
+        return count(tokens[-1] + 1)
+
+
+def test_llama_takes_one_stream_from_a_clean_start() -> None:
+    loop = LlamaLoop(TalkingLlama())
+    assert loop.most_streams == 1
+    for prompt in PROMPTS:
+        (found,) = loop.run([prompt], 3).answers
+        assert found.ids == (prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3)
+
+
+def test_llama_opens_its_file_on_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+
+    class Opening(TalkingLlama):
+        def __init__(self, **given: Any) -> None:
+            super().__init__()
+            opened.append(given)
+            if not Path(given["model_path"]).is_file():
+                raise ValueError("Model path does not exist")
+
+    package = ModuleType("llama_cpp")
+    package.Llama = Opening
+    monkeypatch.setitem(sys.modules, "llama_cpp", package)
+    file = tmp_path / "model.gguf"
+    with pytest.raises(BenchmarkError, match=r"llama.cpp fails: Model path does not exist"):
+        LlamaLoop.opened(file, 256, threads=3)
+    file.touch()
+    LlamaLoop.opened(file, 256, threads=3)
+    assert (opened[1]["n_ctx"], opened[1]["n_threads"]) == (256, 3)
+
+
+def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as refused:
+        LlamaLoop.opened(tmp_path / "model.gguf", 256, threads=1)
+    assert refused.value.hint == "pip install llama-cpp-python"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"has no genai_config.json"):
+        checked_genai(tmp_path)

@@ -1,0 +1,154 @@
+"""Forms that a scripted server fills in: well, badly, by half, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from benchmarks.generation.http import HttpService
+from benchmarks.generation.schemas import MOST_TOKENS, Form, draw_forms
+from benchmarks.generation.structured_output import (
+    AT_ONCE,
+    Filled,
+    SchemaFigures,
+    Verdict,
+    fault_of,
+    fill,
+    fill_all,
+)
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"stars": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["stars"],
+    "additionalProperties": False,
+}
+FORM = Form("review_1", "How many stars?", SCHEMA)
+GOOD = '{"stars": 4}'
+
+
+def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -> FakeAnswer:
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
+    told = {"choices": [choice], "usage": {"completion_tokens": tokens}}
+    return FakeAnswer(body=orjson.dumps(told))
+
+
+async def filled(answer: FakeAnswer) -> tuple[Filled, Any]:
+    async with FakeServer(lambda n, request: answer).running() as server:
+        found = await fill(HttpService(server.target, "org/model"), FORM)
+        (seen,) = server.seen
+    assert (seen.method, seen.path) == ("POST", "/v1/chat/completions")
+    return found, orjson.loads(seen.body)
+
+
+async def test_a_form_is_asked_for_as_openai_s_clients_do() -> None:
+    found, body = await filled(completion())
+    assert body == {
+        "model": "org/model",
+        "messages": [{"role": "user", "content": "How many stars?"}],
+        "max_tokens": MOST_TOKENS,
+        "temperature": 0,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "review_1", "schema": SCHEMA, "strict": True},
+        },
+    }
+    assert (found.verdict, found.why, found.tokens) == (Verdict.VALID, "", 7)
+    assert found.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "why"),
+    [
+        pytest.param(completion('{"stars": 6}'), "wrong", "$.stars: 6 is greater", id="value"),
+        pytest.param(completion('{"stars": 4'), "wrong", "no JSON", id="half"),
+        pytest.param(completion('{"stars": NaN}'), "wrong", "no JSON", id="no number"),
+        pytest.param(completion("Four stars!"), "wrong", "no JSON", id="prose"),
+        pytest.param(completion(None), "wrong", "no JSON", id="no text"),
+        pytest.param(completion(reason="tool_calls"), "wrong", "'tool_calls'", id="a call"),
+        pytest.param(FakeAnswer(body=b"[]"), "wrong", "no chat completion", id="something else"),
+        pytest.param(FakeAnswer(body=b"<html>"), "wrong", "no chat completion", id="html"),
+        pytest.param(
+            completion('{"sta', "length", 200), "cut short", "after 200 tokens: '{\"sta'", id="cut"
+        ),
+        pytest.param(completion(GOOD, "length", 4), "cut short", "after 4 tokens", id="cut behind"),
+        pytest.param(FakeAnswer(400, b'{"error": "no"}'), "refused", '400: {"error"', id="status"),
+        pytest.param(FakeAnswer(hang_up=True), "refused", "connection was closed", id="hung up"),
+    ],
+)
+async def test_what_is_not_valid_is_told_for_what_it_is(
+    answer: FakeAnswer, verdict: str, why: str
+) -> None:
+    found, _ = await filled(answer)
+    assert (found.name, found.verdict) == ("review_1", verdict)
+    assert why in found.why
+
+
+def test_a_text_that_follows_its_schema_has_no_fault() -> None:
+    assert fault_of(GOOD, SCHEMA) is None
+    assert fault_of(' {"stars":1}\n', SCHEMA) is None
+    assert "'stars' is a required property" in (fault_of("{}", SCHEMA) or "")
+
+
+def in_turn(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
+    return lambda n, request: answers[n % len(answers)]
+
+
+async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() -> None:
+    forms = draw_forms(random.Random(1))
+    script = in_turn(
+        completion("{}", tokens=1),
+        completion("{", "length", 200),
+        FakeAnswer(503, b"busy"),
+        completion("no", tokens=3),
+        completion("[", "length", 200),
+    )
+    async with FakeServer(script, delay_s=0.002).running() as server:
+        figures = await fill_all(HttpService(server.target, "org/model"), forms)
+        prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.seen}
+    assert prompts == {form.prompt for form in forms}
+    assert (figures.asked, figures.valid, figures.cut) == (50, 0, 20)
+    assert (figures.wrong, figures.refused) == (20, 10)
+    assert len(figures.faults) == 50
+    assert list(figures.faults) == sorted(figures.faults)
+    assert figures.tokens == 10 * (1 + 200 + 3 + 200)
+    assert 2.0 <= figures.answer_ms["p50"] <= figures.answer_ms["p95"] <= figures.seconds * 1e3
+
+
+async def test_no_more_than_a_few_are_under_way() -> None:
+    under_way: list[int] = []
+
+    class Counting(HttpService):
+        running = 0
+
+        async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+            self.running += 1
+            under_way.append(self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return 200, completion().body
+
+    service = Counting(FakeServer().target, "org/model")
+    figures = await fill_all(service, [FORM] * 30)
+    assert (figures.asked, figures.valid, figures.tokens) == (30, 30, 210)
+    assert max(under_way) == AT_ONCE
+    assert figures.faults == ()
+
+
+def test_where_nothing_was_answered_no_time_is_told() -> None:
+    figures = SchemaFigures.of([Filled("a_1", Verdict.REFUSED, "503: busy")], 1.0)
+    assert figures.answer_ms == {}
+    assert figures.sentence == "schemas: 0 of 1 answers valid, 0 cut short, 0 wrong, 1 refused"
+    assert figures.faults == ("a_1 is refused: 503: busy",)
+
+
+def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
+    found = [Filled(f"a_{n}", Verdict.VALID, "", 10, n / 10) for n in range(1, 10)]
+    told = SchemaFigures.of(found, 3.0).sentence
+    assert told.endswith("0 refused; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")

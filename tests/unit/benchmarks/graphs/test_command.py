@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.common.engine_timing import Latency, Placement, Shape, make_cells
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.statistics import summarise
+from benchmarks.graphs.candidates import RIVALS, SEALED, TORCH, USUAL, Contender
+from benchmarks.graphs.command import score_goals, who_runs
+from benchmarks.graphs.results import (
+    GraphFigures,
+    HeatFigures,
+    Likeness,
+    describe,
+    ratios,
+    require_right,
+    speed_goals,
+)
+from benchmarks.graphs.run import PROBES, Ground, heat_of, in_turn, likeness
+from build_artifacts.evaluation.similarity import Similarity
+from deployments.artifacts.manifest import Gate
+from deployments.config import LaneSettings
+from deployments.engines import Engine, EngineInfo
+from deployments.errors import EngineFailed
+from deployments.messages import Batch, Outputs
+from deployments.tuning.parity import Reference
+from tests.support.artifacts import tiny_manifest
+from tests.support.fakes import item
+
+SHAPE = Shape(8, 128)
+TOGETHER, SHARED = Placement(runs=1, threads=2), Placement(runs=2, threads=1)
+ITEMS = tuple(item(i + 1, 2 + i % 3) for i in range(70))
+
+
+class Sums:
+    """Answers two numbers per item, `sign` times what the reference says."""
+
+    def __init__(self, sign: float = 1.0) -> None:
+        self.info = EngineInfo(compute_type="cpu-fp32")
+        self.sign = sign
+        self.sizes: list[int] = []
+        self.is_closed = False
+
+    def run(self, batch: Batch) -> Outputs:
+        self.sizes.append(len(batch.lengths))
+        sums = (batch.input_ids * batch.attention_mask).sum(axis=1, keepdims=True)
+        return Outputs(self.sign * np.hstack([sums, np.ones_like(sums)]).astype(np.float32))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Broken(Sums):
+    def run(self, batch: Batch) -> Outputs:
+        raise EngineFailed("the device gave up")
+
+
+def ground(*shapes: Shape) -> Ground:
+    answers = tuple(np.array([one.ids.sum(), 1], dtype=np.float32) for one in ITEMS)
+    return Ground(
+        manifest=tiny_manifest(), reference=Reference(ITEMS, answers), shapes=shapes, seed=0
+    )
+
+
+def contender(name: str, engine: Engine, *, ours: bool = True, shares: bool = True) -> Contender:
+    def opened(lane: LaneSettings) -> Engine:
+        return engine
+
+    return Contender(name=name, what=name, open=opened, must_be_right=ours, shares_out=shares)
+
+
+def latency(name: str, *ms: float, shape: Shape = SHAPE) -> Latency:
+    return Latency(name, shape, summarise(ms))
+
+
+def likeness_of(name: str, *misses: str, ours: bool = True) -> Likeness:
+    return Likeness(
+        contender=name,
+        probes=32,
+        cosine_mean=0.5,
+        cosine_worst=0.25,
+        top1_agreement=None,
+        must_be_right=ours,
+        misses=misses,
+    )
+
+
+def heat_figures(likenesses: tuple[Likeness, ...]) -> HeatFigures:
+    latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
+    return HeatFigures(
+        placement=TOGETHER,
+        served=("cpu-int8+arena",),
+        latencies=latencies,
+        ratios=ratios(latencies),
+        likenesses=likenesses,
+        missing={"openvino": "it failed"},
+    )
+
+
+def figures(*likenesses: Likeness) -> GraphFigures:
+    heat = heat_figures(likenesses)
+    return GraphFigures(
+        model_id="org/model",
+        version="0123",
+        contenders={SEALED: "what is served here"},
+        heats=(heat,),
+        metric="spearman",
+        scores={TORCH: {"spearman": 0.82, "other": 0.1}},
+        missing={"onnx": "cannot be exported"},
+        goals=tuple(speed_goals(heat.ratios, max_tokens=512)),
+    )
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    # In the second round the machine was half as fast: medians of times would not show the 2.
+    found = ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
+    (ratio,) = found
+    assert (ratio.name, ratio.shape) == ("torch / sealed", SHAPE)
+    assert ratio.times.values == pytest.approx((2.0, 2.2, 3.0))
+    assert ratio.times.median == pytest.approx(2.2)
+
+
+def test_only_what_both_were_measured_at_is_compared() -> None:
+    other = Shape(1, 16)
+    found = ratios(
+        [latency(SEALED, 2.0), latency(USUAL, 3.0, shape=other), latency(RIVALS[0], 1.0)]
+    )
+    assert [(one.name, one.times.median) for one in found] == [(f"sealed / {RIVALS[0]}", 2.0)]
+
+
+def test_speed_goals_look_at_one_shape() -> None:
+    measured = [latency(TORCH, 50.0), latency(SEALED, 10.0), latency(USUAL, 14.0)]
+    measured += [latency(RIVALS[0], 9.5), latency(RIVALS[1], 9.0)]
+    goals = list(speed_goals(ratios(measured), max_tokens=512))
+    assert [goal.reached for goal in goals] == [True, False, True, False]
+    assert goals[0].what == "torch / sealed at 8x128"
+    assert [goal.reached for goal in speed_goals(ratios(measured), max_tokens=64)] == [None] * 4
+
+
+def test_score_goals_count_points() -> None:
+    evaluation = Similarity([], [])
+    scores = {TORCH: 0.82, SEALED: 0.817, RIVALS[0]: 0.8171}
+    metrics = {name: {"spearman": value} for name, value in scores.items()}
+    goals = score_goals(evaluation, metrics, Gate())
+    assert [goal.reached for goal in goals] == [True, False, None]
+    assert goals[0].value == pytest.approx(0.3)
+
+
+def test_the_table_tells_everything() -> None:
+    text = describe(figures(likeness_of(SEALED), likeness_of(TORCH, "mean cosine 0.5 < 0.985")))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["sealed:", "cpu-int8+arena"] in lines
+    assert ["sealed", "10.00", "(0%)", "0.5000", "0.2500", "-", "right"] in lines
+    assert ["torch", "/", "sealed", "5.50", "(18%)"] in lines
+    assert ["torch", "0.8200"] in lines
+    assert "not measured: onnx: cannot be exported" in text
+    assert "not measured: openvino, runs=1 threads=2: it failed" in text
+    assert text.splitlines()[-4] == "torch / sealed at 8x128: 5.500, at least 5: reached"
+
+
+def test_a_wrong_graph_of_ours_is_an_error_and_a_rival_s_is_not() -> None:
+    require_right(figures(likeness_of(USUAL, "worst cosine 0.9 < 0.93", ours=False)))
+    with pytest.raises(BenchmarkError, match=r"sealed, runs=1 threads=2: worst cosine 0\.9"):
+        require_right(figures(likeness_of(SEALED, "worst cosine 0.9 < 0.93")))
+
+
+def test_another_one_goes_first_in_every_round() -> None:
+    names = dict.fromkeys("abc", len)
+    cells = make_cells(names, [Shape(1, 2), Shape(2, 2)], ITEMS, seed=0)
+    assert "".join(cell.contender for cell in in_turn(cells, 0)) == "abcabc"
+    assert "".join(cell.contender for cell in in_turn(cells, 1)) == "bcabca"
+    assert "".join(cell.contender for cell in in_turn(cells, 5)) == "cabcab"
+
+
+def test_a_rival_that_fails_is_left_out_and_all_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.common.engine_timing.CELL_S", 0.001)
+    good, bad = Sums(), Broken()
+    entered = [contender("good", good), contender("bad", bad, ours=False)]
+    with heat_of(entered, TOGETHER, ground(Shape(2, 3))) as heat:
+        assert heat.failed == {"bad": "the device gave up"}
+        assert bad.is_closed
+        heat.run_round(0, "round 1")
+        assert [(cell.contender, len(cell.medians_ms)) for cell in heat.cells] == [("good", 1)]
+        assert not good.is_closed
+    assert good.is_closed
+    assert set(good.sizes) == {2}
+
+
+def test_one_of_ours_that_fails_ends_the_run() -> None:
+    good = Sums()
+    entered = [contender("good", good), contender("bad", Broken())]
+    with pytest.raises(EngineFailed), heat_of(entered, TOGETHER, ground(SHAPE)):
+        pass
+    assert good.is_closed
+
+
+def test_as_a_lane_runs_batches_are_shared_out() -> None:
+    entered = [contender("sealed", Sums()), contender("torch", Sums(), shares=False)]
+    course = ground(Shape(1, 4), Shape(5, 4))
+    assert who_runs(entered, TOGETHER, course) == (entered, course)
+    able, own = who_runs(entered, SHARED, course)
+    assert [one.name for one in able] == ["sealed"]
+    assert list(own.shapes) == [Shape(5, 4)]
+    engine = Sums()
+    with heat_of([contender("sealed", engine)], SHARED, own):
+        assert sorted(set(engine.sizes)) == [2, 3]
+
+
+@pytest.mark.parametrize(("sign", "is_right"), [(1.0, True), (-1.0, False)])
+def test_likeness_is_judged_by_the_gate(sign: float, is_right: bool) -> None:
+    engine = Sums(sign)
+    found = likeness(engine, contender("sealed", engine), ground(SHAPE))
+    assert found.probes == PROBES
+    assert engine.sizes == [1] * PROBES
+    assert found.cosine_worst == pytest.approx(sign)
+    assert (not found.misses) is is_right
+
+
+def test_answers_that_are_no_numbers_have_no_likeness() -> None:
+    engine = Sums(float("nan"))
+    found = likeness(engine, contender("sealed", engine), ground(SHAPE))
+    assert found.cosine_mean is None
+    assert found.misses == ("an output is not a finite number",)
+
+
+@pytest.mark.parametrize("text", ["8", "x128", "8x", "0x8", "8x-1", "8x12.5", "8x128x2"])
+def test_what_is_no_shape_is_refused(text: str) -> None:
+    assert Shape.parse("8x128") == SHAPE
+    with pytest.raises(ValueError, match="is no shape"):
+        Shape.parse(text)

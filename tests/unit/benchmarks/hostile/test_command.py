@@ -1,0 +1,100 @@
+"""The hostile benchmark as a person runs it, against a server of our own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.hostile import command as hostile_command
+from benchmarks.hostile.command import Tally, replica_memory
+from benchmarks.hostile.wire import NO_ANSWER, Attack, is_whole, parsed
+from deployments.config import IngressUserConfig, LimitSettings
+from tests.support.fakes import FailingLane
+from tests.support.http_server import served
+from tests.support.in_process import InProcess
+
+SETTINGS = IngressUserConfig(limits=LimitSettings(body_wait_s=0.5))
+
+
+def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    with served(world) as running:
+        command = ["hostile", "--url", running.url, "--out", str(out), *options]
+        status = main([*command, "--requests", "150", "--connections", "4"])
+    (path,) = out.glob("hostile-*.json")
+    return status, orjson.loads(path.read_bytes())["figures"]
+
+
+@pytest.mark.slow
+def test_a_server_that_stands_passes(
+    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hostile_command, "replica_memory", lambda: {"ServeReplica:a:Ingress 1": 100}
+    )
+    world = InProcess(tiny_store, raise_bugs=False, settings=SETTINGS)
+    status, figures = run_against(world, tmp_path)
+    assert (status, figures["failures"], figures["wrong"]) == (0, {}, {})
+    assert sum(figures["statuses"].values()) == figures["requests"] == 150
+    assert figures["neighbour_requests"] > 0
+    assert figures["neighbour_lost"] == {}
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_its_neighbours_does_not_pass(
+    tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = InProcess(
+        tiny_store, raise_bugs=False, settings=SETTINGS, lane=FailingLane(KeyError("a bug"))
+    )
+    status, figures = run_against(broken, tmp_path)
+    assert status == 1
+    assert figures["failures"]
+    assert figures["neighbour_lost"] == {"500": figures["neighbour_requests"]}
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_other_machines_are_not_attacked(capsys: pytest.CaptureFixture[str]) -> None:
+    for url in ("http://192.0.2.1:8000", "http://example.org"):
+        assert main(["hostile", "--url", url]) == 1
+    assert "is not this machine" in capsys.readouterr().err
+
+
+def test_what_counts_as_a_failure() -> None:
+    tally = Tally()
+    refused = Attack("refused", b"", frozenset({400}))
+    for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
+        tally.count(refused, status)
+    tally.count(Attack("made", b"", frozenset()), 418)
+    assert tally.wrong == {"200 refused": 1}
+    assert set(tally.failures) == {"500 refused", "504 refused", "-1 refused"}
+
+
+def test_an_answer_is_whole_when_all_of_its_length_is_there() -> None:
+    head = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 2\r\na: b\r\n\r\n"
+    assert [is_whole(head + body) for body in (b"", b"{", b"{}")] == [False, False, True]
+    assert not is_whole(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n")
+    assert not is_whole(b"HTTP/1.1 200 OK\r\n\r\ncontent-length: 1")
+
+
+def test_an_answer_is_parsed_and_what_is_none_counts_as_closed() -> None:
+    whole = parsed(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
+    assert (whole.status, whole.body) == (404, b"{}")
+    assert [parsed(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
+
+
+def test_replicas_are_found_by_the_name_ray_gives_them() -> None:
+    name = "ray::ServeReplica:hundredfold:Ingress.handle"
+    replica = subprocess.Popen(["bash", "-c", f"exec -a '{name}' sleep 60"])
+    try:
+        while replica.pid not in {int(key.split()[1]) for key in replica_memory()}:
+            assert replica.poll() is None
+        found = replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
+    finally:
+        replica.kill()
+        replica.wait()
+    assert found > 0

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import uvloop
+
+from benchmarks.common.agreement import body_of
+from benchmarks.common.http import Target
+from benchmarks.serving.load import LoadPlan, Workload, run_load
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer
+
+TEXTS = [f"text {i}".encode() for i in range(7)]
+
+
+def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = 5.0) -> LoadPlan:
+    return LoadPlan(connections=connections, seconds=seconds, warm_up_s=0.05, drain_s=drain_s)
+
+
+def workload(target: Target, kept: tuple[int, ...] = ()) -> Workload:
+    return Workload([target.post_bytes("/echo", text) for text in TEXTS], kept)
+
+
+async def test_every_answer_in_the_window_is_counted_once() -> None:
+    async with FakeServer(delay_s=0.01).running() as server:
+        result = await run_load(server.target, workload(server.target), plan(4))
+    answered = len(result.latencies_s)
+    # All requests seen by the server, less those of the warm-up and the last of each connection.
+    assert answered <= len(server.seen) <= answered + 4 * 8
+    assert result.requests_per_s == answered / 0.2
+    assert result.failures == {}
+
+
+async def test_a_closed_loop_is_as_fast_as_its_answers() -> None:
+    async with FakeServer(delay_s=0.02).running() as server:
+        result = await run_load(server.target, workload(server.target), plan(5))
+    assert result.latencies_s.min() >= 0.02
+    assert 0 < len(result.latencies_s) <= 5 * 0.2 / 0.02 + 5
+
+
+async def test_connections_are_kept_alive() -> None:
+    async with FakeServer().running() as server:
+        await run_load(server.target, workload(server.target), plan(3))
+    assert server.connections == 3
+    assert len(server.seen) > 3
+
+
+async def test_a_connection_the_server_closes_is_opened_again() -> None:
+    server = FakeServer(lambda n, request: FakeAnswer(keep_alive=False))
+    async with server.running():
+        result = await run_load(server.target, workload(server.target), plan(2))
+    assert result.failures == {}
+    assert len(result.latencies_s) > 2
+    assert server.connections == len(server.seen)
+
+
+async def test_other_statuses_are_counted_and_not_timed() -> None:
+    def every_third_fails(n: int, request: object) -> FakeAnswer:
+        return FakeAnswer(status=503 if n % 3 == 0 else 200)
+
+    async with FakeServer(every_third_fails, delay_s=0.005).running() as server:
+        result = await run_load(server.target, workload(server.target), plan(1))
+    failed = sum(n % 3 == 0 for n in range(len(server.seen)))
+    assert result.failures == {"503": failed}
+    assert 0 < len(result.latencies_s) < len(server.seen) - failed + 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (FakeAnswer(hang_up=True), "connection_lost"),
+        (FakeAnswer(raw=b"SMTP 220\r\n\r\n"), "not_http"),
+    ],
+)
+async def test_a_lost_request_is_a_failure(answer: FakeAnswer, reason: str) -> None:
+    server = FakeServer(lambda n, request: answer if n == 2 else FakeAnswer(), delay_s=0.002)
+    async with server.running():
+        result = await run_load(server.target, workload(server.target), plan(1))
+    assert result.failures == {reason: 1}
+    assert server.connections == 2
+    assert len(result.latencies_s) > 0
+
+
+async def test_it_ends_when_the_server_never_answers() -> None:
+    started_s = time.perf_counter()
+    async with FakeServer(lambda n, request: FakeAnswer(silent=True)).running() as server:
+        result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.1))
+    assert time.perf_counter() - started_s < 2
+    assert result.failures == {"no_answer": 3}
+    assert len(result.latencies_s) == 0
+
+
+async def test_it_ends_when_nobody_listens() -> None:
+    async with FakeServer().running() as server:
+        gone = server.target
+    result = await run_load(gone, workload(gone), plan(2))
+    assert set(result.failures) == {"not_connected"}
+    assert result.requests_per_s == 0
+
+
+async def test_the_first_answers_to_chosen_requests_are_kept() -> None:
+    def echo(n: int, request) -> FakeAnswer:
+        return FakeAnswer(body=request.body + b" answered %d" % n)
+
+    async with FakeServer(echo).running() as server:
+        chosen = workload(server.target, kept=(1, 4))
+        await run_load(server.target, chosen, plan(1))
+    assert {i: body_of(raw) for i, raw in chosen.answers.items()} == {
+        1: b"text 1 answered 1",
+        4: b"text 4 answered 4",
+    }
+
+
+async def test_a_workload_goes_on_where_it_stopped() -> None:
+    async with FakeServer(delay_s=0.01).running() as server:
+        shared = workload(server.target)
+        for _ in range(2):
+            await run_load(server.target, shared, plan(1, seconds=0.05))
+    bodies = [request.body for request in server.seen]
+    assert bodies == [TEXTS[i % len(TEXTS)] for i in range(len(bodies))]
+
+
+def test_it_runs_on_uvloop() -> None:
+    async def measure() -> int:
+        async with FakeServer().running() as server:
+            result = await run_load(server.target, workload(server.target), plan(2))
+        assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
+        assert result.failures == {}
+        return len(result.latencies_s)
+
+    assert uvloop.run(measure()) > 0

@@ -1,0 +1,162 @@
+"""The commands as a person runs them, against tiny models and a server of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.sentences import SST2_NAME, STSB_NAME
+from deployments.artifacts.store import LATEST_NAME
+from tests.support.artifacts import EMBEDDER
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Script, Seen
+
+WORDS = ("good", "bad", "lovely film", "awful food", "the river", "a train at night", "music")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A few sentences of words the tiny models know."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    lines = [f"1.0\t{one}\t{two}" for one in WORDS for two in WORDS]
+    (directory / STSB_NAME).write_text("score\tsentence1\tsentence2\n" + "\n".join(lines))
+    (directory / SST2_NAME).write_text("label\tsentence\n1\tgood\n0\tbad\n")
+    return directory
+
+
+def served(model: LocalModel, *, sign: float = 1.0) -> Script:
+    """A server of `model`; with a `sign` of -1 every answer is wrong."""
+    vectors = {text: sign * model.values_alone([text], threads=1)[0] for text in WORDS}
+
+    def answer(n: int, request: Seen) -> FakeAnswer:
+        if request.method == "GET":
+            facts = {"id": EMBEDDER, "version": model.manifest.version}
+            return FakeAnswer(body=orjson.dumps(facts))
+        vector = vectors[orjson.loads(request.body)["inputs"]]
+        return FakeAnswer(body=orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))
+
+    return answer
+
+
+def serving_command(url: str, store: Path, data: Path, out: Path) -> list[str]:
+    short = ["--rounds", "1", "--seconds", "0.2"]
+    places = ["--store", str(store), "--data", str(data), "--out", str(out)]
+    return ["serving", "--url", url, "--model", EMBEDDER, *places, *short]
+
+
+def only_result(out: Path) -> dict:
+    (path,) = out.glob("*.json")
+    return orjson.loads(path.read_bytes())
+
+
+def test_serving_measures_both_and_compares_answers(
+    tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    with FakeServer(served(model)).in_thread() as server:
+        command = serving_command(server.target.url, tiny_store, data, out)
+        status = main([*command, "--connections", "1", "4", "--seed", "7", "--with-engine"])
+    assert status == 0
+    result = only_result(out)
+    assert result["run"]["seed"] == 7
+    assert result["run"]["command"].startswith("python -m benchmarks serving --url http://127.")
+    assert result["run"]["host"]["usable_cores"] >= 1
+    figures = result["figures"]
+    assert [level["connections"] for level in figures["levels"]] == [1, 4]
+    for level in figures["levels"]:
+        assert level["requests"] > 0
+        assert level["failures"] == {}
+        assert set(level["latency_ms"]) == {"p50", "p90", "p95", "p99"}
+        assert level["client_cpu_s_per_request"] > 0
+    best = max(level["sentences_per_s"]["median"] for level in figures["engine"])
+    most = figures["levels"][-1]["requests_per_s"]["median"]
+    assert figures["served_over_engine"] == pytest.approx(most / best)
+    assert [agreement["compared"] > 0 for agreement in figures["agreements"]] == [True, True]
+    assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
+    assert "served / raw engine at 4 connections" in capsys.readouterr().out
+
+
+def test_wrong_answers_fail_the_run_after_it_is_written(
+    tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    with FakeServer(served(model, sign=-1.0)).in_thread() as server:
+        command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
+        assert main([*command, "--connections", "2"]) == 1
+    assert "error: wrong answers, so the figures mean nothing" in capsys.readouterr().err
+    assert only_result(tmp_path / "out")["figures"]["agreements"][0]["worst_cosine"] < -0.9
+
+
+def test_failed_requests_fail_the_run(
+    tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = served(LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME))
+
+    def flaky(n: int, request: Seen) -> FakeAnswer:
+        return FakeAnswer(status=503) if n == 20 else good(n, request)
+
+    with FakeServer(flaky).in_thread() as server:
+        command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
+        assert main([*command, "--connections", "2"]) == 1
+    assert "error: requests failed at 2 connections" in capsys.readouterr().err
+    assert only_result(tmp_path / "out")["figures"]["levels"][0]["failures"] == {"503": 1}
+
+
+def test_without_the_artifact_answers_are_asked_for_again(
+    tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    empty = tmp_path / "empty"
+    with FakeServer(served(model)).in_thread() as server:
+        command = serving_command(server.target.url, empty, data, tmp_path / "out")
+        assert main([*command, "--connections", "2"]) == 0
+        assert main([*command, "--with-engine"]) == 1
+    assert "has no version" in capsys.readouterr().err
+    (agreement,) = only_result(tmp_path / "out")["figures"]["agreements"]
+    assert agreement["what"] == "served against the same requests alone"
+
+
+def test_nobody_listening_is_one_clear_error(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeServer().in_thread() as server:
+        gone = server.target.url
+    assert main(serving_command(gone, tmp_path, data, tmp_path)) == 1
+    error = capsys.readouterr().err
+    assert f"error: no answer from {gone}" in error
+    assert "\n\nhint: start it with `make serve`\n" in error
+
+
+def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["engine", "--model", EMBEDDER, "--store", str(tiny_store), "--data", str(data)]
+    assert main([*command, "--out", str(out), "--rounds", "2", "--batch", "1", "8"]) == 0
+    figures = only_result(out)["figures"]
+    assert {speed["batch"] for speed in figures["speeds"]} == {1, 8}
+    assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in figures["speeds"])
+    shapes = [(cell["shape"]["batch"], cell["shape"]["tokens"]) for cell in figures["latencies"]]
+    assert shapes == [(1, 16), (8, 16)]
+    assert figures["torch_over_engine"] is None
+    assert np.isclose(figures["agreements"][0]["worst_cosine"], 1.0)
+    assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
+
+
+def test_quality_names_the_directory_it_misses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", "--data", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert f"error: `{tmp_path / STSB_NAME}`: cannot be read: No such file or directory\n" in error
+    assert error.endswith("name the directory of a good one with --data DIR\n")
+
+
+@pytest.mark.parametrize("option", [["--rounds", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
+def test_impossible_settings_are_refused(option: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serving", *option])

@@ -1,0 +1,172 @@
+"""What is read of a checkpoint that generates, from its JSON files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
+from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
+from build_artifacts.decoders.graphs.export import FAMILIES
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.manifest import Source, TaskName
+from tests.support.builders import write_json
+from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
+from tests.support.tiny_decoders import tokenizer_config
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 7,
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_byte_tokenizer(tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer_config.json", {})
+    write_json(tmp_path / "config.json", LLAMA)
+    return tmp_path
+
+
+def facts_of(directory: Path) -> ModelFacts:
+    checkpoint = Checkpoint(directory, Source(ref="here", revision="1"), "local/model")
+    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+
+
+def ends_of(directory: Path) -> tuple[int, ...]:
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    return decoding.end_tokens
+
+
+def defaults_of(directory: Path) -> AnswerDefaults:
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    return decoding.defaults
+
+
+def id_of(directory: Path, token: str) -> int:
+    return int(write_byte_tokenizer(directory / "again.json").token_to_id(token))
+
+
+def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
+    facts = facts_of(directory)
+    assert facts.tasks == (TaskName.TEXT_GENERATION,)
+    assert (facts.width, facts.max_tokens) == (320, 512)
+    assert facts.decoding is not None
+    assert (facts.decoding.layers, facts.decoding.kv_heads, facts.decoding.head_dim) == (3, 2, 16)
+
+
+def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    write_json(directory / "config.json", config | {"head_dim": 32})
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    assert (decoding.kv_heads, decoding.head_dim) == (4, 32)
+
+
+def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> None:
+    write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
+    write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})
+    assert ends_of(directory) == (5, 7, id_of(directory, END))
+
+
+def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
+    assert ends_of(directory) == (7,)
+    (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    assert ends_of(directory) == (7, id_of(directory, TURN_END))
+
+
+def test_how_tokens_are_drawn_is_what_the_checkpoint_says(directory: Path) -> None:
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+    write_json(directory / "generation_config.json", said | {"do_sample": True})
+    assert defaults_of(directory) == AnswerDefaults(**said)
+
+
+def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
+    nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
+    for said in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
+        write_json(directory / "generation_config.json", said)
+        assert defaults_of(directory) == AnswerDefaults()
+
+
+def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
+    write_json(directory / "config.json", LLAMA | {"eos_token_id": None})
+    with pytest.raises(UnsupportedModel, match="by which token a text ends") as caught:
+        facts_of(directory)
+    assert "generation_config.json" in caught.value.hint
+
+
+def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None:
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    decoding = facts_of(directory).decoding
+    assert decoding is not None
+    assert decoding.special_tokens == {
+        "bos_token": "<|im_start|>",
+        "eos_token": TURN_END,
+        "pad_token": END,
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "a template",
+        [{"name": "rag", "template": "another"}, {"name": "default", "template": "a template"}],
+    ],
+    ids=["alone", "among others"],
+)
+def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: object) -> None:
+    assert chat_template(directory) is None
+    write_json(directory / "tokenizer_config.json", {"chat_template": said})
+    assert chat_template(directory) == "a template"
+    (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
+    assert chat_template(directory) == "the file"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"]},
+            "`Lfm2ForCausalLM` cannot be built for text generation",
+        ),
+        (
+            {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
+            "`MambaForCausalLM` cannot be built for text generation",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised already"),
+    ],
+    ids=["some attention", "no attention", "quantised"],
+)
+def test_what_cannot_be_built_is_named_with_the_reason(
+    directory: Path, change: dict[str, object], sentence: str
+) -> None:
+    write_json(directory / "config.json", LLAMA | change)
+    with pytest.raises(UnsupportedModel, match=sentence):
+        facts_of(directory)
+
+
+def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directory: Path) -> None:
+    said = {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]}
+    write_json(directory / "config.json", said)
+    with pytest.raises(
+        UnsupportedModel, match=r"`UMT5ForConditionalGeneration` .* `umt5`"
+    ) as caught:
+        facts_of(directory)
+    assert "t5, mt5" in caught.value.hint
+
+
+def test_the_families_that_are_named_are_those_that_are_written() -> None:
+    assert set(SUPPORTED) == set(FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"

@@ -1,0 +1,67 @@
+"""Tiny models built once by the whole pipeline, and one whose graphs many tests share."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, Recipe
+from tests.support.adapters import tiny_adapter
+from tests.support.builders import tiny_checkpoint
+from tests.support.prepared_build import LITTLE, Workshop, plant_outlier
+
+LABELS = ("SAD", "GLAD", "MAD")
+BOTH_LANES = Recipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16))
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(io.StringIO())
+
+
+@pytest.fixture(scope="session")
+def embedding_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("source") / "embedder", layers=1)
+
+
+@pytest.fixture(scope="session")
+def adapter_source(tmp_path_factory: pytest.TempPathFactory, embedding_source: Path) -> Path:
+    directory = tmp_path_factory.mktemp("adapters") / "mood"
+    return tiny_adapter(directory, embedding_source, labels=LABELS)
+
+
+@pytest.fixture(scope="session")
+def embedding_build(
+    tmp_path_factory: pytest.TempPathFactory, embedding_source: Path
+) -> BuildResult:
+    """Never to be changed: tests that damage it copy its store."""
+    request = BuildRequest(
+        ref=str(embedding_source),
+        store=tmp_path_factory.mktemp("store"),
+        recipe=BOTH_LANES,
+        effort=LITTLE,
+    )
+    return build(request, Progress(io.StringIO()))
+
+
+@pytest.fixture(scope="session")
+def moods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labelled data for the merged adapter."""
+    path = tmp_path_factory.mktemp("data") / "moods.tsv"
+    texts = ("a lovely film", "the awful night", "bad food", "the river is great", "it was good")
+    lines = [f"{text}\t{LABELS[i % 3]}" for i, text in enumerate(texts)]
+    path.write_text("\n".join(["text\tlabel", *lines]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """An embedding model of two layers; the second product of the second layer's feed-forward
+    network is one that int8 hurts."""
+    root = tmp_path_factory.mktemp("workshop")
+    source = plant_outlier(tiny_checkpoint(root / "model"), layer=1)
+    return Workshop.of(source, root / "work")

@@ -1,0 +1,93 @@
+"""Graphs of integers stay near those of floats, and are as much smaller as they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from build_artifacts.decoders.graphs import block_quantize
+from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
+from build_artifacts.decoders.graphs.export import WrittenModel
+from tests.support.slot_driver import Rows
+from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
+from tests.unit.build_artifacts.decoders.graphs.conftest import Make
+
+SOURCE = [7, 8, 9, 30, 31, 41, 5]
+PROMPT = [40, 9, 62, 41, 40, 11]
+
+
+def in_integers(written: WrittenModel, into: Path, bits: Bits) -> WrittenModel:
+    quantised(written.decoder, into / written.decoder.name, bits)
+    small = replace(written, decoder=into / written.decoder.name)
+    if written.encoder is None:
+        return small
+    quantised(written.encoder, into / written.encoder.name, bits)
+    return replace(small, encoder=into / written.encoder.name)
+
+
+def answers(written: WrittenModel) -> np.ndarray:
+    """Logits [T, V] after each token of a prompt, the last of which is read by itself."""
+    rows = Rows(written)
+    if written.encoder is None:
+        read = rows.prefill(0, PROMPT[:-1], every=True)
+    else:
+        rows.read_source(0, SOURCE)
+        read = rows.prefill(0, [START, *PROMPT[:-1]], every=True)
+    return np.concatenate([read, rows.decode(PROMPT[-1:])])
+
+
+def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return float(((found * expected).sum(axis=-1) / norms).min())
+
+
+@pytest.mark.parametrize("name", [*GPT2, *ENCODER_DECODERS])
+@pytest.mark.parametrize("tables", [True, False])
+def test_int8_is_near(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
+) -> None:
+    if tables:  # of words, which are too small here to be worth it
+        monkeypatch.setattr(block_quantize, "LARGE_TABLE", 0)
+    written = made(name).written
+    small = in_integers(written, tmp_path, 8)
+    assert worst_cosine(answers(small), answers(written)) > 0.99
+    kinds = {node.op_type for node in onnx.load(small.decoder).graph.node}
+    assert "MatMul" not in kinds
+    assert ("GatherBlockQuantized" in kinds) == tables
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "t5"])
+def test_int4_is_not_far(made: Make, tmp_path: Path, name: str) -> None:
+    written = made(name).written
+    found = worst_cosine(answers(in_integers(written, tmp_path, 4)), answers(written))
+    assert 0.8 < found < 0.9999
+
+
+def test_a_quarter_or_an_eighth_is_left_of_the_products(made: Make, tmp_path: Path) -> None:
+    graph = made("bart").written.decoder
+    sizes = {}
+    for bits in (8, 4):
+        (tmp_path / str(bits)).mkdir()
+        quantised(graph, tmp_path / str(bits) / graph.name, bits)
+        sizes[bits] = _product_bytes(tmp_path / str(bits) / graph.name)
+    before = _product_bytes(graph)
+    # A scale of four bytes for every 32 values comes on top.
+    assert sizes[8] == pytest.approx(before * (1 / 4 + 1 / 32), rel=0.1)
+    assert sizes[4] == pytest.approx(before * (1 / 8 + 1 / 32), rel=0.1)
+
+
+def _product_bytes(graph: Path) -> int:
+    model = onnx.load(graph)
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = {
+        name
+        for node in model.graph.node
+        if node.op_type.startswith("MatMul")
+        for name in node.input
+        if name in tensors
+    }
+    return sum(len(tensors[name].raw_data) for name in weights)

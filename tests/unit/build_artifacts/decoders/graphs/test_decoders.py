@@ -1,0 +1,87 @@
+"""Written decoders answer as transformers does, and their rows know nothing of each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.slot_driver import Rows, greedy
+from tests.support.tiny_checkpoints import END, GPT2, PAD, VOCABULARY
+from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
+
+NEAR = 1e-4
+PROMPTS = ([7, 8, 9, 30, 31], [50], [21, 9, 33, 70, 2, 11, 64, 65, 12])
+STEPS = 8
+
+each = pytest.mark.parametrize("name", GPT2)
+
+
+def reference_logits(made: Made, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return made.model(torch.tensor([ids])).logits[0].numpy()
+
+
+def reference_answer(made: Made, ids: list[int]) -> list[int]:
+    output = made.model.generate(
+        torch.tensor([ids]),
+        do_sample=False,
+        min_new_tokens=STEPS,
+        max_new_tokens=STEPS,
+        no_repeat_ngram_size=1,
+        pad_token_id=PAD,
+    )
+    return output[0, len(ids) :].tolist()
+
+
+@each
+def test_logits_after_every_token_of_a_prompt(made: Make, name: str) -> None:
+    model = made(name)
+    for row, ids in enumerate(PROMPTS):
+        found = Rows(model.written).prefill(row, ids, every=True)
+        np.testing.assert_allclose(found, reference_logits(model, ids), atol=NEAR)
+
+
+@each
+def test_rows_of_different_lengths_answer_together_as_each_does_alone(
+    made: Make, name: str
+) -> None:
+    model = made(name)
+    expected = [reference_answer(model, ids) for ids in PROMPTS]
+    assert greedy(Rows(model.written), PROMPTS, STEPS) == expected
+    assert len({token for answer in expected for token in answer}) > STEPS
+
+
+@each
+@pytest.mark.parametrize("parts", [(4, 5), (1, 7, 1), (8, 1)])
+def test_a_prompt_read_in_parts(made: Make, name: str, parts: tuple[int, ...]) -> None:
+    model = made(name)
+    rows, ids, start = Rows(model.written), PROMPTS[2], 0
+    for count in parts:
+        found = rows.prefill(1, ids[start : start + count])
+        start += count
+    np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
+
+
+def test_a_prompt_that_fills_the_whole_memory(made: Make) -> None:
+    model = made("gpt2")
+    ids = list(range(10, 34))
+    found = Rows(model.written, context=len(ids)).prefill(0, ids)
+    np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
+
+
+def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make) -> None:
+    rows = Rows(made("gpt2").written)
+    rows.prefill(0, PROMPTS[0])
+    rows.prefill(1, PROMPTS[2])
+    rows.copy(0, 2)
+    found = rows.decode([40, 41, 40])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_what_is_said_of_a_decoder(made: Make) -> None:
+    written = made("gpt2").written
+    assert written.encoder is None
+    assert (written.layers, written.kv_heads, written.head_dim) == (2, 4, 8)
+    assert written.vocabulary == VOCABULARY
+    assert written.end_tokens == (END,)

@@ -1,0 +1,83 @@
+"""The server's own engines feed what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.artifacts.generation_config import Decoding, SourceReading
+from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from tests.support.tiny_checkpoints import POSITIONS
+from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
+
+NEAR = 1e-4
+SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12])
+
+
+@contextmanager
+def opened(made: Made) -> Iterator[Decoder]:
+    written = made.written
+    source = None
+    if written.encoder is not None:
+        assert written.decoder_start_token is not None
+        source = SourceReading(source_tokens=20, start_token=written.decoder_start_token)
+    spec = DecoderSpec(
+        path=written.decoder,
+        encoder=written.encoder,
+        device=Device.CPU,
+        precision="fp32",
+        options=EngineOptions(),
+        decoding=Decoding(
+            layers=written.layers,
+            kv_heads=written.kv_heads,
+            head_dim=written.head_dim,
+            end_tokens=written.end_tokens,
+            source=source,
+        ),
+        vocabulary=written.vocabulary,
+        most_tokens=POSITIONS,
+    )
+    engine = open_decoder(spec, GeneratorSettings(rows=3))
+    yield engine
+    engine.close()
+
+
+def reference_logits(made: Made, source: list[int], answer: list[int]) -> np.ndarray:
+    """After the last token."""
+    feeds = {"input_ids": torch.tensor([[*source, *answer]])}
+    if made.written.encoder is not None:
+        start = made.written.decoder_start_token
+        feeds = {
+            "input_ids": torch.tensor([source]),
+            "decoder_input_ids": torch.tensor([[start, *answer]]),
+        }
+    with torch.no_grad():
+        return made.model(**feeds).logits[0, -1].numpy()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "marian", "t5"])
+def test_prompts_steps_and_copies_in_the_engine_s_rows(made: Make, name: str) -> None:
+    model = made(name)
+    with opened(model) as engine:
+        lengths = np.zeros(3, np.int64)
+        for row, source in enumerate(SOURCES):
+            found = engine.prefill(row, source, 0)
+            np.testing.assert_allclose(found, reference_logits(model, source, []), atol=NEAR)
+            lengths[row] = len(source) if model.written.encoder is None else 1
+        found = engine.decode(np.array([40, 41, 42]), lengths)
+        for row, source in enumerate(SOURCES):
+            expected = reference_logits(model, source, [40 + row])
+            np.testing.assert_allclose(found[row], expected, atol=NEAR)
+        engine.copy(0, 2, int(lengths[0]) + 1)
+        lengths = lengths[[0, 1, 0]] + 1
+        found = engine.decode(np.array([60, 61, 62]), lengths)
+        for row, token in ((0, 60), (2, 62)):
+            expected = reference_logits(model, SOURCES[0], [40, token])
+            np.testing.assert_allclose(found[row], expected, atol=NEAR)

@@ -1,0 +1,156 @@
+"""What is read from a checkpoint, however it is stored, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from build_artifacts.checkpoints.encoder_decoders import read_source_decoding
+from build_artifacts.decoders.graphs.export import is_written, write_decoder
+from build_artifacts.errors import UnsupportedModel
+from tests.support.slot_driver import Rows
+from tests.support.tiny_checkpoints import START
+from tests.unit.build_artifacts.decoders.graphs.conftest import Make
+
+WEIGHTS = "model.safetensors"
+PROMPT = [7, 8, 9, 30]
+
+
+@pytest.fixture
+def copied(made: Make, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a checkpoint, to be changed; graphs go to tmp_path / "graphs"."""
+    (tmp_path / "graphs").mkdir()
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(made(name).checkpoint, tmp_path / "checkpoint"))
+
+    return copy
+
+
+def configure(checkpoint: Path, file: str = "config.json", **values: Any) -> None:
+    path = checkpoint / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def first_logits(written: Any) -> np.ndarray:
+    rows = Rows(written)
+    if written.encoder is not None:
+        rows.read_source(0, PROMPT)
+        return rows.prefill(0, [START, 40])
+    return rows.prefill(0, PROMPT)
+
+
+@pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])
+def test_a_checkpoint_stored_without_its_head_s_names(
+    made: Make, copied: Callable[[str], Path], tmp_path: Path, name: str, base: str
+) -> None:
+    checkpoint = copied(name)
+    tensors = load_file(checkpoint / WEIGHTS)
+    save_file({key.removeprefix(base): t for key, t in tensors.items()}, checkpoint / WEIGHTS)
+    written = write_decoder(checkpoint, tmp_path / "graphs")
+    np.testing.assert_array_equal(first_logits(written), first_logits(made(name).written))
+
+
+def test_a_checkpoint_in_several_files(
+    made: Make, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint = copied("t5")
+    tensors = load_file(checkpoint / WEIGHTS)
+    (checkpoint / WEIGHTS).unlink()
+    shards = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(sorted(tensors))}
+    for shard in set(shards.values()):
+        save_file({k: t for k, t in tensors.items() if shards[k] == shard}, checkpoint / shard)
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    written = write_decoder(checkpoint, tmp_path / "graphs")
+    np.testing.assert_array_equal(first_logits(written), first_logits(made("t5").written))
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float16, 0.02), (torch.bfloat16, 0.2)])
+def test_a_checkpoint_in_half_precision(
+    made: Make, copied: Callable[[str], Path], tmp_path: Path, dtype: torch.dtype, near: float
+) -> None:
+    checkpoint = copied("gpt2")
+    tensors = safetensors.torch.load_file(checkpoint / WEIGHTS)
+    safetensors.torch.save_file({k: t.to(dtype) for k, t in tensors.items()}, checkpoint / WEIGHTS)
+    written = write_decoder(checkpoint, tmp_path / "graphs")
+    np.testing.assert_allclose(first_logits(written), first_logits(made("gpt2").written), atol=near)
+
+
+def test_weights_lie_beside_the_graphs_and_nothing_else_does(made: Make) -> None:
+    directory = made("bart").written.decoder.parent
+    graphs = ("decoder.onnx", "encoder.onnx")
+    expected = {*graphs, *(f"{name}.data" for name in graphs)}
+    assert {path.name for path in directory.iterdir()} == expected
+    for name in graphs:
+        onnx.checker.check_model(directory / name)
+
+
+def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], Path]) -> None:
+    checkpoint = copied("bart")
+    configure(
+        checkpoint,
+        "generation_config.json",
+        eos_token_id=[3, 5],
+        forced_bos_token_id=9,
+        forced_eos_token_id=3,
+        bad_words_ids=[[1], [6, 7]],
+        suppress_tokens=[11],
+    )
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    decoding = read_source_decoding(checkpoint, config, 20)
+    assert decoding.end_tokens == (3, 5)
+    assert decoding.never == (11, 1)
+    assert decoding.source is not None
+    assert (decoding.source.start_token, decoding.source.source_tokens) == (START, 20)
+    assert (decoding.source.first_token, decoding.source.last_token) == (9, 3)
+
+
+def test_another_family_is_refused_by_its_name(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint = copied("gpt2")
+    assert is_written(checkpoint)
+    configure(checkpoint, model_type="rwkv")
+    assert not is_written(checkpoint)
+    with pytest.raises(UnsupportedModel, match="`rwkv`"):
+        write_decoder(checkpoint, tmp_path / "graphs")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gpt2", {"activation_function": "mish"}, "`mish`"),
+        ("gpt2", {"n_head": 8}, "4 values each"),
+        ("gpt2", {"add_cross_attention": True}, "encoder"),
+        ("bart", {"decoder_layers": 4}, "decoder.layers.3"),
+        ("t5", {"dense_act_fn": "laplace"}, "`laplace`"),
+    ],
+)
+def test_what_cannot_be_written_is_said(
+    copied: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], said: str
+) -> None:
+    checkpoint = copied(name)
+    configure(checkpoint, **changes)
+    with pytest.raises(UnsupportedModel, match=said):
+        write_decoder(checkpoint, tmp_path / "graphs")
+
+
+def test_a_config_that_contradicts_itself_is_refused(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint = copied("t5")
+    configure(checkpoint, feed_forward_proj="un-gated-gelu")
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        write_decoder(checkpoint, tmp_path / "graphs")

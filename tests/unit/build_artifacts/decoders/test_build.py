@@ -1,0 +1,255 @@
+"""A tiny Llama from checkpoint to artifact, by the real model builder; two builds in all."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build_artifacts.__main__ import main
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import read_facts
+from build_artifacts.console import Progress
+from build_artifacts.decoders.generation_report import (
+    GENERATION_NAME,
+    graph_bytes,
+    read_generation,
+)
+from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
+from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
+from build_artifacts.recipes import (
+    DECODER_FP16,
+    DECODER_FP32,
+    DECODER_INT8,
+    DECODER_INT8_BLOCKS,
+    DecoderRecipe,
+    Recipe,
+)
+from deployments.artifacts.manifest import (
+    TEXT2TEXT_TASKS,
+    ArtifactManifest,
+    Device,
+    Gate,
+    Source,
+    TaskName,
+)
+from deployments.config import GeneratorSettings, LaneSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
+from deployments.errors import DigestMismatch
+from tests.support.decoder_artifacts import CHATML
+from tests.support.tiny_decoders import (
+    make_marian,
+    make_t5,
+    tiny_gpt2,
+    tiny_llama,
+    tiny_writer,
+)
+
+pytestmark = pytest.mark.slow
+
+SOURCE = Source(ref="tiny", revision="0")
+T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
+
+# Random weights are sure of little: what is looked at here is that all of it fits together.
+LENIENT = Gate(next_token_agreement=0.5, perplexity_rise=0.5)
+HOPELESS = Gate(next_token_agreement=0.5, perplexity_rise=-0.5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("source") / "llama")
+
+
+def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) -> BuildRequest:
+    recipe = Recipe(candidates=(), decoders=decoders, gate=gate)
+    return BuildRequest(
+        ref=str(source), store=store, recipe=recipe, effort=Effort(tune_seconds=0.3)
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult:
+    store = tmp_path_factory.mktemp("store")
+    request = request_of(source, store, DECODER_INT8, DECODER_FP16, gate=LENIENT)
+    return build(request, Progress(io.StringIO()))
+
+
+def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    assert manifest.tasks == (TaskName.TEXT_GENERATION,)
+    assert manifest.decoding is not None
+    assert (manifest.decoding.layers, manifest.decoding.kv_heads) == (2, 2)
+    assert [(c.name, c.memory) for c in manifest.candidates] == [
+        ("cpu-int8", "int8"),
+        ("gpu-fp16", None),
+    ]
+    for candidate in manifest.candidates:
+        assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
+        assert candidate.parity.company_cosine_worst > 0.9999
+    assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
+    assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
+
+
+@pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])
+def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> None:
+    manifest = built.manifest
+    (candidate,) = (c for c in manifest.candidates if c.name == name)
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    engine = OnnxDecoder(spec, LaneSettings(), rows=2, context=32)
+    try:
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
+        assert engine.prefill(0, [5, 6, 7], 0, every=True).shape == (3, manifest.width)
+        assert engine.info.most_drafted == (MOST_DRAFTED if candidate.memory else 0)
+    finally:
+        engine.close()
+
+
+def test_what_was_said_is_told_by_the_report(
+    built: BuildResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = read_generation(built.directory)
+    assert set(generation.paces) == {"cpu-int8"}
+    assert len(generation.conversations) == 8
+    for conversation in generation.conversations:
+        assert conversation.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        answer = conversation.candidates["gpu-fp16"]
+        due = conversation.original
+        assert answer.tokens[: answer.same_tokens] == due.tokens[: answer.same_tokens]
+    assert generation.same_share("gpu-fp16") > 0.3
+
+    store = str(built.directory.parents[1])
+    assert main(["report", built.manifest.id, "--store", store]) == 0
+    told = capsys.readouterr().out
+    assert "cpu-int8" in told
+    assert "perplexity of the original" in told
+    assert main(["verify", built.manifest.id, "--store", store]) == 0
+    assert "every file is what was sealed" in capsys.readouterr().out
+    assert main(["show", "--store", store]) == 0
+    assert "text-generation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tune", "compact"])
+def test_commands_for_encoders_say_so(
+    built: BuildResult, source: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(built.directory.parents[1])
+    about = str(source) if command == "compact" else built.manifest.id
+    assert main([command, about, "--store", store]) == 1
+    assert "not for models that generate text" in capsys.readouterr().err
+
+
+def test_a_changed_answer_is_noticed(built: BuildResult, tmp_path: Path) -> None:
+    copy = shutil.copytree(built.directory, tmp_path / built.directory.name)
+    content = json.loads((copy / GENERATION_NAME).read_bytes())
+    content["conversations"][0]["original"]["tokens"][0] += 1
+    (copy / GENERATION_NAME).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(DigestMismatch, match=GENERATION_NAME):
+        ArtifactManifest.read(copy)
+
+
+def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_path: Path) -> None:
+    told = io.StringIO()
+    request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
+    with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
+        build(request, Progress(told))
+    verified = [line for line in told.getvalue().splitlines() if "verify" in line]
+    assert all("left out, perplexity" in line for line in verified)
+    tried = [line.partition(" s  ")[2].partition(" against")[0] for line in verified]
+    assert tried == ["cpu-int8, memory in int8", "cpu-int8", DECODER_FP32.name]
+
+
+def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> None:
+    request = request_of(source, tmp_path, DECODER_INT8, gate=LENIENT)
+    (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
+    effort = Effort(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
+    with pytest.raises(BuildError, match="no metric for models that generate"):
+        build(replace(request, effort=effort), Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])
+def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, limit: str) -> None:
+    gate = LENIENT.model_copy(update={limit: 0.1})
+    request = request_of(source, tmp_path, DECODER_INT8, gate=gate)
+    with pytest.raises(BuildError, match=f"knows no `{limit}`") as caught:
+        build(request, Progress(io.StringIO()))
+    assert "next_token_agreement, perplexity_rise, cosine_worst, decided_gap" in caught.value.hint
+
+
+def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "llama")
+    config = json.loads((source / "config.json").read_bytes())
+    config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    told = io.StringIO()
+    request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
+    with pytest.raises(UnsupportedModel, match="rope type is `linear`"):
+        build(request, Progress(told))
+    skipped = [line for line in told.getvalue().splitlines() if line.split()[0] == "skip"]
+    assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
+
+
+def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:
+    assert DECODER_INT8.device is Device.CPU
+    assert DECODER_FP16.device is Device.GPU
+
+
+@pytest.mark.parametrize("recipe", [DECODER_INT8, DECODER_INT8_BLOCKS], ids=lambda r: r.name)
+def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    request = request_of(source, tmp_path / "store", recipe, DECODER_FP16, gate=LENIENT)
+    built = build(request, Progress(io.StringIO()))
+    assert [candidate.name for candidate in built.manifest.candidates] == [recipe.name]
+    (candidate,) = built.manifest.candidates
+    assert candidate.memory == recipe.memory
+    assert candidate.parity.cosine_mean > 0.99
+    assert candidate.parity.company_cosine_worst > 0.9999
+    assert built.manifest.architecture == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("make", "own_task"),
+    [(make_t5, TaskName.TEXT2TEXT_GENERATION), (make_marian, TaskName.TRANSLATION)],
+)
+def test_a_model_with_an_encoder_is_built_and_served(
+    make: Any, own_task: TaskName, tmp_path: Path
+) -> None:
+    source = tiny_writer(tmp_path / "writer", make)
+    request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
+    built = build(request, Progress(io.StringIO()))
+    manifest = built.manifest
+    assert manifest.tasks[0] is own_task
+    assert set(manifest.tasks) == set(TEXT2TEXT_TASKS)
+    assert manifest.decoding is not None
+    assert manifest.decoding.source is not None
+    (candidate,) = manifest.candidates
+    assert candidate.encoder is not None
+    assert candidate.memory is None
+    graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
+    assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
+    assert candidate.parity.cosine_mean > 0.98
+    assert candidate.parity.company_cosine_worst > 0.9999
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    engine = open_decoder(spec, GeneratorSettings(rows=2))
+    try:
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
+    finally:
+        engine.close()
+    told = read_generation(built.directory)
+    assert all(len(talk.original.tokens) > 0 for talk in told.conversations)
+
+
+def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
+    t5 = read_facts(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
+    assert t5.decoding is not None
+    assert t5.decoding.prefixes == {"summarization": "summarize: "}, "two languages, no prefix"
+    marian = tiny_writer(tmp_path / "marian", make_marian)
+    facts = read_facts(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
+    assert facts.decoding is not None
+    assert (facts.decoding.defaults.beams, facts.decoding.defaults.max_new_tokens) == (2, 39)

@@ -1,0 +1,215 @@
+"""Checkpoints that transformers runs itself: rounded, spread, offloaded; and what is refused."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.decoders import build as decoder_build
+from build_artifacts.decoders import gate as decoder_gate
+from build_artifacts.decoders.generation_report import graph_bytes
+from build_artifacts.decoders.torch_export import check_model, export_checkpoint
+from build_artifacts.errors import BuildError, UnsupportedModel
+from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.recipes import (
+    DECODER_FP16_TRANSFORMERS,
+    DECODER_GPU_INT8_BNB,
+    DECODER_GPU_NF4_BNB,
+    DECODER_INT8,
+    FULL,
+    LIGHT,
+    DecoderRecipe,
+    placed,
+)
+from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.manifest import (
+    ArtifactManifest,
+    Attention,
+    Device,
+    EngineOptions,
+    Precision,
+)
+from deployments.config import GeneratorSettings
+from deployments.engines import decoder_factory
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder_factory import lacking, open_decoder
+from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+from deployments.engines.torch_decoder import TorchDecoder
+from tests.support.decoder_programs import WHOLE, facts_of, whole_spec
+from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
+from tests.unit.build_artifacts.decoders.test_build import LENIENT, request_of
+from tests.unit.build_artifacts.decoders.test_torch_export import check, check_step, logits_of
+
+PROMPT = list(range(20, 60))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # bitsandbytes rounds blocks of 64.
+    return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
+
+
+def read_by(spec: DecoderSpec) -> np.ndarray:
+    """The logits behind each token of a prompt, and behind one more."""
+    decoder = open_decoder(spec, GeneratorSettings(rows=2, context_tokens=128))
+    try:
+        every = decoder.prefill(0, PROMPT, 0, every=True).copy()
+        return np.vstack([every, decoder.decode(np.array([7]), np.array([len(PROMPT)]))])
+    finally:
+        decoder.close()
+
+
+def test_a_gpt2_is_run_as_it_is(tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    check(whole_spec(source, tmp_path / "whole"), logits_of(source))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_weights_are_kept_in_the_type_that_is_asked_for(
+    llama: Path, tmp_path: Path, precision: Precision
+) -> None:
+    spec = whole_spec(llama, tmp_path, replace(WHOLE, precision=precision))
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
+    size = spec.path.stat().st_size / (llama / "model.safetensors").stat().st_size
+    assert size == pytest.approx(1.0 if precision == "fp32" else 0.5, abs=0.02)
+    atol = {"fp32": 1e-4, "fp16": 0.2, "bf16": 2.0}[precision]
+    np.testing.assert_allclose(read_by(spec)[:-1], logits_of(llama)[: len(PROMPT)], atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least"),
+    [(DECODER_GPU_INT8_BNB, 0.995), (DECODER_GPU_NF4_BNB, 0.9)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_bitsandbytes_rounds_weights(
+    llama: Path, tmp_path: Path, recipe: DecoderRecipe, least: float
+) -> None:
+    halves = whole_spec(llama, tmp_path / "halves", DECODER_FP16_TRANSFORMERS)
+    rounded = whole_spec(llama, tmp_path / "rounded", recipe)
+    assert rounded.path.stat().st_size < 0.8 * halves.path.stat().st_size
+    found, due = read_by(rounded), read_by(halves)
+    assert not np.allclose(found, due, atol=0.05), "nothing was rounded"
+    products = (found * due).sum(axis=1)
+    cosines = products / np.linalg.norm(found, axis=1) / np.linalg.norm(due, axis=1)
+    assert cosines.mean() > least
+
+
+def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Path) -> None:
+    facts = facts_of(llama)
+    source = SourceReading(source_tokens=64, start_token=0)
+    behind_encoder = facts.generating.model_copy(update={"source": source})
+    with pytest.raises(UnsupportedModel, match="with an encoder"):
+        export_checkpoint(tmp_path, replace(facts, decoding=behind_encoder), WHOLE, tmp_path)
+    two = EngineOptions(gpus=2)
+    for recipe, said in (
+        (replace(WHOLE, precision="int4"), "transformers has no int4"),
+        (replace(WHOLE, options=("block_size=16",)), "no options of a graph's builder"),
+        (replace(DECODER_GPU_NF4_BNB, run=two), "rounded cannot be spread"),
+    ):
+        with pytest.raises(UnsupportedModel, match=said):
+            export_checkpoint(tmp_path, facts, recipe, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_heads_that_cannot_be_shared_out_are_counted(llama: Path, tmp_path: Path) -> None:
+    three = replace(WHOLE, run=EngineOptions(gpus=3))
+    with pytest.raises(UnsupportedModel, match=r"2 heads .* cannot be shared by 3 GPUs"):
+        whole_spec(llama, tmp_path, three)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "sdpa", "change with the length"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "sdpa", None),
+        ({"attn_logit_softcapping": 50.0}, "sdpa", "no soft cap"),
+        ({"attn_logit_softcapping": 50.0}, "eager", None),
+    ],
+)
+def test_what_rows_cannot_have_is_refused(
+    llama: Path, config: dict[str, Any], attention: Attention, said: str | None
+) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(**config))
+    with pytest.raises(UnsupportedModel, match=said) if said else nullcontext():
+        check_model(model, facts_of(llama), attention)
+
+
+def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    with pytest.raises(
+        UnsupportedModel, match="no plan of how to share the heads of `GPT2LMHeadModel`"
+    ):
+        whole_spec(source, tmp_path / "whole", replace(WHOLE, run=EngineOptions(gpus=2)))
+
+
+def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        decoder_factory, "find_spec", lambda name: None if name == "bitsandbytes" else 1
+    )
+    spec = DecoderSpec(
+        path=llama, engine="transformers", device=Device.GPU, precision="nf4",
+        options=EngineOptions(), decoding=facts_of(llama).generating, vocabulary=9, most_tokens=9,
+    )  # fmt: skip
+    assert lacking(spec, GeneratorSettings()) == "the package `bitsandbytes` is not installed"
+    assert lacking(replace(spec, precision="fp16"), GeneratorSettings()) is None
+
+
+def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
+    assert placed(FULL, gpus=1, offloaded=False) is FULL
+    spread = placed(FULL, gpus=4, offloaded=True)
+    for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
+    assert list(spread.decoders[:-1]) == for_cpu
+    last = spread.decoders[-1]
+    assert (last.name, last.engine) == ("gpu-fp16-x4-offloaded", "transformers")
+    assert (last.run.gpus, last.run.offloaded) == (4, True)
+    assert spread.digest() != placed(FULL, gpus=2, offloaded=True).digest() != FULL.digest()
+
+
+@pytest.mark.parametrize(("gpus", "offloaded"), [(2, False), (1, True)])
+def test_weights_that_are_rounded_for_gpus_have_no_placement(gpus: int, offloaded: bool) -> None:
+    assert placed(LIGHT, gpus=1, offloaded=False) is LIGHT
+    with pytest.raises(BuildError, match="built in fp16") as caught:
+        placed(LIGHT, gpus=gpus, offloaded=offloaded)
+    assert "`--search light`" in caught.value.hint
+
+
+@pytest.fixture(scope="module")
+def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """As on a machine with two GPUs, whose work the CPU then does."""
+    store = tmp_path_factory.mktemp("store")
+    spread = placed(FULL, gpus=2, offloaded=False).decoders[-1]
+    recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
+    # Random weights tell words less well apart than trained ones.
+    gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_build, "is_present", lambda device: True)
+        patch.setattr(decoder_gate, "usable_cores", lambda: 1)
+        return build(request_of(llama, store, *recipes, gate=gate), Progress(io.StringIO()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "engine"), [("gpu-fp16-x2", ParallelDecoder), ("gpu-nf4-bitsandbytes", TorchDecoder)]
+)
+def test_a_sealed_checkpoint_opens_and_answers(
+    built: BuildResult, name: str, engine: type[TorchDecoder | ParallelDecoder]
+) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    (candidate,) = (each for each in manifest.candidates if each.name == name)
+    assert candidate.engine == "transformers"
+    assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    decoder = open_decoder(spec, GeneratorSettings(rows=2))
+    try:
+        assert isinstance(decoder, engine)
+        check_step(decoder)
+    finally:
+        decoder.close()

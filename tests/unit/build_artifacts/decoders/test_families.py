@@ -1,0 +1,96 @@
+"""Every family that is said to be supported is built, and computes what transformers does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.decoders import SUPPORTED
+from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.logits_slicing import GRAPH_NAME
+from build_artifacts.recipes import DECODER_FP32
+from deployments.artifacts.manifest import Device, EngineOptions, Source
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.onnx_decoder import OnnxDecoder
+from tests.support.builders import write_json
+from tests.support.decoder_artifacts import write_byte_tokenizer
+
+TOKENS, WINDOW = 96, 32
+# The hidden size is a square: Gemma scales by its root, which the builder has to two decimals.
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
+    "eos_token_id": 7,
+}  # fmt: skip
+# What makes each of them what it is.
+OWN: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"sliding_window": None},
+    "Qwen3ForCausalLM": {"head_dim": 32},
+    "GemmaForCausalLM": {"head_dim": 16},
+    "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW},
+    "Gemma3ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 128},
+    "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
+    "Ernie4_5ForCausalLM": {"head_dim": 16},
+}  # fmt: skip
+BUILT = [name for name in SUPPORTED if name != "GPT2LMHeadModel"]  # tests/parity has that
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", BUILT)
+def test_a_graph_of_the_family_says_what_transformers_says(
+    architecture: str, tmp_path: Path
+) -> None:
+    source, made = tmp_path / "checkpoint", tmp_path / "graph"
+    made.mkdir()
+    model = write_model(architecture, source)
+    checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "tiny/model")
+    facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
+    export_decoder(source, facts, DECODER_FP32, made)
+    spec = DecoderSpec(
+        path=made / GRAPH_NAME,
+        device=Device.CPU,
+        precision="fp32",
+        options=EngineOptions(),
+        decoding=facts.generating,
+        vocabulary=facts.width,
+        most_tokens=facts.max_tokens,
+    )
+    ids = np.random.default_rng(0).integers(8, facts.width, TOKENS)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+    engine = OnnxDecoder(spec, GeneratorSettings(threads_per_run=1), rows=2, context=128)
+    try:
+        read = engine.prefill(1, ids[:-1].tolist(), 0, every=True).copy()
+        step = engine.decode(ids[[-1, -1]], np.array([0, TOKENS - 1]))[1]
+    finally:
+        engine.close()
+    tolerance = 1e-4 * expected.std()
+    np.testing.assert_allclose(read, expected[:-1], atol=tolerance, rtol=1e-3)
+    np.testing.assert_allclose(step, expected[-1], atol=tolerance, rtol=1e-3)
+
+
+def write_model(architecture: str, directory: Path) -> Any:
+    """A tiny model of random weights, and its checkpoint in `directory`."""
+    directory.mkdir()
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    kind = getattr(transformers, architecture)
+    said = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | OWN.get(architecture, {})
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**said)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+    model.save_pretrained(directory)
+    return model

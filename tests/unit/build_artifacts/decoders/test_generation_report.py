@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from build_artifacts.decoders.generation_report import same_start
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3), (1, 9, 3), 1), ((1, 2), (1, 2, 3), 2), ((), (1,), 0)],
+)
+def test_answers_are_the_same_up_to_the_first_difference(
+    one: tuple[int, ...], other: tuple[int, ...], count: int
+) -> None:
+    assert same_start(one, other) == count
+    assert same_start(other, one) == count

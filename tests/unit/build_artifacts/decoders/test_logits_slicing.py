@@ -1,0 +1,92 @@
+"""Logits from one token on: the same numbers, fewer of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from build_artifacts.decoders.logits_slicing import answer_from
+from build_artifacts.errors import UnsupportedModel
+from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS
+from tests.support.decoder_graphs import CONTEXT, tiny_graph, unsliced
+
+IDS = np.array([[5, 9, 2, 40, 7, 7, 31]])
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return unsliced(tiny_graph(tmp_path / "tiny.onnx"), tmp_path / "plain.onnx")
+
+
+def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    mask = np.zeros((1, CONTEXT), np.int64)
+    mask[0, : IDS.shape[1]] = 1
+    memory = np.zeros((1, KV_HEADS, CONTEXT, HEAD_DIM), np.float32)
+    past = {
+        f"past_key_values.{layer}.{part}": memory
+        for layer in range(LAYERS)
+        for part in ("key", "value")
+    }
+    feeds = {"input_ids": IDS, "attention_mask": mask, **past, **further}
+    return np.asarray(session.run(["logits"], feeds)[0])
+
+
+def test_from_the_first_token_on_not_one_bit_is_different(tmp_path: Path, plain: Path) -> None:
+    due = logits_of(plain)
+    answer_from(plain, "Tiny")
+    whole = logits_of(plain, logits_from=np.array([0]))
+    assert whole.tobytes() == due.tobytes()
+
+
+@pytest.mark.parametrize("first", [1, 4, 6])
+def test_from_a_later_token_on_they_are_the_last_ones(plain: Path, first: int) -> None:
+    due = logits_of(plain)
+    answer_from(plain, "Tiny")
+    given = logits_of(plain, logits_from=np.array([first]))
+    assert given.shape == (1, 7 - first, due.shape[2])
+    np.testing.assert_allclose(given, due[:, first:], atol=1e-5)
+
+
+def test_logits_that_are_scaled_and_capped_are_sliced_before_the_head(plain: Path) -> None:
+    model = onnx.load(plain)
+    head = model.graph.node[-1]
+    head.output[0] = "raw"
+    model.graph.initializer.append(helper.make_tensor("cap", TensorProto.FLOAT, [], [30.0]))
+    model.graph.node.extend(
+        [
+            helper.make_node("Div", ["raw", "cap"], ["small"], "small"),
+            helper.make_node("Tanh", ["small"], ["capped"], "capped"),
+            helper.make_node("Mul", ["capped", "cap"], ["logits"], "logits"),
+        ]
+    )
+    onnx.save(model, plain)
+    due = logits_of(plain)
+    answer_from(plain, "Tiny")
+    (cut,) = (n for n in onnx.load(plain).graph.node if n.op_type == "Slice")
+    assert cut.input[0] == "normed"
+    assert logits_of(plain, logits_from=np.array([0])).tobytes() == due.tobytes()
+
+
+def test_a_graph_with_a_memory_of_another_kind_is_refused(plain: Path) -> None:
+    model = onnx.load(plain)
+    state = helper.make_tensor_value_info("past.0.conv", TensorProto.FLOAT, ["B", 3])
+    model.graph.input.append(state)
+    onnx.save(model, plain)
+    with pytest.raises(UnsupportedModel, match=r"`Tiny` asks for `past.0.conv`"):
+        answer_from(plain, "Tiny")
+
+
+def test_a_graph_with_attention_over_equal_lengths_is_refused(plain: Path) -> None:
+    model = onnx.load(plain)
+    next(
+        n for n in model.graph.node if n.op_type == "GroupQueryAttention"
+    ).op_type = "MultiHeadAttention"
+    onnx.save(model, plain)
+    with pytest.raises(UnsupportedModel, match="MultiHeadAttention"):
+        answer_from(plain, "Tiny")

@@ -1,0 +1,172 @@
+"""The gate of decoders: it lets through what reads alike in every way, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build_artifacts.decoders.measurement import (
+    LIMITS,
+    answers_of,
+    judge_decoder,
+    measure_pace,
+    steps,
+)
+from build_artifacts.decoders.reference import Original, perplexity, seen
+from deployments.artifacts.manifest import Gate
+from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
+from deployments.engines.onnx_decoder import OnnxDecoder
+from tests.support.decoder_graphs import (
+    ENDS,
+    damaged,
+    open_graph,
+    original_of,
+    tiny_graph,
+)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_graph(tmp_path_factory.mktemp("judged") / "tiny.onnx")
+
+
+@pytest.fixture(scope="module")
+def original(graph: Path) -> Original:
+    return original_of(graph)
+
+
+def test_the_same_graph_passes_with_full_marks(graph: Path, original: Original) -> None:
+    found = judge_decoder(open_graph(graph), original, Gate())
+    assert found.reasons == ()
+    assert found.parity is not None
+    assert found.parity.top1_agreement == 1.0
+    assert found.parity.cosine_worst > 0.999999
+    assert found.parity.company_cosine_worst > 0.999999
+    assert found.perplexity == pytest.approx(original.perplexity(), rel=1e-4)
+
+
+def test_a_damaged_graph_is_left_out_with_the_reasons(
+    tmp_path: Path, graph: Path, original: Original
+) -> None:
+    other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    found = judge_decoder(open_graph(other), original, Gate())
+    assert found.parity is not None
+    assert found.parity.top1_agreement is not None
+    assert found.parity.top1_agreement < 0.9
+    assert any("next-token agreement" in reason for reason in found.reasons)
+
+
+def test_numbers_that_are_none_never_pass(tmp_path: Path, graph: Path, original: Original) -> None:
+    other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
+    anything = Gate(next_token_agreement=-1, perplexity_rise=1e9, cosine_worst=-2)
+    found = judge_decoder(open_graph(other), original, anything)
+    assert found.parity is None
+    assert found.reasons == ("an output is not a finite number",)
+
+
+@pytest.mark.parametrize("limit", Gate.model_fields)
+def test_the_limits_that_are_read_are_those_that_are_named(
+    tmp_path: Path, graph: Path, original: Original, limit: str
+) -> None:
+    other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    usual = judge_decoder(open_graph(other), original, Gate())
+    extreme = Gate(**{limit: -0.9 if limit == "perplexity_rise" else 2.0})
+    found = judge_decoder(open_graph(other), original, extreme)
+    assert (found != usual) == (limit in LIMITS)
+
+
+class Mixing:
+    """A decoder that reads prompts well, and in company gives each row its neighbour's logits."""
+
+    def __init__(self, inner: OnnxDecoder) -> None:
+        self._inner = inner
+        self.info: DecoderInfo = inner.info
+
+    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+        return self._inner.prefill(row, ids, start, every=every)
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        return np.roll(self._inner.decode(ids, lengths), 1, axis=0)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        self._inner.copy(source, target, tokens)
+
+    def exchange(self, first: int, second: int, tokens: int) -> None:
+        self._inner.exchange(first, second, tokens)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_rows_that_change_one_another_are_found(graph: Path, original: Original) -> None:
+    found = judge_decoder(Mixing(open_graph(graph)), original, Gate())
+    assert any("alone to company" in reason for reason in found.reasons)
+    assert any("next-token agreement" in reason for reason in found.reasons)
+
+
+class Lonely(Mixing):
+    """A decoder whose numbers are right in company only: a row alone begins with one that is none.
+
+    In company there is a second row at the first token at least.
+    """
+
+    def __init__(self, inner: OnnxDecoder, wrong: float) -> None:
+        super().__init__(inner)
+        self._wrong = wrong
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        logits = self._inner.decode(ids, lengths)
+        if len(ids) == 1 and lengths[0] == 0:
+            logits[0, 0] = self._wrong
+        return logits
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
+    graph: Path, original: Original, wrong: float
+) -> None:
+    found = judge_decoder(Lonely(open_graph(graph), wrong), original, Gate())
+    assert found.parity is None
+    assert found.reasons == ("an output is not a finite number",)
+
+
+def test_texts_of_all_lengths_are_read_to_their_ends(graph: Path, original: Original) -> None:
+    read = [(text, place) for left, place, _ in steps(open_graph(graph), original.texts)
+            for text in left]  # fmt: skip
+    due = [(text, place) for text, ids in enumerate(original.texts) for place in range(len(ids))]
+    assert sorted(read) == due
+
+
+def test_answers_are_those_of_one_prompt_alone(graph: Path, original: Original) -> None:
+    prompts = original.asked.prompts
+    together = answers_of(open_graph(graph), prompts, ENDS, 12)
+    engine = open_graph(graph)
+    for prompt, answer in zip(prompts, together, strict=True):
+        ids = list(prompt)
+        for token in answer:
+            assert int(engine.prefill(0, ids, 0).argmax()) == token
+            ids.append(token)
+        assert len(answer) == 12 or answer[-1] in ENDS
+
+
+def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
+    graph = tiny_graph(tmp_path / "sure.onnx", saying=(1, 2, 3, ENDS[0]))
+    assert answers_of(open_graph(graph), [(9, 1), (2,)], ENDS, 12) == ((2, 3, 95), (3, 95))
+
+
+def test_logits_are_summed_up_as_probabilities_say() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], np.float32)) + 3
+    found = seen(logits.astype(np.float32))
+    assert found.choices.tolist() == [0, 2]
+    np.testing.assert_allclose(found.gaps, [0.2, 0.7], atol=1e-6)
+    np.testing.assert_allclose(found.log_totals, [3, 3], atol=1e-6)
+    assert perplexity(-np.log([0.5, 0.125])) == pytest.approx(4.0)
+
+
+def test_a_pace_is_measured_in_any_context(graph: Path) -> None:
+    pace = measure_pace(open_graph(graph), 0.05)
+    assert min(pace.alone, pace.company, pace.prompt) > 0
+    assert "tokens/s" in str(pace)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.per_token_int8 import fixed_scale, quantise_rows
+from deployments.machine import Processor
+from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
+from tests.support.outlier_models import graph_with_outliers
+
+HIDDEN, INNER, WORDS = 64, 96, 200
+Array = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Array]:
+    random = np.random.default_rng(5)
+    drawn = {
+        "head": random.normal(size=(HIDDEN, WORDS)),  # turned, it is the word table too
+        "up": random.normal(size=(HIDDEN, INNER)),
+        "gate": random.normal(size=(HIDDEN, INNER)),
+        "down": random.normal(size=(INNER, HIDDEN)),
+        "small": random.normal(size=(HIDDEN, 2)),
+    }
+    return {name: table.astype(np.float32) for name, table in drawn.items()}
+
+
+@pytest.fixture(scope="module")
+def graph(tables: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ids [B, T] -> words -> two products of one value, and one of their product -> scores."""
+    nodes = [
+        helper.make_node("Transpose", ["head"], ["words"], perm=[1, 0]),
+        helper.make_node("Gather", ["words", "ids"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "up"], ["upper"]),
+        helper.make_node("MatMul", ["hidden", "gate"], ["gated"]),
+        helper.make_node("Mul", ["upper", "gated"], ["inner"]),
+        helper.make_node("MatMul", ["inner", "down"], ["after"]),
+        helper.make_node("MatMul", ["after", "head"], ["scores"]),
+        helper.make_node("MatMul", ["after", "small"], ["few"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", "T", WORDS]),
+        helper.make_tensor_value_info("few", TensorProto.FLOAT, ["B", "T", 2]),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["B", "T"])],
+        outputs,
+        [numpy_helper.from_array(table, name) for name, table in tables.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path = tmp_path_factory.mktemp("fp32") / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("int8") / "model.onnx"
+    quantise_rows(graph, path)
+    return path
+
+
+def scores(path: Path, ids: NDArray[np.int64]) -> Array:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found: Array = session.run(["scores"], {"ids": ids})[0]
+    return found
+
+
+def test_the_int8_graph_answers_nearly_alike(graph: Path, quantised: Path) -> None:
+    ids = np.random.default_rng(1).integers(0, WORDS, (4, 6))
+    exact, rounded = (scores(path, ids).reshape(-1, WORDS) for path in (graph, quantised))
+    norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(rounded, axis=1)
+    cosines = (exact * rounded).sum(axis=1) / norms
+    assert cosines.min() > 0.999
+    assert np.abs(exact - rounded).max() > 0, "nothing was rounded: the test shows nothing"
+
+
+def test_a_row_is_the_same_in_any_company(quantised: Path) -> None:
+    ids = np.random.default_rng(2).integers(0, WORDS, (5, 7))
+    together = scores(quantised, ids)
+    for row in range(5):
+        np.testing.assert_array_equal(scores(quantised, ids[row : row + 1])[0], together[row])
+    np.testing.assert_array_equal(scores(quantised, ids[:, :1])[:, 0], together[:, 0])
+
+
+def test_products_of_one_value_share_its_rounding(quantised: Path) -> None:
+    kinds = [node.op_type for node in onnx.load(quantised).graph.node]
+    assert kinds.count("MatMulIntegerToFloat") == 4
+    assert kinds.count("QuantizeLinear") == 3
+
+
+def test_small_tables_stay_as_they_are_and_large_ones_are_gone(quantised: Path) -> None:
+    model = onnx.load(quantised)
+    floats = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
+    assert "small" in floats
+    assert not floats & {"head", "up", "gate", "down", "words"}
+    assert [node.op_type for node in model.graph.node].count("Transpose") == 0
+
+
+def test_a_row_of_zeros_gives_zeros(graph: Path, tables: dict[str, Array], tmp_path: Path) -> None:
+    model = onnx.load(graph)
+    silent = tables["head"].copy()
+    silent[:, 3] = 0
+    for table in model.graph.initializer:
+        if table.name == "head":
+            table.CopyFrom(numpy_helper.from_array(silent, "head"))
+    onnx.save(model, tmp_path / "model.onnx")
+    path = tmp_path / "int8.onnx"
+    quantise_rows(tmp_path / "model.onnx", path)
+    found = scores(path, np.array([[3, 5]]))
+    assert not found[0, 0].any()
+    assert np.isfinite(found).all()
+    assert found[0, 1].any()
+
+
+def test_the_weights_lie_in_one_file_beside_the_graph(quantised: Path) -> None:
+    assert {path.name for path in quantised.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+
+
+TEXTS = tuple(
+    tuple(np.random.default_rng(seed).integers(0, VOCABULARY, 24).tolist()) for seed in range(6)
+)
+
+
+def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_path: Path) -> None:
+    path = graph_with_outliers(tmp_path / "model.onnx")
+    plain, taught = tmp_path / "plain" / "model.onnx", tmp_path / "taught" / "model.onnx"
+    for into in (plain, taught):
+        into.parent.mkdir()
+    quantise_rows(path, plain)
+    quantise_rows(path, taught, Calibration(TEXTS[:4], spec_of(path).decoding))
+    exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
+    assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
+    kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
+    # What norms and attention put out has a fixed scale in both layers; the rest still measures.
+    assert [found.count("ReduceMax") for found in kinds] == [9, 3]
+    assert [found.count("MatMulIntegerToFloat") for found in kinds] == [11, 11]
+
+
+def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
+    path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
+    quantise_rows(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    engine = open_graph(into)
+    for row in range(4):
+        engine.prefill(row, TEXTS[row], 0)
+    ids, lengths = np.array([5, 6, 7, 8]), np.array([len(text) for text in TEXTS[:4]])
+    together = engine.decode(ids, lengths).copy()
+    alone = engine.decode(ids[:1], lengths[:1]).copy()
+    engine.close()
+    np.testing.assert_array_equal(alone[0], together[0])
+
+
+def test_a_processor_that_would_overflow_answers_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
+    quantise_rows(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    here = logits_of(into)
+    old = Processor("old", "1", ("avx2",), "x86_64")
+    monkeypatch.setattr("deployments.engines.onnx.this_processor", lambda: old)
+    np.testing.assert_array_equal(logits_of(into), here)
+
+
+def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
+    rows = np.random.default_rng(4).normal(size=(50, 64)).astype(np.float32)
+    scale = fixed_scale(rows)
+    assert scale is not None
+    assert np.abs(rows).max() / 127 < scale < np.abs(rows).max() / 100
+    rows[0] *= 100
+    assert fixed_scale(rows) is None
+    assert fixed_scale(np.zeros((4, 8), np.float32)) is None
+
+
+def logits_of(graph: Path) -> Array:
+    """After every token of the texts that were not read before."""
+    engine = open_graph(graph)
+    read = [engine.prefill(0, text, 0, every=True).copy() for text in TEXTS[4:]]
+    engine.close()
+    return np.concatenate(read)

@@ -1,0 +1,196 @@
+"""Graphs rotate as transformers does, to the last token a model may read, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    PhiConfig,
+    PretrainedConfig,
+    SmolLM3Config,
+)
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
+
+from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.rope_check import check_rotations
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipes import DECODER_FP32
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import TaskName
+from tests.support.builders import write_json
+from tests.support.tiny_decoders import tiny_llama
+
+POSITIONS, HEAD = 131_072, 32
+SIZES = {
+    "vocab_size": 96, "hidden_size": 2 * HEAD, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+    "original_max_position_embeddings": POSITIONS // 4,
+}  # fmt: skip
+
+Tables = tuple[np.ndarray, np.ndarray]
+
+
+def facts_of(tokens: int = POSITIONS) -> ModelFacts:
+    tasks = (TaskName.TEXT_GENERATION,)
+    return ModelFacts(tasks=tasks, architecture="TinyForCausalLM", max_tokens=tokens, width=96)
+
+
+def tables_of(module: Any, layer_type: str | None = None) -> Tables:
+    """What a module of transformers gives at all positions, without the second half."""
+    how = {} if layer_type is None else {"layer_type": layer_type}
+    with torch.inference_mode():
+        tables = module(torch.zeros(1), torch.arange(POSITIONS)[None], **how)
+    cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
+    return cosines, sines
+
+
+def write_checkpoint(directory: Path, config: PretrainedConfig) -> Path:
+    config.save_pretrained(directory)
+    return directory
+
+
+def write_graph(
+    path: Path, layers: list[str | None], tables: Mapping[str, Tables], dtype: type = np.float32
+) -> Path:
+    """A graph of nothing but attentions, each with the tables of that name, or without."""
+    stored = {
+        f"{part}_{name}": table.astype(dtype)
+        for name, both in tables.items()
+        for part, table in zip(("cos", "sin"), both, strict=True)
+    }
+    nodes = [
+        helper.make_node(
+            "GroupQueryAttention",
+            [*"qkv", "", "", "lengths", "total", *([f"cos_{name}", f"sin_{name}"] if name else [])],
+            [f"out{layer}"],
+            domain="com.microsoft",
+        )
+        for layer, name in enumerate(layers)
+    ]
+    given = [numpy_helper.from_array(table, name) for name, table in stored.items()]
+    model = helper.make_model(helper.make_graph(nodes, "tiny", [], [], given))
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+    return path
+
+
+def llama(rope: Mapping[str, Any]) -> LlamaConfig:
+    return LlamaConfig(**SIZES, rope_parameters=dict(rope))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("rope", [DEFAULT, YARN], ids=["default", "yarn"])
+def test_tables_of_transformers_own_pass(
+    tmp_path: Path, rope: Mapping[str, Any], dtype: type
+) -> None:
+    config = llama(rope)
+    weights = write_checkpoint(tmp_path, config)
+    tables = {"all": tables_of(LlamaRotaryEmbedding(config))}
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables, dtype)
+    check_rotations(graph, weights, facts_of())
+
+
+@pytest.mark.parametrize("rope_type", ["yarn", "linear", "longrope"])
+def test_a_type_that_the_graph_ignores_is_refused_by_name(tmp_path: Path, rope_type: str) -> None:
+    tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
+    factors = {f"{length}_factor": [2.0] * (HEAD // 2) for length in ("short", "long")}
+    weights = write_checkpoint(tmp_path, llama(YARN | factors | {"rope_type": rope_type}))
+    with pytest.raises(UnsupportedModel, match=rf"`TinyForCausalLM` .* type is `{rope_type}`"):
+        check_rotations(graph, weights, facts_of(POSITIONS // 4))
+
+
+def test_what_is_wrong_at_the_far_end_only_is_found(tmp_path: Path) -> None:
+    config = llama(DEFAULT)
+    cosines, sines = tables_of(LlamaRotaryEmbedding(config))
+    cosines[100_000:] += 0.2
+    graph = write_graph(tmp_path / "model.onnx", ["all"], {"all": (cosines, sines)})
+    weights = write_checkpoint(tmp_path, config)
+    with pytest.raises(UnsupportedModel, match="rope type is `default`"):
+        check_rotations(graph, weights, facts_of())
+    check_rotations(graph, weights, facts_of(tokens=100_000))
+
+
+def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None:
+    config = llama(DEFAULT)
+    cosines, sines = tables_of(LlamaRotaryEmbedding(config))
+    short = {"all": (cosines[:4096], sines[:4096])}
+    graph = write_graph(tmp_path / "model.onnx", ["all"], short)
+    weights = write_checkpoint(tmp_path, config)
+    check_rotations(graph, weights, facts_of(tokens=4096))
+    with pytest.raises(UnsupportedModel):
+        check_rotations(graph, weights, facts_of(tokens=4097))
+
+
+def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
+    config = PhiConfig(**SIZES | {"num_key_value_heads": 2}, partial_rotary_factor=0.5)
+    tables = {"all": tables_of(PhiRotaryEmbedding(config))}
+    assert tables["all"][0].shape == (POSITIONS, HEAD // 4)
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
+    check_rotations(graph, write_checkpoint(tmp_path, config), facts_of())
+
+
+def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**SIZES, head_dim=HEAD, layer_types=kinds)
+    module = Gemma3RotaryEmbedding(config)
+    tables = {kind: tables_of(module, kind) for kind in kinds}
+    weights = write_checkpoint(tmp_path, config)
+    right = write_graph(tmp_path / "right.onnx", [*kinds], tables)
+    check_rotations(right, weights, facts_of())
+    wrong = write_graph(tmp_path / "wrong.onnx", [kinds[1], kinds[1]], tables)
+    with pytest.raises(UnsupportedModel):
+        check_rotations(wrong, weights, facts_of())
+
+
+def test_a_layer_without_rotations_is_left_alone(tmp_path: Path) -> None:
+    config = SmolLM3Config(**SIZES, no_rope_layers=[0, 1], rope_parameters=dict(DEFAULT))
+    tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
+    graph = write_graph(tmp_path / "model.onnx", [None, "all"], tables)
+    check_rotations(graph, write_checkpoint(tmp_path, config), facts_of())
+
+
+def test_tables_that_are_computed_are_trusted_of_one_type_only(tmp_path: Path) -> None:
+    graph = write_graph(tmp_path / "model.onnx", ["computed"], {})
+    pairs = [1.0] * (HEAD // 2)
+    split = {"rope_type": "longrope", "short_factor": pairs, "long_factor": pairs}
+    check_rotations(graph, write_checkpoint(tmp_path, llama(YARN | split)), facts_of(1024))
+    with pytest.raises(UnsupportedModel, match="rope type is `default`"):
+        check_rotations(graph, write_checkpoint(tmp_path, llama(DEFAULT)), facts_of(1024))
+
+
+@pytest.mark.slow
+def test_the_builder_s_own_graph_is_refused_where_it_ignores_the_type(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "llama")
+    config = LlamaConfig.from_pretrained(source)
+    facts = ModelFacts(
+        tasks=(TaskName.TEXT_GENERATION,),
+        architecture="LlamaForCausalLM",
+        max_tokens=config.max_position_embeddings,
+        width=config.vocab_size,
+        decoding=Decoding(layers=2, kv_heads=2, head_dim=16, end_tokens=(2,)),
+    )
+    (tmp_path / "plain").mkdir()
+    export_decoder(source, facts, DECODER_FP32, tmp_path / "plain")
+
+    linear = {"rope_parameters": DEFAULT | {"rope_type": "linear", "factor": 4.0}}
+    write_json(source / "config.json", config.to_dict() | linear)
+    (tmp_path / "linear").mkdir()
+    with pytest.raises(UnsupportedModel, match=r"`LlamaForCausalLM` .* type is `linear`"):
+        export_decoder(source, facts, DECODER_FP32, tmp_path / "linear")

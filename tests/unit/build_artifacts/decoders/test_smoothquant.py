@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.float_graph import FloatGraph, Floats, scale_queries
+from build_artifacts.decoders.smoothquant import is_bounded, smooth
+from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of, tiny_graph
+from tests.support.outlier_models import LOUD_CHANNELS, graph_with_outliers
+
+NORMED, ATTENDED, GATED = ("a_0", "f_1"), ("c_0",), ("k_1",)
+TEXTS = tuple(
+    tuple(np.random.default_rng(seed).integers(0, VOCABULARY, 20).tolist()) for seed in range(4)
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return graph_with_outliers(tmp_path / "model.onnx")
+
+
+def logits_of(graph: Path) -> Floats:
+    engine = open_graph(graph)
+    read = [engine.prefill(row, text, 0, every=True).copy() for row, text in enumerate(TEXTS)]
+    engine.close()
+    return np.stack(read)
+
+
+def seen_in(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
+    return Calibration(TEXTS, spec_of(graph).decoding).observe(graph, values)
+
+
+def spread_of(values: Floats) -> float:
+    """The largest channel, as a multiple of the median one."""
+    sizes = np.abs(values).max(axis=0)
+    return float(sizes.max() / np.median(sizes))
+
+
+def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
+    seen = seen_in(path, ["a_0", "k_1"])
+    assert {name: values.shape for name, values in seen.items()} == {
+        "a_0": (80, 64),
+        "k_1": (80, 96),
+    }
+    loud = np.abs(seen["a_0"]).max(axis=0)
+    assert set(np.argsort(loud)[-2:]) == set(LOUD_CHANNELS)
+
+
+def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    graph = FloatGraph(model)
+    values = [*NORMED, *ATTENDED, *GATED]
+    seen = seen_in(path, values)
+    due = {value: smooth(graph, value, seen[value]) for value in values}
+    smoothed = tmp_path / "smoothed.onnx"
+    onnx.save(model, smoothed)
+    np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
+    after = seen_in(smoothed, values)
+    for value in values:
+        np.testing.assert_allclose(after[value], due[value], rtol=1e-3, atol=1e-4)
+        assert spread_of(after[value]) < spread_of(seen[value]), value
+    for value in NORMED:
+        assert spread_of(seen[value]) > 20 > 5 > spread_of(after[value])
+
+
+def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
+    """All norms of the plain graph share one scale, and its head's input is cut before."""
+    model = onnx.load(tiny_graph(tmp_path / "model.onnx"))
+    before = {table.name: table.SerializeToString() for table in model.graph.initializer}
+    graph = FloatGraph(model)
+    for value in ("a_0", "f_1", "wanted", "input_ids"):
+        seen = np.ones((3, 64), np.float32)
+        assert smooth(graph, value, seen) is seen
+    assert {t.name: t.SerializeToString() for t in model.graph.initializer} == before
+
+
+def test_a_value_that_something_else_reads_too_stays_as_it_is(path: Path) -> None:
+    model = onnx.load(path)
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("a_0"))
+    seen = np.ones((3, 64), np.float32)
+    assert smooth(FloatGraph(model), "a_0", seen) is seen
+
+
+@pytest.mark.parametrize(
+    ("value", "bounded"), [("a_0", True), ("c_1", True), ("k_0", False), ("input_ids", False)]
+)
+def test_norms_and_attention_keep_their_values_in_bounds(
+    path: Path, value: str, bounded: bool
+) -> None:
+    assert is_bounded(FloatGraph(onnx.load(path)), value) is bounded
+
+
+def test_queries_are_scaled_by_their_weights(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    graph = FloatGraph(model)
+    for node in model.graph.node:
+        scale_queries(graph, node)
+    scales = [
+        attribute.f
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "scale"
+    ]
+    assert scales == [1.0, 1.0]
+    scaled = tmp_path / "scaled.onnx"
+    onnx.save(model, scaled)
+    np.testing.assert_allclose(logits_of(scaled), logits_of(path), atol=2e-4)

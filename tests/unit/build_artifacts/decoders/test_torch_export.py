@@ -1,0 +1,212 @@
+"""Torch programs of models that generate, and what is refused; one build with both GPU graphs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.decoders import build as decoder_build
+from build_artifacts.decoders import gate as decoder_gate
+from build_artifacts.decoders.generation_report import graph_bytes, read_generation
+from build_artifacts.decoders.torch_export import export_program
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.recipes import (
+    DECODER_FP16,
+    DECODER_FP16_TORCH,
+    DECODER_INT8,
+    FULL,
+    DecoderRecipe,
+)
+from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.manifest import ArtifactManifest, Attention, Device, EngineOptions
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from deployments.engines.torch_decoder import TorchDecoder
+from tests.support.decoder_programs import PROGRAM, facts_of, program_spec
+from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
+from tests.unit.build_artifacts.decoders.test_build import LENIENT, request_of
+
+PROMPT = list(range(20, 60))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("source") / "llama")
+
+
+def logits_of(checkpoint: Path) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: np.ndarray = model(torch.tensor([PROMPT])).logits[0].numpy()
+    return logits
+
+
+def check(spec: DecoderSpec, due: np.ndarray) -> None:
+    """A prompt in two parts and two single tokens, beside another row."""
+    decoder = TorchDecoder(spec, GeneratorSettings(), rows=2, context=128)
+    try:
+        decoder.prefill(0, PROMPT[::-1], 0)
+        read = [decoder.prefill(1, PROMPT[:17], 0, every=True).copy()]
+        read.append(decoder.prefill(1, PROMPT[17:-2], 17, every=True).copy())
+        for place in (len(PROMPT) - 2, len(PROMPT) - 1):
+            step = np.array([3, PROMPT[place]]), np.array([40, place])
+            read.append(decoder.decode(*step)[1:].copy())
+        np.testing.assert_allclose(np.concatenate(read), due, atol=1e-4)
+    finally:
+        decoder.close()
+
+
+def check_step(decoder: Decoder) -> None:
+    """A step beside another row answers as the prompt of the same tokens does."""
+    due = decoder.prefill(1, [5, 6, 7], 0).copy()
+    decoder.prefill(0, [5, 6], 0)
+    found = decoder.decode(np.array([7, 7]), np.array([2, 2]))
+    np.testing.assert_allclose(found[0], due, atol=0.2)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_either_attention_answers_as_transformers(
+    llama: Path, attention: Attention, tmp_path: Path
+) -> None:
+    check(
+        program_spec(llama, tmp_path, replace(PROGRAM, run=EngineOptions(attention=attention))),
+        logits_of(llama),
+    )
+
+
+def test_another_family_is_a_program_as_well(tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    spec = program_spec(source, tmp_path)
+    check(spec, logits_of(source))
+    # The embedding is the last layer too, and is kept once.
+    assert spec.path.stat().st_size < 1.2 * (source / "model.safetensors").stat().st_size
+
+
+def test_layers_with_a_window_are_refused(llama: Path, tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=266, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, sliding_window=16,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    facts = replace(facts_of(llama), max_tokens=64)
+    with pytest.raises(UnsupportedModel, match="look back 16 tokens only"):
+        export_program(tmp_path, facts, PROGRAM, tmp_path / "p")
+
+
+def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
+    llama: Path, tmp_path: Path
+) -> None:
+    facts, path = facts_of(llama), tmp_path / "p"
+    source = SourceReading(source_tokens=64, start_token=0)
+    behind_encoder = facts.generating.model_copy(update={"source": source})
+    with pytest.raises(UnsupportedModel, match="with an encoder"):
+        export_program(tmp_path, replace(facts, decoding=behind_encoder), PROGRAM, path)
+    for recipe in (
+        replace(PROGRAM, precision="int4"),
+        replace(PROGRAM, options=("block_size=16",)),
+        replace(PROGRAM, rowwise=True),
+    ):
+        with pytest.raises(UnsupportedModel, match="torch has no"):
+            export_program(tmp_path, facts, recipe, path)
+    for run in (EngineOptions(gpus=2), EngineOptions(offloaded=True)):
+        with pytest.raises(UnsupportedModel, match="programs have no `gpus`"):
+            export_program(tmp_path, facts, replace(PROGRAM, run=run), path)
+    assert not path.exists()
+
+
+def test_what_a_program_cannot_say_is_told_with_the_architecture(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers.models.llama import modeling_llama
+
+    def spectral(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(hidden).real
+
+    monkeypatch.setattr(
+        modeling_llama.LlamaRMSNorm, "forward", lambda self, hidden: spectral(hidden)
+    )
+    with pytest.raises(UnsupportedModel, match=r"`LlamaForCausalLM` cannot .* `aten\.\w*fft"):
+        export_program(llama, facts_of(llama), PROGRAM, tmp_path / "p")
+
+
+class Admitting:
+    """An admission that lets everything pass but what it is told to leave out."""
+
+    def __init__(self, *left_out: DecoderRecipe) -> None:
+        self.left_out = left_out
+
+    def admit(self, recipe: DecoderRecipe) -> str | None:
+        return None if recipe in self.left_out else recipe.name
+
+
+@pytest.mark.parametrize(
+    ("is_here", "left_out", "due"),
+    [
+        (True, (), ["gpu-fp16", "gpu-fp16-torch"]),
+        (False, (), ["gpu-fp16"]),
+        (False, (DECODER_FP16,), ["gpu-fp16-torch"]),
+    ],
+)
+def test_without_a_gpu_the_first_graph_for_it_is_enough(
+    is_here: bool, left_out: tuple[DecoderRecipe, ...], due: list[str], monkeypatch
+) -> None:
+    monkeypatch.setattr(decoder_build, "is_present", lambda device: is_here)
+    steps: Any = None  # not reached
+    building = decoder_build.DecoderCompilation(steps, FULL, tune_seconds=0, search_seconds=60)
+    admission: Any = Admitting(*left_out)
+    assert building._best(admission, Device.GPU) == due
+
+
+@pytest.fixture(scope="module")
+def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """As on a machine with a GPU, whose graphs then run on the CPU."""
+    store = tmp_path_factory.mktemp("store")
+    recipes = (DECODER_INT8, DECODER_FP16, DECODER_FP16_TORCH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_build, "is_present", lambda device: True)
+        # Torch's threads wait long for each other where there are more of them than free cores.
+        patch.setattr(decoder_gate, "usable_cores", lambda: 1)
+        return build(request_of(llama, store, *recipes, gate=LENIENT), Progress(io.StringIO()))
+
+
+@pytest.mark.slow
+def test_the_faster_engine_for_a_gpu_comes_first(built: BuildResult) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    for_gpu = manifest.candidates_for(Device.GPU)
+    assert {c.name: c.engine for c in for_gpu} == {
+        "gpu-fp16": "onnxruntime",
+        "gpu-fp16-torch": "torch",
+    }
+    paces = read_generation(built.directory).paces
+    first, second = (paces[candidate.name].company for candidate in for_gpu)
+    assert first >= second
+
+
+@pytest.mark.slow
+def test_a_sealed_program_opens_and_answers(built: BuildResult) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    (candidate,) = (c for c in manifest.candidates if c.engine == "torch")
+    assert candidate.parity.company_cosine_worst > 0.9999
+    assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    decoder = open_decoder(spec, GeneratorSettings(rows=2))
+    try:
+        assert isinstance(decoder, TorchDecoder)
+        assert decoder.info.compute_type == "gpu-fp16"
+        check_step(decoder)
+    finally:
+        decoder.close()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from build_artifacts.evaluation import answers_of, load_evaluation, scores_of
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import EngineFailed
+from deployments.messages import Batch, EncodedItem, Outputs
+from tests.support.fakes import ScriptedEngine
+from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
+
+
+def token_item(marker: int, length: int) -> EncodedItem:
+    return EncodedItem(np.full(length, marker, dtype=np.int32), length)
+
+
+class Log:
+    """Answers every item with its first token, [1], and keeps the shape of every pass."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self.handed_out: list[np.ndarray] = []
+
+    def __call__(self, batch: Batch) -> Outputs:
+        items, tokens = batch.input_ids.shape
+        self.shapes.append((items, tokens))
+        self.handed_out.append(batch.input_ids[:, :1].astype(np.float32))
+        return Outputs(self.handed_out[-1])
+
+
+def test_items_run_by_length_and_answers_come_in_their_order() -> None:
+    chance = np.random.default_rng(0)
+    lengths = chance.integers(1, 50, size=100).tolist()
+    items = [token_item(i, length) for i, length in enumerate(lengths)]
+    log = Log()
+    answers = answers_of(ScriptedEngine(log), items)
+    assert [answer.tolist() for answer in answers] == [[float(i)] for i in range(100)]
+    longest = sorted(lengths)
+    assert log.shapes == [
+        (32, longest[31]), (32, longest[63]), (32, longest[95]), (4, longest[99])
+    ]  # fmt: skip
+
+
+def test_answers_do_not_keep_their_batches() -> None:
+    log = Log()
+    answers = answers_of(ScriptedEngine(log), [token_item(1, 2), token_item(2, 3)])
+    assert not any(np.shares_memory(answer, log.handed_out[0]) for answer in answers)
+
+
+def test_long_items_run_in_smaller_batches() -> None:
+    log = Log()
+    answers_of(ScriptedEngine(log), [token_item(1, 512) for _ in range(20)] + [token_item(2, 9999)])
+    assert log.shapes == [(16, 512), (4, 512), (1, 9999)]
+
+
+def test_nothing_to_run_is_no_pass() -> None:
+    log = Log()
+    assert answers_of(ScriptedEngine(log), []) == []
+    assert log.shapes == []
+
+
+def classify_by_length(batch: Batch) -> Outputs:
+    """Label 1 for items of more than three tokens."""
+    return Outputs([np.array([3.5, n], dtype=np.float32) for n in batch.lengths])
+
+
+def test_scores_are_those_of_all_answers(write: WriteFile, make_model: MakeModel) -> None:
+    lines = [f"{i % 3 % 2}\t{'good ' * (1 + i % 3)}\n" for i in range(90)]
+    evaluation = load_evaluation(
+        write("a.tsv", "".join(lines)), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
+    )
+    engine = ScriptedEngine(classify_by_length)
+    # Two words of label 1 and one word of label 0 are right, three words of label 0 are not.
+    scores = scores_of(engine, evaluation)
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores == evaluation.score(answers_of(engine, evaluation.items))
+
+
+def test_an_engine_that_answers_no_number_fails(write: WriteFile, make_model: MakeModel) -> None:
+    evaluation = load_evaluation(
+        write("a.tsv", "0\ta\n1\tb\n"), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
+    )
+    spoilt = ScriptedEngine(lambda batch: Outputs(np.full((2, 2), np.nan, dtype=np.float32)))
+    with pytest.raises(EngineFailed, match="not a finite number"):
+        scores_of(spoilt, evaluation)

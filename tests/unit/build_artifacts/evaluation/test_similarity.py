@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from build_artifacts.evaluation import BadEvaluationData, Sampling, load_evaluation
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import EngineFailed
+from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
+
+TASK = TaskName.FEATURE_EXTRACTION
+FOUR = "0\tthe\tcity\n1\ta\ttrain\n3\tgood\tbad\n5\tfilm\tfood\n"
+
+
+def direction(degrees: float, length: float = 1) -> np.ndarray:
+    radians = np.deg2rad(degrees)
+    return np.array([np.cos(radians), np.sin(radians)], dtype=np.float32) * length
+
+
+def test_cosines_are_held_against_the_scores(write: WriteFile, make_model: MakeModel) -> None:
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
+    assert [len(item.ids) for item in evaluation.items] == [3] * 8
+    # Angles in each pair: 90, 60, 0, 30 degrees, so cosines rank 1 2 4 3 against 1 2 3 4.
+    answers = [direction(d, length=1 + d) for d in (0, 90, 10, 70, 5, 5, 0, 30)]
+    scores = evaluation.score(answers)
+    assert scores == {"spearman": pytest.approx(1 - 6 * 2 / (4 * 15))}
+    assert evaluation.metric == "spearman"
+
+
+def test_a_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
+    assert evaluation.drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)
+    assert evaluation.drop({"spearman": 0.82}, {"spearman": 0.83}) == pytest.approx(-1)
+    assert evaluation.drop({"spearman": 0.82}, {"spearman": float("nan")}) == float("inf")
+
+
+def test_the_prompt_stands_before_every_sentence(write: WriteFile, make_model: MakeModel) -> None:
+    path = write("pairs.tsv", FOUR)
+    plain = load_evaluation(path, TASK, make_model())
+    prompted = load_evaluation(path, TASK, make_model(prompt="good film "))
+    assert [len(item.ids) for item in prompted.items] == [5] * 8
+    for before, after in zip(plain.items, prompted.items, strict=True):
+        assert after.ids[[0, 3, 4]].tolist() == before.ids.tolist()
+
+
+def test_long_sentences_are_cut(write: WriteFile, make_model: MakeModel) -> None:
+    path = write("pairs.tsv", f"1\t{'river ' * 50}\ta\n2\tb\tc\n")
+    evaluation = load_evaluation(path, TASK, make_model(max_tokens=9))
+    assert [len(item.ids) for item in evaluation.items] == [9, 3, 3, 3]
+    assert [item.second_from for item in evaluation.items] == [9, 3, 3, 3]
+    assert evaluation.items[0].ids.dtype == np.int32
+
+
+def test_a_sample_is_of_pairs(write: WriteFile, make_model: MakeModel) -> None:
+    path = write("pairs.tsv", "".join(f"{i}\tgood\t{'bad ' * i}x\n" for i in range(20)))
+    evaluation = load_evaluation(path, TASK, make_model(), Sampling(limit=5, seed=1))
+    lengths = [len(item.ids) for item in evaluation.items]
+    assert lengths[0::2] == [3] * 5
+    assert len(set(lengths[1::2])) == 5
+
+
+def test_equal_scores_are_refused(write: WriteFile, make_model: MakeModel) -> None:
+    with pytest.raises(BadEvaluationData, match="all scores are equal"):
+        load_evaluation(write("pairs.tsv", "1\ta\tb\n1\tc\td\n"), TASK, make_model())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_answer_that_is_no_number_is_refused(
+    write: WriteFile, make_model: MakeModel, bad: float
+) -> None:
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
+    answers = [direction(10 * i) for i in range(8)]
+    answers[5][0] = bad
+    with pytest.raises(EngineFailed, match="not a finite number"):
+        evaluation.score(answers)

@@ -1,0 +1,89 @@
+"""A tiny pruned model built once, and its journey measured once through the command line."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.recipes import CPU_INT8, Recipe
+from build_artifacts.report.output import report_path
+from build_artifacts.report.values import Report
+from deployments.artifacts.manifest import Device
+from deployments.tuning.host import this_host
+from tests.support.builders import HIDDEN, tiny_checkpoint
+from tests.support.prepared_build import LITTLE
+from tests.support.pruned_checkpoints import layer, zero_columns, zero_rows
+
+ROOT = Path(__file__).parents[4]
+OPTIONS = ("--runs", "5", "--seconds", "8", "--eval-limit", "6")
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """A build, its labelled data, and what `report` said of it the first time."""
+
+    build: BuildResult
+    pairs: Path
+    shown: str
+
+    @property
+    def store(self) -> Path:
+        return self.build.directory.parents[1]
+
+    @property
+    def path(self) -> Path:
+        return report_path(self.build.directory, this_host(Device.CPU))
+
+    @property
+    def report(self) -> Report:
+        return Report.model_validate_json(self.path.read_bytes())
+
+    def command(self) -> list[str]:
+        where = ["--store", str(self.store), "--eval", str(self.pairs)]
+        return ["report", self.build.manifest.id, *where, *OPTIONS]
+
+
+@pytest.fixture(scope="session")
+def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedding model with zeros where a head and 16 feed-forward rows were."""
+    from transformers import AutoModel
+
+    source = tiny_checkpoint(tmp_path_factory.mktemp("source") / "pruned", layers=1)
+    model = AutoModel.from_pretrained(source)
+    zero_columns(layer(model, 0).mix, range(HIDDEN // 2))
+    zero_rows(layer(model, 0).widen, range(16))
+    model.save_pretrained(source)
+    return source
+
+
+@pytest.fixture(scope="session")
+def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) -> BuildResult:
+    """Never to be changed: tests that damage it copy its store."""
+    request = BuildRequest(
+        ref=str(pruned_source),
+        store=tmp_path_factory.mktemp("store"),
+        recipe=Recipe(candidates=(CPU_INT8,)),
+        effort=LITTLE,
+    )
+    return build(request, Progress(io.StringIO()))
+
+
+@pytest.fixture(scope="session")
+def journey(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResult) -> Journey:
+    pairs = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    lines = ["sentence1\tsentence2\tscore"]
+    texts = ("a good film", "a bad film", "the river", "the city in the night", "awful food", "you")
+    lines += [f"{text}\tthe lovely train\t{i}" for i, text in enumerate(texts)]
+    pairs.write_text("\n".join(lines), encoding="utf-8")
+    journey = Journey(pruned_build, pairs, "")
+    # A process of its own, so that what libraries print would be seen among its results.
+    command = [sys.executable, "-m", "build_artifacts", *journey.command()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return Journey(pruned_build, pairs, done.stdout)

@@ -1,0 +1,169 @@
+"""Reports of artifacts whose checkpoint is gone or is not what it was; nothing is exported here."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from build_artifacts.__main__ import main
+from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.console import Progress
+from build_artifacts.errors import BuildError, UnsafeSource
+from build_artifacts.pipeline import BuildResult
+from build_artifacts.report.build import travel
+from build_artifacts.report.output import report_path, table
+from build_artifacts.report.stages import recover
+from build_artifacts.report.values import GPU_LANE, Report, ReportRequest, setting_of
+from build_artifacts.search.preparation import Prepared
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.storage.workspace import StepRunner, Workspace
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Device, TaskName
+from deployments.config import LaneSettings
+from deployments.tuning.host import this_host
+from tests.support.adapters import tiny_adapter
+
+if TYPE_CHECKING:
+    import torch
+
+Json = dict[str, Any]
+
+ON_THE_CPU = LaneSettings()
+
+
+def copy_of(build: BuildResult, store: Path, **source: str) -> Path:
+    """The artifact in another store, with other things said of its source."""
+    artifact = store / build.directory.parent.name / build.directory.name
+    shutil.copytree(build.directory, artifact)
+    edit(artifact, lambda manifest: {**manifest, "source": {**manifest["source"], **source}})
+    return artifact
+
+
+def edit(artifact: Path, change: Callable[[Json], Json]) -> None:
+    path = artifact / MANIFEST_NAME
+    path.write_text(json.dumps(change(json.loads(path.read_bytes()))), encoding="utf-8")
+
+
+def edit_candidates(artifact: Path, change: Callable[[list[Json]], list[Json]]) -> None:
+    edit(artifact, lambda manifest: {**manifest, "candidates": change(manifest["candidates"])})
+
+
+def report_on(artifact: Path, store: Path, *, gpu: LaneSettings = GPU_LANE) -> Report:
+    request = ReportRequest(artifact=artifact, store=store, runs=5, threads=1, seconds=2, gpu=gpu)
+    manifest = ArtifactManifest.read(artifact)
+    setting = setting_of(request, manifest)
+    return travel(request, manifest, setting, Progress(io.StringIO()), HuggingFaceHub())
+
+
+def test_without_the_checkpoint_only_what_is_sealed_is_measured(
+    tmp_path: Path, pruned_build: BuildResult
+) -> None:
+    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    edit_candidates(artifact, lambda own: [*own, {**own[0], "name": "gpu-int8", "device": "gpu"}])
+    report = report_on(artifact, tmp_path, gpu=ON_THE_CPU)
+    assert [stage.name for stage in report.stages] == ["int8", "gpu-int8"]
+    assert all(stage.speedup is None for stage in report.stages)
+    ((what, why),) = report.unmeasured.items()
+    assert what == "torch and what is made from it"
+    assert f"`{tmp_path / 'gone'}` is no directory" in why
+    assert report.setting.gpu is not None
+    assert report.setting.served["gpu-1"] == ("gpu-int8",)
+    assert report.setting.served["cpu-1"][0].startswith("cpu-int8")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"revision": "f" * 64}, "the checkpoint has changed since the build"),
+        ({"adapter": "nowhere"}, "where the adapter `nowhere` lies is not recorded"),
+    ],
+)
+def test_another_checkpoint_or_adapter_is_no_baseline(
+    tmp_path: Path, pruned_build: BuildResult, source: dict[str, str], why: str
+) -> None:
+    report = report_on(copy_of(pruned_build, tmp_path, **source), tmp_path)
+    assert [stage.name for stage in report.stages] == ["int8"]
+    assert why in next(iter(report.unmeasured.values()))
+
+
+def test_a_store_is_left_without_work_files(tmp_path: Path, pruned_build: BuildResult) -> None:
+    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    report_on(artifact, tmp_path)
+    assert list((tmp_path / ".building").iterdir()) == []
+
+
+def test_when_nothing_can_be_measured_the_reasons_are_the_error(
+    tmp_path: Path, pruned_build: BuildResult
+) -> None:
+    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    edit_candidates(artifact, lambda own: [{**own[0], "device": "gpu"}])
+    with pytest.raises(BuildError, match="can be measured here: torch and what is made from it"):
+        report_on(artifact, tmp_path)
+
+
+def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
+    tmp_path: Path, pruned_build: BuildResult, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    name = f"{pruned_build.manifest.id}:{pruned_build.manifest.version}"
+    command = ["report", name, "--store", str(tmp_path), "--runs", "5", "--seconds", "1"]
+    path = report_path(artifact, this_host(Device.CPU))
+
+    assert main(command) == 0
+    assert "not measured: torch and what is made from it: " in capfd.readouterr().out
+    path.write_bytes(b"{")
+    assert main(command) == 0
+    assert f"measuring again: {path} cannot be used: " in capfd.readouterr().err
+
+    # As if nothing had been missing, so that it holds.
+    whole = Report.model_validate_json(path.read_bytes()).model_copy(update={"unmeasured": {}})
+    path.write_bytes(whole.to_json())
+    assert main(command) == 0
+    assert path.read_bytes() == whole.to_json()
+    assert capfd.readouterr().out == table(whole) + "\n"
+    assert main([*command, "--again"]) == 0
+    assert path.read_bytes() != whole.to_json()
+
+
+def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> Prepared:
+    steps = StepRunner(Workspace(root), Progress(io.StringIO()))
+    return recover(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
+
+
+def test_an_adapter_is_merged_again(
+    tmp_path: Path, pruned_build: BuildResult, pruned_source: Path
+) -> None:
+    import torch
+
+    adapter = tiny_adapter(tmp_path / "mood", pruned_source, labels=("SAD", "GLAD", "MAD"))
+    source = pruned_build.manifest.source.model_copy(
+        update={"adapter": "mood", "adapter_revision": read_adapter(adapter).revision}
+    )
+    manifest = pruned_build.manifest.model_copy(
+        update={"tasks": (TaskName.TEXT_CLASSIFICATION,), "source": source}
+    )
+    prepared = recovered(manifest, tmp_path / "work", adapter)
+    assert prepared.facts.labels == ("SAD", "GLAD", "MAD")
+    ids = torch.from_numpy(prepared.reference.items[1].ids.astype("int64"))[None]
+    with torch.inference_mode():
+        merged = prepared.model("float32")(ids).logits[0].numpy()
+        original = peft_model(pruned_source, adapter)(ids).logits[0].numpy()
+    assert merged == pytest.approx(original, abs=1e-4)
+    assert prepared.reference.answers[1] == pytest.approx(original, abs=1e-4)
+
+    changed = tiny_adapter(tmp_path / "other", pruned_source, labels=("SAD", "GLAD"))
+    with pytest.raises(UnsafeSource, match="has changed since the build"):
+        recovered(manifest, tmp_path / "again", changed)
+
+
+def peft_model(base: Path, adapter: Path) -> torch.nn.Module:
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    return PeftModel.from_pretrained(plain, str(adapter)).eval()

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from build_artifacts.report.measure import (
+    BLOCKS,
+    FEWEST_RUNS,
+    Race,
+    affordable_runs,
+    blocks_of,
+)
+from deployments.batching.batches import collate
+from deployments.engines.base import EngineInfo
+from deployments.errors import EngineFailed
+from deployments.messages import Batch, Outputs
+from tests.support.fakes import item
+
+SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
+
+
+@dataclass
+class Track:
+    """A clock that only passes move, and a list of who passed."""
+
+    now_s: float = 0.0
+    order: list[str] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Runner:
+    """Takes `ms` for a pass of 32 tokens, and fails from its pass number `fails_at` on."""
+
+    name: str
+    track: Track
+    ms: float
+    fails_at: int | None = None
+    passes: int = 0
+    info: EngineInfo = field(default_factory=lambda: EngineInfo(compute_type="cpu-fake"))
+
+    def run(self, batch: Batch) -> Outputs:
+        self.passes += 1
+        if self.fails_at is not None and self.passes >= self.fails_at:
+            raise EngineFailed("out of breath")
+        self.track.order.append(self.name)
+        self.track.now_s += self.ms / 1e3 * batch.input_ids.shape[1] / 32
+        return Outputs([])
+
+    def close(self) -> None:
+        raise AssertionError("whoever opened it closes it")
+
+
+def race_of(track: Track, *runners: Runner) -> Race:
+    return Race({r.name: r for r in runners}, clock=track.clock, rest=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("runs", "blocks"),
+    [(50, (10, 10, 10, 10, 10)), (7, (1, 1, 2, 1, 2)), (5, (1,) * 5), (2, (1, 1)), (1, (1,))],
+)
+def test_runs_are_cut_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
+    assert blocks_of(runs) == blocks
+
+
+@pytest.mark.parametrize(
+    ("runs", "budget_s", "found"),
+    [
+        (50, 55.0, 50),  # exactly enough, with one untimed pass a block
+        (50, 1e9, 50),
+        (50, 30.0, 30 - BLOCKS),
+        (50, 3.0, FEWEST_RUNS),
+        (50, -1.0, FEWEST_RUNS),
+        (3, 0.0, 3),
+    ],
+)
+def test_runs_are_what_there_is_time_for(runs: int, budget_s: float, found: int) -> None:
+    assert affordable_runs(runs, 1.0, budget_s) == found
+
+
+def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> None:
+    track = Track()
+    race_of(track, Runner("a", track, 1), Runner("b", track, 1)).latencies({32: SHORT}, 10, 60.0)
+    turns = [track.order[0]]
+    for name in track.order:
+        if name != turns[-1]:
+            turns.append(name)
+    # Neighbouring turns of one engine look like one: a b, then ab ba ab ba ab.
+    assert turns == ["a", "b", "a", "b", "a", "b", "a", "b"]
+    assert track.order.count("a") == track.order.count("b") == 3 + 5 * (1 + 2)
+
+
+def test_latencies_are_those_of_each_engine_and_length() -> None:
+    track = Track()
+    race = race_of(track, Runner("slow", track, 8.0), Runner("fast", track, 2.0))
+    found = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
+    assert [one.tokens for one in found["slow"]] == [32, 64]
+    assert [one.mean_ms for one in found["slow"]] == pytest.approx([8.0, 16.0])
+    assert [one.mean_ms for one in found["fast"]] == pytest.approx([2.0, 4.0])
+    assert {one.runs for times in found.values() for one in times} == {50}
+
+
+def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
+    track = Track()
+    race = race_of(track, Runner("a", track, 30.0), Runner("b", track, 10.0))
+    found = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
+    runs = {name: [one.runs for one in times] for name, times in found.items()}
+    assert runs["a"] == runs["b"]
+    assert all(FEWEST_RUNS < count < 50 for count in runs["a"])
+    assert track.now_s == pytest.approx(3.0, abs=0.2)
+
+
+def test_without_time_there_are_still_five_runs() -> None:
+    track = Track()
+    found = race_of(track, Runner("a", track, 10.0)).latencies({32: SHORT}, 50, 0.0)
+    assert [one.runs for one in found["a"]] == [FEWEST_RUNS]
+
+
+@pytest.mark.parametrize("at", [1, 4, 20])
+def test_who_fails_leaves_and_the_others_go_on(at: int) -> None:
+    track = Track()
+    race = race_of(track, Runner("weak", track, 1.0, fails_at=at), Runner("sound", track, 1.0))
+    found = race.latencies({32: SHORT}, 50, 60.0)
+    assert list(found) == ["sound"]
+    assert found["sound"][0].runs == 50
+    assert race.failed == {"weak": "out of breath"}
+
+
+class Sleeper:
+    """Sleeps for a pass, and counts how many do so at once."""
+
+    info = EngineInfo(compute_type="cpu-fake")
+
+    def __init__(self, seconds: float) -> None:
+        self.most = 0
+        self._seconds = seconds
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def run(self, batch: Batch) -> Outputs:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(self._seconds)
+        with self._lock:
+            self._now -= 1
+        return Outputs([])
+
+    def close(self) -> None:
+        raise AssertionError("whoever opened it closes it")
+
+
+def test_throughput_counts_the_items_of_all_passes_at_once() -> None:
+    crowd = collate([item(1, 16)] * 4)
+    together, alone = Sleeper(0.02), Sleeper(0.02)
+    race = Race({"together": together, "alone": alone}, rest=lambda: None)
+    found = race.throughputs(crowd, {"together": 3, "alone": 1}, 0.9)
+    assert (together.most, alone.most) == (3, 1)
+    assert found["together"].passes == 3
+    assert (found["alone"].items, found["alone"].tokens) == (4, 16)
+    # 4 items in 20 ms; a busy machine makes it less, never more.
+    assert 40 < found["alone"].items_per_s <= 200
+    assert found["together"].items_per_s > 1.5 * found["alone"].items_per_s
+
+
+def test_without_time_the_first_round_counts() -> None:
+    found = Race({"a": Sleeper(0.01)}, rest=lambda: None).throughputs(SHORT, {"a": 1}, 0.0)
+    assert found["a"].rounds == 1
+    assert found["a"].items_per_s <= 100
+
+
+def test_who_fails_has_no_throughput() -> None:
+    track = Track()
+    race = race_of(track, Runner("weak", track, 1.0, fails_at=1), Runner("sound", track, 1.0))
+    assert list(race.throughputs(SHORT, {"weak": 2, "sound": 2}, 1.0)) == ["sound"]
+    assert race.failed == {"weak": "out of breath"}

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from build_artifacts.report.output import digits, markdown, table
+from tests.support.report_samples import STAGES, report_of, stage
+
+
+def cells(line: str) -> list[str]:
+    return line.split()
+
+
+def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
+    lines = table(report_of()).splitlines()
+    assert lines[0] == "some/model 0123456789ab on Abacus 9"
+    assert lines[1] == "latency in ms (mean ±std): batch 1 on 2 of 2 cores, 50 sequential runs"
+    header, torch, int8, aside = lines[3:7]
+    assert cells(header)[:3] == ["stage", "MB", "cosine"]
+    assert cells(torch) == [
+        *("torch", "90.9", "0.9900", "8.00", "±0.80", "16.0", "±1.60", "50.0", "1.00x"),
+    ]
+    assert cells(int8)[-2:] == ["200", "4.00x"]
+    assert cells(aside)[:2] == ["fused-int8", "†"]
+    assert "† no part of the journey, measured for comparison" in lines
+    # The second table: 8 and 2 by length, 4 over all of them, 4 by throughput.
+    assert ["int8", "8.00x", "2.00x", "4.00x", "4.00x"] in map(cells, lines)
+
+
+def test_columns_are_aligned_and_fit_five_lengths() -> None:
+    lengths = {32: 123.4, 64: 1234.5, 128: 99.9, 256: 1234.5, 512: 98765.4}
+    found = report_of(stage("torch", lengths), stage("fused-int8", lengths, in_journey=False))
+    lines = table(found.model_copy(update={"metric": "spearman"})).splitlines()
+    header, *rows = lines[3:6]
+    assert {len(row) for row in rows} == {len(header)}
+    assert max(map(len, lines)) <= 120
+
+
+def test_what_chooses_is_told_by_its_choices() -> None:
+    chooser = STAGES[0].model_copy(update={"agreement": 0.985})
+    header, torch = table(report_of(chooser)).splitlines()[3:5]
+    assert cells(header)[2] == "top-1"
+    assert cells(torch)[2] == "98.5%"
+
+
+def test_a_score_that_was_not_measured_is_a_dash() -> None:
+    scored = STAGES[0].model_copy(update={"scores": {"spearman": 0.82031}})
+    report = report_of(scored, STAGES[1]).model_copy(update={"metric": "spearman"})
+    torch, int8 = table(report).splitlines()[4:6]
+    assert cells(torch)[2] == "0.8203"
+    assert cells(int8)[2] == "-"
+
+
+def test_runs_that_were_cut_are_told() -> None:
+    few = STAGES[0].latencies[0].model_copy(update={"runs": 9})
+    cut = STAGES[0].model_copy(update={"latencies": (few, STAGES[0].latencies[1])})
+    report = report_of(cut)
+    told = "runs cut to fit 300 s: 9 of 32 tokens, 50 of 64 tokens"
+    assert told in table(report).splitlines()
+    assert f"- {told}" in markdown(report, plot=None).splitlines()
+
+
+def test_without_a_baseline_there_is_one_table_and_the_reason() -> None:
+    report = report_of(STAGES[1]).model_copy(update={"unmeasured": {"torch": "it is gone"}})
+    shown = table(report)
+    assert "speed-up over" not in shown
+    assert "not measured: torch: it is gone" in shown
+
+
+def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
+    lines = markdown(report_of(), plot="report.svg").splitlines()
+    grid = [line for line in lines if line.startswith("|")]
+    assert grid[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert {line.count("|") for line in grid[:5]} == {8}
+    text = "\n".join(lines)
+    for fact in ("Abacus 9, 2 cores (avx2)", "torch 2.0", "`python -m build_artifacts report "):
+        assert fact in text
+    assert "![latency by tokens, and speed-up](report.svg)" in lines
+    assert "![" not in markdown(report_of(), plot=None)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.1234, "0.12"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (1234.5, "1234")],
+)
+def test_three_digits_are_enough(value: float, shown: str) -> None:
+    assert digits(value) == shown

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.demo import DEMO_MODELS
+from build_artifacts.errors import SourceNotFound, UnsafeSource
+from build_artifacts.report.stages import find_adapter
+from deployments.artifacts.manifest import Source
+
+SENTIMENT, QUESTIONS = (model.adapter for model in DEMO_MODELS if model.adapter)
+
+
+def source_with(adapter: str, revision: str) -> Source:
+    return Source(ref="anything", revision="1", adapter=adapter, adapter_revision=revision)
+
+
+@pytest.mark.parametrize("directory", [SENTIMENT, QUESTIONS])
+def test_the_adapters_of_the_demo_models_are_known_by_name(directory: Path) -> None:
+    known = read_adapter(directory)
+    assert find_adapter(source_with(known.name, known.revision), None) == known
+
+
+def test_an_adapter_of_another_revision_is_refused() -> None:
+    with pytest.raises(UnsafeSource, match="has changed since the build"):
+        find_adapter(source_with(SENTIMENT.name, "f" * 64), None)
+
+
+def test_an_adapter_nobody_knows_has_to_be_pointed_at() -> None:
+    known = read_adapter(SENTIMENT)
+    with pytest.raises(SourceNotFound) as caught:
+        find_adapter(source_with("mine", known.revision), None)
+    assert caught.value.hint == "pass `--adapter DIR`"
+    assert find_adapter(source_with("mine", known.revision), SENTIMENT) == known

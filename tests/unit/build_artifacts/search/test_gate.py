@@ -1,0 +1,187 @@
+"""What passes the gate, what is mended until it does, and what never may."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation import ModelUnderTest, load_evaluation
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8,
+    CPU_INT8_STATIC,
+    CPU_INT8_WEIGHTS,
+    CandidateRecipe,
+    StaticInt8,
+)
+from build_artifacts.search.gate import Gatekeeper
+from build_artifacts.search.preparation import Prepared
+from deployments.artifacts.manifest import Gate
+from tests.support.prepared_build import (
+    ANYTHING,
+    GivenGraphs,
+    Runner,
+    Workshop,
+    matrices,
+    spoilt,
+    unreadable,
+)
+
+# Between int8 as it is (mean cosine 0.79) and with two products kept (0.95).
+BETWEEN = Gate(cosine_mean=0.9, cosine_worst=-2)
+# Further than int8 gets, whatever is kept.
+BEYOND = Gate(cosine_mean=0.9999)
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path / "work")
+
+
+def test_a_candidate_as_near_as_the_gate_asks_passes_as_it_is(
+    workshop: Workshop, runner: Runner
+) -> None:
+    passed = workshop.gatekeeper(runner, BEYOND).admit(CPU_FP32)
+    assert passed is not None
+    assert passed.parity.cosine_worst > 0.999999
+    assert (passed.kept, dict(passed.scores)) == ((), {})
+    assert passed.spec.path == passed.graph == workshop.graphs.graph(CPU_FP32)
+    assert runner.lines("verify") == [
+        "cpu-fp32 against fp32 torch: passed, cosine 1.0000 mean 1.0000 worst"
+    ]
+
+
+def test_what_fails_is_mended_by_keeping_the_products_that_int8_hurts_most(
+    workshop: Workshop, runner: Runner
+) -> None:
+    passed = workshop.gatekeeper(runner, BETWEEN).admit(CPU_INT8)
+    assert passed is not None
+    assert passed.recipe == CPU_INT8
+    assert list(passed.kept) == workshop.graphs.sensitive_nodes(CPU_INT8)[:2]
+    # The one whose activations have the planted outlier.
+    assert matrices(workshop.graphs.floating(CPU_INT8))[passed.kept[0]].shape == (64, 32)
+    assert passed.parity.cosine_mean >= BETWEEN.cosine_mean
+    as_it_was, mended = runner.lines("verify")
+    assert as_it_was.startswith("cpu-int8 against fp32 torch: left out, mean cosine 0.7")
+    assert mended.startswith("cpu-int8, 2 products kept against fp32 torch: passed")
+
+
+def test_mending_stops_at_a_quarter_of_the_products(workshop: Workshop, runner: Runner) -> None:
+    assert workshop.gatekeeper(runner, BEYOND).admit(CPU_INT8) is None
+    told = [line.partition(" against")[0] for line in runner.lines("verify")]
+    # Two of twelve; four would be a third.
+    assert told == ["cpu-int8", "cpu-int8, 2 products kept"]
+
+
+def test_other_calibrations_come_before_any_product_is_kept(
+    workshop: Workshop, runner: Runner
+) -> None:
+    made: list[tuple[str, int]] = []
+
+    class Watched(GivenGraphs):
+        def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
+            assert isinstance(recipe.quantisation, StaticInt8)
+            made.append((recipe.quantisation.calibration, len(kept)))
+            return super().graph(recipe, kept)
+
+    bad = Watched({CPU_INT8_STATIC.name: workshop.graphs.graph(CPU_INT8)})
+    assert workshop.gatekeeper(runner, BETWEEN, graphs=bad).admit(CPU_INT8_STATIC) is None
+    expected = [("minmax", 0), ("percentile", 0), ("entropy", 0), ("minmax", 2)]
+    assert made == expected
+
+
+def test_weights_alone_and_floats_have_nothing_to_mend(workshop: Workshop, runner: Runner) -> None:
+    impossible = workshop.gatekeeper(runner, Gate(cosine_mean=1.1))
+    for recipe in (CPU_INT8_WEIGHTS, CPU_FP32):
+        assert impossible.admit(recipe) is None
+    assert len(runner.lines("verify")) == 2
+
+
+def test_a_candidate_is_judged_as_it_is_when_mending_is_not_worth_it(
+    workshop: Workshop, runner: Runner
+) -> None:
+    assert workshop.gatekeeper(runner, BETWEEN).admit(CPU_INT8, mend=False) is None
+    assert len(runner.lines("verify")) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_a_number_never_passes(
+    workshop: Workshop, runner: Runner, tmp_path: Path, value: float
+) -> None:
+    graph = spoilt(workshop.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
+    graphs = GivenGraphs({CPU_FP32.name: graph})
+    assert workshop.gatekeeper(runner, ANYTHING, graphs=graphs).admit(CPU_FP32) is None
+    (told,) = runner.lines("verify")
+    assert told.startswith("cpu-fp32 against fp32 torch: left out, ")
+    assert "finite" in told
+
+
+def test_a_graph_that_cannot_be_opened_does_not_pass(
+    workshop: Workshop, runner: Runner, tmp_path: Path
+) -> None:
+    graphs = GivenGraphs({CPU_FP32.name: unreadable(tmp_path / "graph.onnx")})
+    assert workshop.gatekeeper(runner, ANYTHING, graphs=graphs).admit(CPU_FP32) is None
+    (told,) = runner.lines("verify")
+    assert "left out" in told
+    assert "Telepathy" in told
+
+
+def test_a_mend_that_cannot_be_made_is_passed_over(workshop: Workshop, runner: Runner) -> None:
+    class Stubborn(GivenGraphs):
+        def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
+            if recipe != CPU_INT8_STATIC:
+                raise UnsupportedModel("no range is finite", hint="none")
+            return super().graph(recipe, kept)
+
+    graphs = Stubborn({CPU_INT8_STATIC.name: workshop.graphs.graph(CPU_INT8)})
+    assert workshop.gatekeeper(runner, BETWEEN, graphs=graphs).admit(CPU_INT8_STATIC) is None
+    assert runner.lines("skip") == ["cpu-int8-static: no range is finite"] * 2
+    assert graphs.asked == [(CPU_INT8_STATIC.name, kept) for kept in ((), ("first", "second"))]
+
+
+def with_pairs(workshop: Workshop, directory: Path) -> Prepared:
+    """The model with two scored pairs that its graphs order the wrong way round.
+
+    The original is said to have ordered them rightly.
+    """
+    directory.mkdir()
+    for file in workshop.prepared.reference_dir.iterdir():
+        shutil.copy(file, directory)
+    (directory / "scores.json").write_text('{"spearman": 1.0}', encoding="utf-8")
+    pairs = directory / "pairs.tsv"
+    pairs.write_text("a good film\ta great film\t1\nthe river\tbad food\t5\n", encoding="utf-8")
+    facts = workshop.prepared.facts
+    model = ModelUnderTest(directory=workshop.prepared.weights, max_tokens=facts.max_tokens)
+    evaluation = load_evaluation(pairs, facts.tasks[0], model)
+    return Prepared(workshop.prepared.weights, facts, directory, evaluation)
+
+
+@pytest.mark.parametrize(("limit", "passes"), [(199.0, False), (201.0, True)])
+def test_a_drop_of_the_task_s_metric_beyond_the_limit_is_refused(
+    workshop: Workshop, runner: Runner, tmp_path: Path, limit: float, passes: bool
+) -> None:
+    prepared = with_pairs(workshop, tmp_path / "reference")
+    gate = ANYTHING.model_copy(update={"metric_drop": limit})
+    passed = Gatekeeper(runner.steps, prepared, workshop.graphs, gate).admit(CPU_FP32)
+    (told,) = runner.lines("verify")
+    if passes:
+        assert passed is not None
+        assert passed.scores == {"spearman": pytest.approx(-1.0)}
+        assert told.endswith(", spearman -1.0000")
+    else:
+        assert passed is None
+        assert told.endswith("left out, spearman -1.0000, 200.00 points below the original")
+
+
+def test_data_is_not_run_through_what_is_too_far_from_the_original_anyway(
+    workshop: Workshop, runner: Runner, tmp_path: Path
+) -> None:
+    prepared = with_pairs(workshop, tmp_path / "reference")
+    Gatekeeper(runner.steps, prepared, workshop.graphs, BEYOND).admit(CPU_INT8, mend=False)
+    (told,) = runner.lines("verify")
+    assert "mean cosine" in told
+    assert "spearman" not in told

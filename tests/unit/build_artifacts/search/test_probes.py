@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, ModelFacts
+from build_artifacts.search import probes
+from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, encode_probes
+from deployments.artifacts.manifest import TaskName
+from tests.support.builders import SPECIAL_TOKENS, tiny_tokenizer
+
+MAX_TOKENS = 200
+MASK = SPECIAL_TOKENS.index("[MASK]")
+
+
+def facts(*tasks: TaskName, width: int = 8, mask_token: int | None = None) -> ModelFacts:
+    return ModelFacts(
+        tasks=tasks, architecture="B", max_tokens=MAX_TOKENS, width=width, mask_token=mask_token
+    )
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(path)
+    return path
+
+
+def test_the_probes_are_many_and_of_all_lengths() -> None:
+    words = sorted(len(text.split()) for text in PROBES)
+    assert len(set(PROBES)) == len(PROBES) >= 64
+    assert words[0] == 1
+    assert words[-1] > 300
+    assert sum(not text.isascii() for text in PROBES) >= 8
+
+
+def test_the_pairs_are_many_different_and_of_all_lengths() -> None:
+    words = sorted(len(first.split()) + len(second.split()) for first, second in PAIRS)
+    assert len(set(PAIRS)) == len(PAIRS) >= 48
+    assert words[0] <= 10
+    assert words[-1] > 300
+    assert sum(first.endswith("?") for first, _ in PAIRS) >= 16
+
+
+def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
+    items = encode_probes(directory, facts(*EMBEDDING_TASKS))
+    assert len(items) == len(PROBES)
+    assert max(len(item.ids) for item in items) == MAX_TOKENS
+    assert all(item.second_from == len(item.ids) for item in items)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        facts(TaskName.QUESTION_ANSWERING),
+        facts(TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION),
+        facts(TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING),
+        replace(facts(TaskName.TEXT_CLASSIFICATION), labels=("no", "Entailment")),
+    ],
+)
+def test_what_reads_pairs_is_given_pairs(directory: Path, model: ModelFacts) -> None:
+    items = encode_probes(directory, model)
+    assert len(items) == len(PAIRS)
+    assert all(0 < item.second_from < len(item.ids) for item in items)
+
+
+def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> None:
+    filled = encode_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK))
+    whole = encode_probes(directory, facts(*EMBEDDING_TASKS))
+    known = [item for item in whole if (item.ids >= len(SPECIAL_TOKENS)).any()]
+    assert len(PROBES) > len(known) > len(PROBES) * 0.9  # some are unknown characters throughout
+    for probe, before in zip(filled, known, strict=True):
+        assert len(probe.ids) == min(len(before.ids), MASKED_PROBE_TOKENS)
+        changed = np.flatnonzero(probe.ids[:-1] != before.ids[: len(probe.ids) - 1])
+        assert set(probe.ids[changed]) == {MASK}
+        assert not set(before.ids[changed]) & set(range(len(SPECIAL_TOKENS)))
+
+
+def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
+    first, second = (
+        encode_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
+    )
+    assert [a.ids.tolist() for a in first] == [b.ids.tolist() for b in second]
+
+
+@pytest.mark.parametrize(("width", "masks"), [(30_000, 4), (250_000, 1), (10**7, 1)])
+def test_a_large_vocabulary_is_asked_for_fewer_masks(
+    directory: Path, width: int, masks: int
+) -> None:
+    asked = facts(TaskName.FILL_MASK, width=width, mask_token=MASK)
+    items = encode_probes(directory, asked)
+    counts = [int((item.ids == MASK).sum()) for item in items]
+    assert (min(counts), max(counts)) == (1, masks)
+    floats = sum(counts) * width
+    assert 4 * floats <= max(probes.MASKED_REFERENCE_BYTES, 4 * len(items) * width)

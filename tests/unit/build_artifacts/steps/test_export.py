@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
+from build_artifacts.search.gate import spec_of
+from build_artifacts.search.preparation import Original
+from build_artifacts.search.probes import encode_texts
+from build_artifacts.steps.export import export
+from deployments.artifacts.manifest import Device, EngineOptions, Head, Source
+from deployments.batching.batches import collate
+from deployments.config import LaneSettings
+from deployments.engines import GraphSpec, open_engine
+from deployments.tuning.parity import answers, cosines
+from tests.support.builders import tiny_checkpoint
+from tests.support.prepared_build import Workshop
+
+LANE = LaneSettings()
+TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
+
+
+def facts_of(source: Path) -> ModelFacts:
+    checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "local/model")
+    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+
+
+@pytest.mark.parametrize("head", [Head.MASKS, Head.SPAN])
+def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_path: Path) -> None:
+    """The GPU lane's graph, on the CPU provider."""
+    assert isinstance(GPU_FP16.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
+    facts = facts_of(source)
+    half = load_model(source, head=head, dtype="float16")
+    spec = GraphSpec(
+        path=export(half, facts, GPU_FP16.source, tmp_path / "graph.onnx"),
+        device=Device.GPU,
+        precision="fp16",
+        engine="onnxruntime",
+        options=EngineOptions(),
+        head=head,
+        mask_token=facts.mask_token,
+    )
+    items = encode_texts(source, facts.max_tokens, TEXTS)
+    single = Original(load_model(source, head=head, dtype="float32"), facts)
+    given = answers(open_engine(spec, LaneSettings()), items, 2)
+    for mine, due in zip(given, answers(single, items, 1), strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Path) -> None:
+    """The vectors of tokens, of the rewritten graph and of its int8 copy, are torch's."""
+    import torch
+
+    source = tiny_checkpoint(tmp_path / "model", pooling=pooling)
+    shop = Workshop.of(source, tmp_path / "work")
+    batch = collate(shop.items[:4], every_token=True)
+    model = shop.prepared.model("float32")
+    with torch.inference_mode():
+        inputs = (torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask))
+        hidden = model(*inputs).last_hidden_state.numpy()
+    due = [hidden[i, :length] for i, length in enumerate(batch.lengths)]
+    for recipe, least in ((CPU_FP32, 1 - 1e-6), (CPU_INT8, 0.95)):
+        engine = open_engine(spec_of(recipe, shop.graphs.graph(recipe), shop.prepared), LANE)
+        given = engine.run(batch).items
+        assert [rows.shape for rows in given] == [rows.shape for rows in due]
+        assert cosines(given, due).min() > least
+        if recipe is CPU_FP32:
+            np.testing.assert_allclose(np.concatenate(given), np.concatenate(due), atol=1e-4)
+
+
+def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
+    for head, names in ((Head.VECTOR, ["output", "tokens"]), (Head.TOKENS, ["output"])):
+        source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
+        model = load_model(source, head=head, dtype="float32")
+        assert isinstance(CPU_FP32.source, ExportRecipe)
+        graph = export(model, facts_of(source), CPU_FP32.source, tmp_path / f"{head}.onnx")
+        assert [output.name for output in onnx.load(graph).graph.output] == names
+
+
+def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
+    assert isinstance(CPU_FP32.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    facts = facts_of(source)
+    model = load_model(source, head=facts.head, dtype="float32")
+    items = encode_texts(source, facts.max_tokens, TEXTS)
+    kind, before = type(model), answers(Original(model, facts), items, 1)
+    export(model, facts, CPU_FP32.source, tmp_path / "graph.onnx")
+    assert type(model) is kind
+    assert model.training is False
+    for mine, due in zip(answers(Original(model, facts), items, 1), before, strict=True):
+        np.testing.assert_array_equal(mine, due)
+
+
+def untraceable(model: TorchModel) -> TorchModel:
+    """The same model, but for a choice that depends on a value."""
+
+    class Choosy(type(model)):
+        def forward(self, input_ids: object, **rest: object) -> object:
+            if input_ids.sum() > 7:
+                return super().forward(input_ids=input_ids, **rest)
+            return super().forward(input_ids=input_ids * 0, **rest)
+
+    model.__class__ = Choosy
+    return model
+
+
+def test_a_model_that_cannot_be_traced_is_refused_by_name(tmp_path: Path) -> None:
+    assert isinstance(CPU_FP32.source, ExportRecipe)
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    model = untraceable(load_model(source, head=Head.VECTOR, dtype="float32"))
+    with pytest.raises(UnsupportedModel, match="`BertModel` cannot be exported"):
+        export(model, facts_of(source), CPU_FP32.source, tmp_path / "graph.onnx")
+    assert not (tmp_path / "graph.onnx").exists()

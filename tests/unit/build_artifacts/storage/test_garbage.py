@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.errors import BuildError
+from build_artifacts.storage.garbage import (
+    ABANDONED_AFTER_S,
+    Garbage,
+    Kind,
+    describe,
+    find_garbage,
+    remove,
+)
+from build_artifacts.storage.workspace import BUILDING_NAME, build_place
+from deployments.artifacts.store import point_latest
+
+MODEL = "org/model"
+OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
+
+
+def publish(store: Path, model: str, version: str, size: int = 10) -> Path:
+    """A version, as far as this module looks into one."""
+    directory = store / model.replace("/", "--") / version
+    (directory / "graphs").mkdir(parents=True)
+    (directory / "graphs" / "cpu.onnx").write_bytes(bytes(size))
+    return directory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of one model with an old version and the latest."""
+    for version in (OLD, NEW):
+        publish(tmp_path, MODEL, version)
+    point_latest(tmp_path, MODEL, NEW)
+    return tmp_path
+
+
+def names(garbage: Garbage) -> list[str]:
+    return [item.name for item in garbage.items]
+
+
+def age(path: Path, seconds: float) -> None:
+    """Make everything in `path` look unchanged for `seconds`."""
+    then = time.time() - seconds
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (then, then))
+
+
+def interrupt(store: Path, version: str) -> Path:
+    """A build of MODEL that met a full disk after its first step."""
+
+    def fill_the_disk(into: Path) -> None:
+        Path("/dev/full").write_bytes(b"one byte too many")
+
+    with (
+        suppress(OSError),
+        build_place(store, MODEL, version, Progress(io.StringIO())) as place,
+    ):
+        place.once("export", lambda into: None)
+        place.once("quantise", fill_the_disk)
+    return place.root
+
+
+def test_versions_without_an_alias_go_and_the_others_stay(store: Path) -> None:
+    garbage = find_garbage(store)
+    assert names(garbage) == [f"{MODEL}:{OLD}"]
+    assert [item.kind for item in garbage.items] == [Kind.VERSION]
+    assert garbage.size == 10
+    assert remove(garbage) == garbage.items
+    assert sorted(path.name for path in (store / "org--model").iterdir()) == [NEW, "latest"]
+    assert list((store / BUILDING_NAME).iterdir()) == []
+    assert find_garbage(store).items == ()
+
+
+def test_every_file_that_holds_a_version_is_an_alias(store: Path) -> None:
+    publish(store, MODEL, OTHER)
+    (store / "org--model" / "stable").write_text(f"{OLD}\n")
+    (store / "org--model" / "notes.txt").write_text(f"we liked {OTHER}\n")
+    assert names(find_garbage(store)) == [f"{MODEL}:{OTHER}"]
+
+
+def test_pinned_versions_are_kept(store: Path) -> None:
+    assert names(find_garbage(store, keep=[f"other/model:{OLD}"])) == [f"{MODEL}:{OLD}"]
+    assert names(find_garbage(store, keep=[f"{MODEL}:{OLD}", f"{MODEL}:latest"])) == []
+    with pytest.raises(BuildError, match="`org/model` names no version"):
+        find_garbage(store, keep=["org/model"])
+
+
+@pytest.mark.parametrize("content", [b"", b"v2\n", b"\xff\xfe"])
+def test_an_alias_that_makes_no_sense_keeps_every_version(store: Path, content: bytes) -> None:
+    (store / "org--model" / "latest").write_bytes(content)
+    assert names(find_garbage(store)) == []
+
+
+def test_an_alias_moved_while_the_question_was_open_is_heeded(store: Path) -> None:
+    publish(store, MODEL, OTHER)
+    garbage = find_garbage(store)
+    point_latest(store, MODEL, OLD)
+    assert [item.name for item in remove(garbage)] == [f"{MODEL}:{OTHER}"]
+    assert (store / "org--model" / OLD / "graphs" / "cpu.onnx").exists()
+    # It was not asked about, so it stays until the next time.
+    assert (store / "org--model" / NEW).exists()
+
+
+def test_a_model_that_is_being_built_is_left_alone(store: Path) -> None:
+    publish(store, "org/model--like", OLD)
+    publish(store, "org", OLD)
+    garbage = find_garbage(store)
+    with build_place(store, MODEL, OTHER, Progress(io.StringIO())):
+        assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}:{OLD}"}
+        assert f"{MODEL}:{OLD}" not in [item.name for item in remove(garbage)]
+    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+
+
+def test_a_version_in_which_somebody_holds_a_lock_is_left_alone(store: Path) -> None:
+    lock = store / "org--model" / OLD / "hosts" / "this-host" / "lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert names(find_garbage(store)) == []
+    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+
+
+def test_a_young_build_stays_and_so_does_an_old_one_at_work(store: Path) -> None:
+    root = interrupt(store, OTHER)
+    assert root.with_name(f"{root.name}.log").is_file()
+    building = store / BUILDING_NAME
+    assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
+    age(building, ABANDONED_AFTER_S + 60)
+    with build_place(store, MODEL, OTHER, Progress(io.StringIO())):
+        assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
+
+
+def test_an_old_build_is_removed_with_log_and_lock(store: Path) -> None:
+    root = interrupt(store, OTHER)
+    building = store / BUILDING_NAME
+    (building / f"{root.name}.lock").write_text("process 1 on another-host")
+    age(building, ABANDONED_AFTER_S + 60)
+    garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
+    assert names(garbage) == [f"{MODEL}:{OTHER}"]
+    assert garbage.items[0].why == "unfinished, 7 days old"
+    assert remove(garbage) == garbage.items
+    assert list(building.iterdir()) == []
+
+
+def test_a_build_resumed_while_the_question_was_open_stays(store: Path) -> None:
+    root = interrupt(store, OTHER)
+    age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
+    garbage = find_garbage(store)
+    (root / "steps" / "quantise").mkdir()
+    assert f"{MODEL}:{OTHER}" not in [item.name for item in remove(garbage)]
+    assert root.is_dir()
+
+
+def test_the_log_of_an_old_failure_goes(store: Path) -> None:
+    building = store / BUILDING_NAME
+    building.mkdir()
+    for name in (f"org--model--{OTHER}.log", "of-an-earlier-release.log"):
+        (building / name).write_text("Traceback")
+    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+    age(building, ABANDONED_AFTER_S + 60)
+    garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
+    assert names(garbage) == [f"{MODEL}:{OTHER}", "of-an-earlier-release.log"]
+    assert remove(garbage) == garbage.items
+    assert list(building.iterdir()) == []
+
+
+def test_half_written_files_go_when_they_are_old(store: Path) -> None:
+    half = store / "org--model" / ".latest.4711"
+    half.write_text(OLD[:5])
+    point_latest(store, MODEL, OLD)
+    assert ".latest.4711" not in str(names(find_garbage(store)))
+    age(half, 7_200)
+    garbage = find_garbage(store, keep=[f"{MODEL}:{NEW}"])
+    assert names(garbage) == ["org--model/.latest.4711"]
+    assert remove(garbage) == garbage.items
+    assert not half.exists()
+
+
+HOLD_SCRATCH = """
+import sys, time
+from pathlib import Path
+from build_artifacts.storage.workspace import scratch
+with scratch(Path(sys.argv[1])) as root:
+    (root / "wheel").write_bytes(b"wheel")
+    print(root.name, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_scratch_of_the_dead_goes_and_of_the_living_stays(store: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLD_SCRATCH, str(store)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        held = [process.stdout.readline().strip() for process in processes if process.stdout]
+        processes[0].kill()
+        processes[0].wait()
+        garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
+        assert names(garbage) == held[:1]
+        assert garbage.size == 5
+        assert remove(garbage) == garbage.items
+        assert [path.name for path in (store / BUILDING_NAME).iterdir()] == held[1:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
+    program = (
+        "import os, shutil, sys; from pathlib import Path; "
+        "from build_artifacts.storage import collection; "
+        "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
+        "collection.remove(collection.find_garbage(Path(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(store)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (store / "org--model" / OLD).exists()
+    garbage = find_garbage(store)
+    assert [item.kind for item in garbage.items] == [Kind.SCRATCH]
+    assert remove(garbage) == garbage.items
+    age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
+    (lock,) = find_garbage(store).items  # of the process that was killed
+    assert remove(find_garbage(store)) == (lock,)
+    assert list((store / BUILDING_NAME).iterdir()) == []
+
+
+def test_links_are_neither_followed_nor_removed(
+    store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    precious = publish(elsewhere, "their/model", OTHER)
+    (store / "org--model" / OTHER).symlink_to(precious)
+    (store / "their--model").symlink_to(precious.parent)
+    (store / "org--model" / OLD / "way-out").symlink_to(elsewhere)
+    garbage = find_garbage(store)
+    assert names(garbage) == [f"{MODEL}:{OLD}"]
+    assert garbage.size == 10
+    remove(garbage)
+    assert (precious / "graphs" / "cpu.onnx").exists()
+    assert (store / "org--model" / OTHER).is_symlink()
+
+
+def test_a_version_swapped_for_a_link_meanwhile_is_not_followed(store: Path) -> None:
+    garbage = find_garbage(store)
+    (store / "org--model" / OLD).rename(store / "precious")
+    (store / "org--model" / OLD).symlink_to(store / "precious")
+    assert remove(garbage) == ()
+    assert (store / "precious" / "graphs" / "cpu.onnx").exists()
+
+
+def test_nothing_else_in_a_store_is_touched(store: Path) -> None:
+    for path in ("README.md", "org--model/notes.txt", "lost+found/x", "org--model/draft/graph"):
+        (store / path).parent.mkdir(exist_ok=True)
+        (store / path).write_text("theirs")
+    before = sorted(store.rglob("*"))
+    removed = remove(find_garbage(store))
+    gone = {item.path for item in removed}
+    kept = [path for path in before if not gone & {path, *path.parents}]
+    assert [path for path in kept if not path.exists()] == []
+
+
+def test_the_table_has_the_largest_first_and_the_sum_last(store: Path) -> None:
+    publish(store, "org/large", OLD, size=2_500_000)
+    assert describe(find_garbage(store)).splitlines() == [
+        "WHAT     NAME                     MB  WHY",
+        f"version  org/large:{OLD}  2.5  no alias points to it",
+        f"version  org/model:{OLD}  0.0  no alias points to it",
+        "2 to remove, 2.5 MB",
+    ]
+
+
+def test_an_empty_store_has_no_garbage(tmp_path: Path) -> None:
+    for store in (tmp_path, tmp_path / "none"):
+        garbage = find_garbage(store)
+        assert describe(garbage) == f"nothing to remove from {store}"
+        assert remove(garbage) == ()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.errors import BuildError
+from build_artifacts.storage.workspace import BUILDING_NAME, scratch
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from build_artifacts.storage.workspace import scratch
+with scratch(Path(sys.argv[1])) as root:
+    (root / "half.whl").write_bytes(b"half a wheel")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+COME_AND_GO = """
+import sys
+from pathlib import Path
+from build_artifacts.storage.workspace import scratch
+for number in range(150):
+    with scratch(Path(sys.argv[1])) as root:
+        (root / "mine").write_text(str(number))
+        assert (root / "mine").read_text() == str(number)
+"""
+
+
+def holder(store: Path) -> subprocess.Popen[str]:
+    """A process that has scratch in `store`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(store)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def left(store: Path) -> list[Path]:
+    return sorted((store / BUILDING_NAME).iterdir())
+
+
+def test_scratch_of_the_killed_is_swept_up_and_of_the_living_is_not(tmp_path: Path) -> None:
+    living, killed = holder(tmp_path), holder(tmp_path)
+    try:
+        assert len(left(tmp_path)) == 2
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        with scratch(tmp_path) as root:
+            others = [path for path in left(tmp_path) if path != root]
+            assert [[p.name for p in path.iterdir()] for path in others] == [["half.whl"]]
+    finally:
+        for process in (living, killed):
+            process.kill()
+            process.communicate()
+
+
+def test_many_may_come_and_go_at_once(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", COME_AND_GO, str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    ended = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ended
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_nothing_stays_whatever_happens(tmp_path: Path, error: type[BaseException]) -> None:
+    def unpack() -> None:
+        with scratch(tmp_path) as root:
+            (root / "unpacked").mkdir()
+            raise error
+
+    with pytest.raises(error):
+        unpack()
+    assert left(tmp_path) == []
+
+
+def test_what_a_killed_removal_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "version").mkdir()
+    (tmp_path / "version" / "graph").write_bytes(b"")
+    with scratch(tmp_path):
+        pass
+    program = (
+        "import os, shutil, sys; from pathlib import Path; "
+        "from build_artifacts.storage import scratch; "
+        "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
+        "store = Path(sys.argv[1]); scratch.dispose(store / 'version', store / '.building')"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "version").exists()
+    assert len(left(tmp_path)) == 1
+    with scratch(tmp_path) as root:
+        assert left(tmp_path) == [root]
+
+
+def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(BuildError, match="cannot write to the store"), scratch(tmp_path / "file"):
+        pass

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from build_artifacts.console import Progress
+from build_artifacts.errors import BuildError, GateFailed
+from build_artifacts.storage.workspace import BUILDING_NAME, build_place, log_path, place_path
+
+MODEL, VERSION = "org/model.v1", "0123456789ab"
+
+# Each program enters the place of MODEL in the store that is its first argument.
+ENTER = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+from pathlib import Path
+from build_artifacts.console import Progress
+from build_artifacts.storage.workspace import build_place
+STORE = Path(sys.argv[1])
+def enter():
+    return build_place(STORE, "{MODEL}", "{VERSION}", Progress.on_stderr())
+"""
+HALF_WAY = (
+    ENTER
+    + """
+def half(into):
+    (into / "half.onnx").write_bytes(b"half a gra")
+    print("ready", flush=True)
+    time.sleep(60)
+with enter() as place:
+    place.once("export", lambda into: (into / "graph.onnx").write_bytes(b"a graph"))
+    place.once("quantise", half)
+"""
+)
+PUBLISH = (
+    ENTER
+    + """
+def slow(into):
+    time.sleep(0.05)
+    (into / "graph").write_bytes(b"whole")
+with enter() as place:
+    published = STORE / "published"
+    if published.exists():
+        print("found", (published / "graph").read_text())
+    else:
+        place.once("seal", slow).rename(published)
+        print("built")
+"""
+)
+
+
+def start(program: str, store: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(store)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def line_of(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().strip()
+
+
+def leftovers(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / BUILDING_NAME).iterdir())
+
+
+def build(store: Path, work: Callable[[Path], None], made_with: str = "") -> None:
+    """A build of two steps, of which `work` is the second."""
+    quiet = Progress(io.StringIO())
+    with build_place(store, MODEL, VERSION, quiet, made_with=made_with) as place:
+        place.once("export", write)
+        place.once("quantise", work)
+
+
+def is_export_done(store: Path, made_with: str = "") -> bool:
+    """What the next build finds."""
+    done = []
+
+    def look(into: Path) -> None:
+        raise KeyboardInterrupt
+
+    quiet = Progress(io.StringIO())
+    with (
+        suppress(KeyboardInterrupt),
+        build_place(store, MODEL, VERSION, quiet, made_with=made_with) as place,
+    ):
+        done.append(place.is_done("export"))
+        place.once("look", look)
+    return done == [True]
+
+
+def write(into: Path) -> None:
+    assert list(into.iterdir()) == []
+    (into / "graph.onnx").write_bytes(b"a graph")
+
+
+def never(into: Path) -> None:
+    raise AssertionError("a finished step ran again")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_build_is_resumed_after_its_last_finished_step(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    process = start(HALF_WAY, tmp_path)
+    assert line_of(process.stdout) == "ready"
+    process.send_signal(how)
+    process.communicate()
+    assert process.returncode == -how
+
+    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+        assert place.is_done("export")
+        assert not place.is_done("quantise")
+        assert (place.once("export", never) / "graph.onnx").read_bytes() == b"a graph"
+        assert [p.name for p in place.once("quantise", write).iterdir()] == ["graph.onnx"]
+    assert leftovers(tmp_path) == []
+
+
+def test_a_step_that_fails_leaves_nothing_of_itself(tmp_path: Path) -> None:
+    def fail(into: Path) -> None:
+        write(into)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        build(tmp_path, fail)
+    steps = place_path(tmp_path, MODEL, VERSION) / "steps"
+    assert [path.name for path in steps.iterdir()] == ["export"]
+    assert is_export_done(tmp_path)
+
+
+def fill_the_disk(into: Path) -> None:
+    Path("/dev/full").write_bytes(b"one byte too many")
+
+
+def refuse(into: Path) -> None:
+    raise GateFailed("no graph is right", hint="try another model")
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "stays"),
+    [(fill_the_disk, OSError, True), (never, AssertionError, True), (refuse, GateFailed, False)],
+)
+def test_steps_stay_unless_the_next_run_would_fail_the_same_way(
+    tmp_path: Path, work: Callable[[Path], None], error: type[Exception], stays: bool
+) -> None:
+    with pytest.raises(error):
+        build(tmp_path, work)
+    expected = [f"org--model.v1--{VERSION}", f"org--model.v1--{VERSION}.log"]
+    assert leftovers(tmp_path) == expected[not stays :]
+    log = log_path(place_path(tmp_path, MODEL, VERSION))
+    assert error.__name__ in log.read_text(encoding="utf-8")
+    assert is_export_done(tmp_path) is stays
+
+
+HIDDEN_FULL = (
+    ENTER
+    + """
+def fill(into):
+    try:
+        (into / "graph").write_bytes(bytes(9 << 20))
+    except OSError as exc:
+        raise RuntimeError("the library gave up") from exc
+try:
+    with enter() as place:
+        place.once("export", lambda into: (into / "small").write_bytes(b"fits"))
+        place.once("quantise", fill)
+except OSError as exc:
+    print(exc.errno, type(exc.__cause__).__name__, place.is_done("export"))
+"""
+)
+
+
+def test_a_full_disk_is_told_from_a_broken_library(tmp_path: Path) -> None:
+    mount = f'mount -t tmpfs -o size=8m none "{tmp_path}" && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no small disk can be mounted here")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", HIDDEN_FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(errno.ENOSPC), "RuntimeError", "True"]
+
+
+def test_steps_made_with_other_tools_are_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space"):
+        build(tmp_path, fill_the_disk, made_with="torch 1")
+    assert is_export_done(tmp_path, made_with="torch 1")
+    assert not is_export_done(tmp_path, made_with="torch 2")
+
+
+def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path) -> None:
+    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+        waiting = start(PUBLISH, tmp_path)
+        said = line_of(waiting.stderr)
+        assert said.startswith(f"waiting for another build of {MODEL} version {VERSION}")
+        assert f"(process {os.getpid()} on " in said
+        sealed = place.once("seal", write)
+        (sealed / "graph.onnx").rename(sealed / "graph")
+        sealed.rename(tmp_path / "published")
+    assert waiting.communicate(timeout=30)[0] == "found a graph\n"
+    assert leftovers(tmp_path) == []
+
+
+def test_of_many_builds_at_once_one_builds(tmp_path: Path) -> None:
+    processes = [start(PUBLISH, tmp_path) for _ in range(6)]
+    ended = [process.communicate(timeout=60) for process in processes]
+    assert sorted(out.strip() for out, _ in ended) == ["built"] + ["found whole"] * 5, ended
+    assert leftovers(tmp_path) == []
+
+
+def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
+    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+        waiting = start(PUBLISH, tmp_path)
+        assert line_of(waiting.stderr).startswith("waiting")
+        waiting.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in waiting.communicate(timeout=30)[1]
+        third = start(PUBLISH, tmp_path)
+        assert line_of(third.stderr).startswith("waiting")
+        place.once("export", write)
+    assert third.communicate(timeout=30)[0] == "built\n"
+
+
+def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
+    process = start(HALF_WAY, tmp_path)
+    assert line_of(process.stdout) == "ready"
+    waiting = start(PUBLISH, tmp_path)
+    assert f"(process {process.pid} on " in line_of(waiting.stderr)
+    process.kill()
+    process.communicate()
+    assert waiting.communicate(timeout=30)[0] == "built\n"
+
+
+def test_models_whose_names_differ_after_a_dot_do_not_meet(tmp_path: Path) -> None:
+    quiet = Progress(io.StringIO())
+    with (
+        build_place(tmp_path, "org/model.v1", VERSION, quiet) as one,
+        build_place(tmp_path, "org/model.v2", VERSION, quiet) as two,
+    ):
+        assert len({one.root, two.root, one.log, two.log}) == 4
+
+
+NOISE = (
+    ENTER
+    + """
+print("before")
+with enter() as place:
+    with place.quiet():
+        print("from python")
+        os.write(2, b"from a library\\n")
+    print("between")
+    with place.quiet():
+        sys.stderr.write("last words")
+        raise ZeroDivisionError
+"""
+)
+
+
+def test_noise_goes_to_the_log_and_stays_there_after_a_failure(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOISE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "before\nbetween\n"
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError"
+    assert "last words" not in done.stderr
+    (log,) = (tmp_path / BUILDING_NAME).glob("*.log")
+    heard = log.read_text(encoding="utf-8")
+    for text in ("from python\nfrom a library\n", "last words", "ZeroDivisionError"):
+        assert text in heard
+
+
+def test_a_build_from_nothing_starts_a_new_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(GateFailed):
+            build(tmp_path, refuse)
+    log = log_path(place_path(tmp_path, MODEL, VERSION))
+    assert log.read_text(encoding="utf-8").count("GateFailed: ") == 1
+
+
+def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with (
+        pytest.raises(BuildError, match="cannot write to the store"),
+        build_place(tmp_path / "file", MODEL, VERSION, Progress(io.StringIO())),
+    ):
+        pass

@@ -1,0 +1,321 @@
+"""Pruned encoders lose their zeros and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from build_artifacts.compaction.apply import CompactionMisfit, compact
+from build_artifacts.compaction.find import find
+from build_artifacts.compaction.layouts import LAYOUTS
+from build_artifacts.compaction.plan import Compaction, LayerCut
+from tests.support import pruned_checkpoints
+from tests.support.builders import tiny_checkpoint
+from tests.support.pruned_checkpoints import (
+    HEADS,
+    ROWS,
+    answers,
+    encoder,
+    layer,
+    pruned_encoder,
+    size,
+)
+
+# Answers are of order 1; sums in another order move their last digits.
+TOLERANCE = 1e-5
+HALF_TOLERANCE = 1e-2  # float16 has three digits
+
+BOTH = ("bert", "distilbert")
+PRUNED = tuple(
+    LayerCut(layer=i, heads=heads, rows=rows)
+    for i, (heads, rows) in enumerate(pruned_checkpoints.PRUNED)
+)
+
+CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] = [
+    (pruned_checkpoints.ignored_heads, (1, 3), ()),
+    (pruned_checkpoints.blind_heads, (0, 2), ()),
+    (pruned_checkpoints.half_blind_half_ignored_head, (1,), ()),
+    (pruned_checkpoints.blind_rows, (), tuple(range(8, 40))),
+    (pruned_checkpoints.ignored_rows, (), (0, 1, 2, 3, 63)),
+    # One head and one row stay: a matrix of nothing could not be pruned_checkpoints.exported.
+    (pruned_checkpoints.everything, tuple(range(1, HEADS)), tuple(range(1, ROWS))),
+]
+
+
+@pytest.mark.parametrize("model_type", BOTH)
+@pytest.mark.parametrize(("prune", "heads", "rows"), CASES, ids=[c[0].__name__ for c in CASES])
+def test_what_is_constant_goes_and_answers_stay(
+    model_type: str, prune: pruned_checkpoints.Prune, heads: tuple[int, ...], rows: tuple[int, ...]
+) -> None:
+    model = encoder(model_type)
+    prune(layer(model, 1))
+    before, parameters = answers(model), size(model)
+    compaction = find(model)
+    assert compaction.cuts == (LayerCut(layer=1, heads=heads, rows=rows),)
+    assert compact(model, compaction) is model
+    assert layer(model, 1).value.weight.shape[0] == (HEADS - len(heads)) * pruned_checkpoints.WIDTH
+    assert layer(model, 1).narrow.weight.shape[1] == ROWS - len(rows)
+    assert compaction.parameters_before == parameters
+    assert compaction.parameters_after == size(model) < parameters
+    np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
+    assert find(model).is_empty
+
+
+@pytest.mark.parametrize("model_type", sorted(LAYOUTS))
+def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
+    assert find(encoder(model_type)).is_empty
+    model = pruned_encoder(model_type)
+    before = answers(model)
+    compaction = find(model)
+    assert compaction.cuts == PRUNED
+    assert (compaction.heads_before, compaction.heads_after) == (
+        pruned_checkpoints.LAYERS * HEADS,
+        5,
+    )
+    assert (compaction.rows_before, compaction.rows_after) == (pruned_checkpoints.LAYERS * ROWS, 91)
+    compact(model, compaction)
+    assert size(model) == compaction.parameters_after
+    np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForSequenceClassification", "AutoModelForMaskedLM"])
+@pytest.mark.parametrize("model_type", BOTH)
+def test_any_head_may_sit_on_top(model_type: str, kind: str) -> None:
+    model = pruned_encoder(model_type, kind)
+    before = answers(model)
+    compaction = find(model)
+    assert compaction.cuts == PRUNED
+    compact(model, compaction)
+    # Logits are of order 10.
+    np.testing.assert_allclose(answers(model), before, rtol=TOLERANCE, atol=10 * TOLERANCE)
+
+
+def test_attention_written_out_compacts_as_well() -> None:
+    model = pruned_encoder("bert", attn_implementation="eager")
+    assert model.config._attn_implementation == "eager"
+    before = answers(model)
+    np.testing.assert_allclose(answers(compact(model, find(model))), before, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", BOTH)
+def test_constants_are_kept_in_the_biases(model_type: str) -> None:
+    model = encoder(model_type)
+    first = layer(model, 0)
+    pruned_checkpoints.blind_heads(first)
+    pruned_checkpoints.blind_rows(first)
+    before = answers(model)
+    biases = [linear.bias.detach().clone() for linear in (first.mix, first.narrow)]
+    compact(model, find(model))
+    for linear, bias in zip((first.mix, first.narrow), biases, strict=True):
+        folded, linear.bias.data = linear.bias.data, bias
+        assert np.abs(answers(model) - before).max() > 1000 * TOLERANCE
+        linear.bias.data = folded
+
+
+@pytest.mark.parametrize("model_type", BOTH)
+@pytest.mark.parametrize("projections", [("query",), ("key",), ("query", "key")])
+def test_heads_without_queries_or_keys_average_and_stay(
+    model_type: str, projections: tuple[str, ...]
+) -> None:
+    model = encoder(model_type)
+    for name in projections:
+        pruned_checkpoints.zero_rows(getattr(layer(model, 0), name), pruned_checkpoints.channels(1))
+    assert find(model).is_empty
+
+
+def test_what_is_nearly_constant_stays() -> None:
+    model = encoder("bert")
+    first = layer(model, 0)
+    pruned_checkpoints.zero_rows(first.value, pruned_checkpoints.channels(1)[:-1])
+    pruned_checkpoints.zero_columns(first.mix, pruned_checkpoints.channels(2)[1:])
+    pruned_checkpoints.zero_rows(first.widen, [5])
+    first.widen.weight.data[5, 0] = 1e-30
+    assert find(model).is_empty
+
+
+@pytest.mark.parametrize("model_type", ["albert", "modernbert"])
+def test_an_unknown_architecture_has_nothing_to_remove(model_type: str) -> None:
+    model = encoder(model_type)
+    for name, parameter in model.named_parameters():
+        if not name.startswith("embeddings"):
+            parameter.data.zero_()
+    compaction = find(model)
+    assert compaction.is_empty
+    assert compaction.heads_before == compaction.rows_before == 0
+    assert compaction.parameters_before == compaction.parameters_after == size(model)
+    assert compaction.describe() == "nothing to remove"
+    assert size(compact(model, compaction)) == compaction.parameters_after
+
+
+def test_a_layer_built_otherwise_is_left_alone() -> None:
+    import torch
+
+    model = pruned_encoder("bert")
+    layer(model, 1).widen.__class__ = type("Quantised", (torch.nn.Linear,), {})
+    assert find(model).is_empty
+
+
+def test_a_compaction_is_found_once_and_applied_after_every_load(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    source = tiny_checkpoint(tmp_path / "dense", model_type="distilbert")
+    dense = AutoModel.from_pretrained(source)
+    assert find(dense).is_empty
+    heads = dense.config.n_heads
+    pruned_checkpoints.zero_rows(layer(dense, 0).value, range(dense.config.dim // heads))
+    pruned_checkpoints.blind_rows(layer(dense, 1))
+    dense.save_pretrained(tmp_path / "pruned")
+
+    def loaded(dtype: torch.dtype) -> pruned_checkpoints.Model:
+        return AutoModel.from_pretrained(tmp_path / "pruned", dtype=dtype).eval()
+
+    expected = answers(loaded(torch.float32))
+    found = Compaction.model_validate_json(find(dense).model_dump_json())
+    assert [(cut.heads, len(cut.rows)) for cut in found.cuts] == [((0,), 0), ((), 32)]
+    first, second = (answers(compact(loaded(torch.float32), found)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE)
+    half = compact(loaded(torch.float16), found)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.float16}
+    np.testing.assert_allclose(answers(half), expected, rtol=0, atol=HALF_TOLERANCE)
+
+
+def test_a_compaction_reads_back_as_it_was_written() -> None:
+    compaction = find(pruned_encoder("bert"))
+    assert Compaction.model_validate_json(compaction.model_dump_json()) == compaction
+    with pytest.raises(ValidationError, match="frozen"):
+        compaction.architecture = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"layer": 0},
+        {"layer": 0, "heads": [1, 1]},
+        {"layer": 0, "rows": [3, 2]},
+        {"layer": 0, "heads": [-1]},
+        {"layer": -1, "heads": [1]},
+        {"layer": 0, "heads": [1], "columns": [1]},
+    ],
+)
+def test_a_cut_that_makes_no_sense_is_refused(cut: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LayerCut.model_validate(cut)
+
+
+def test_layers_are_cut_once_each_and_in_order() -> None:
+    found = find(pruned_encoder("bert")).model_dump()
+    for cuts in (found["cuts"][::-1], found["cuts"][:1] * 2):
+        with pytest.raises(ValidationError, match="ascend"):
+            Compaction.model_validate({**found, "cuts": cuts})
+
+
+def test_it_says_in_one_line_what_it_removed() -> None:
+    large = Compaction(
+        architecture="bert",
+        cuts=(LayerCut(layer=0, heads=tuple(range(31)), rows=tuple(range(5_120))),),
+        heads_before=72,
+        rows_before=9_216,
+        parameters_before=22_713_216,
+        parameters_after=14_081_664,
+    )
+    assert large.describe() == (
+        "removed 31 of 72 heads and 5,120 of 9,216 feed-forward rows: 22.7 M -> 14.1 M parameters"
+    )
+    small = large.model_copy(update={"parameters_before": 30_752, "parameters_after": 9_001})
+    assert small.describe().endswith(": 30,752 -> 9,001 parameters")
+
+
+MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
+    ("another architecture", "is for `bert`, the model is `distilbert`", lambda c: {}),
+    ("another size", "is for 7 parameters", lambda c: {"parameters_before": 7}),
+    ("no such layer", "names layer 2, the model has 2",
+     lambda c: {"cuts": (*c.cuts, LayerCut(layer=2, heads=(0,)))}),
+    ("a head in use", r"removes heads of layer 0 that the model needs: \[2\]",
+     lambda c: {"cuts": (LayerCut(layer=0, heads=(1, 2)),)}),
+    ("no such head", r"needs: \[4\]", lambda c: {"cuts": (LayerCut(layer=0, heads=(4,)),)}),
+    ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
+     lambda c: {"cuts": (*c.cuts[:1], LayerCut(layer=1, rows=(0, 7)))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("why", "sentence", "change"), MISFITS, ids=[case[0] for case in MISFITS])
+def test_a_compaction_that_does_not_fit_touches_nothing(
+    why: str, sentence: str, change: Callable[[Compaction], dict[str, Any]]
+) -> None:
+    compaction = find(pruned_encoder("bert"))
+    model = pruned_encoder("distilbert" if why == "another architecture" else "bert")
+    before, parameters = answers(model), size(model)
+    with pytest.raises(CompactionMisfit, match=sentence) as caught:
+        compact(model, compaction.model_copy(update=change(compaction)))
+    assert caught.value.code == "compaction_misfit"
+    assert caught.value.hint
+    assert size(model) == parameters
+    np.testing.assert_array_equal(answers(model), before)
+
+
+def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
+    model = encoder("bert")
+    pruned_checkpoints.everything(layer(model, 0))
+    whole = find(model).model_copy(update={"cuts": (LayerCut(layer=0, heads=(0, 1, 2, 3)),)})
+    with pytest.raises(CompactionMisfit, match="removes all 4 heads of layer 0"):
+        compact(model, whole)
+
+
+def test_a_compaction_cannot_be_applied_twice() -> None:
+    model = pruned_encoder("bert")
+    compaction = find(model)
+    compact(model, compaction)
+    with pytest.raises(CompactionMisfit, match="parameters"):
+        compact(model, compaction)
+
+
+@pytest.mark.parametrize("model_type", BOTH)
+def test_a_compacted_model_exports_to_a_smaller_graph(tmp_path: Path, model_type: str) -> None:
+    model = pruned_encoder(model_type)
+    whole = pruned_checkpoints.exported(model, tmp_path / "whole.onnx", opset_version=23)
+    expected = pruned_checkpoints.graph_answers(whole)
+    compaction = find(model)
+    graph = pruned_checkpoints.exported(
+        compact(model, compaction), tmp_path / "compact.onnx", opset_version=23
+    )
+    np.testing.assert_allclose(
+        pruned_checkpoints.graph_answers(graph), expected, rtol=0, atol=TOLERANCE
+    )
+    weights = 4 * (compaction.parameters_before - compaction.parameters_after)
+    assert whole.stat().st_size - graph.stat().st_size == pytest.approx(weights, rel=0.1)
+
+
+# One adds a bias per head to the scores, one projects positions with the heads' own matrices.
+@pytest.mark.parametrize("model_type", ["mpnet", "deberta-v2"])
+def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -> None:
+    model = pruned_encoder(model_type)
+    expected = answers(model)
+    graph = pruned_checkpoints.exported(
+        compact(model, find(model)), tmp_path / "g.onnx", opset_version=23
+    )
+    np.testing.assert_allclose(
+        pruned_checkpoints.graph_answers(graph), expected, rtol=0, atol=TOLERANCE
+    )
+
+
+def test_a_compacted_model_exports_with_fused_attention_in_half_precision(tmp_path: Path) -> None:
+    import onnx
+    import torch
+
+    model = pruned_encoder("bert")
+    expected = answers(model)
+    compaction = find(model)
+    half = compact(model.to(torch.float16), compaction)
+    graph = pruned_checkpoints.exported(half, tmp_path / "fused.onnx", ort_fusions="cuda")
+    fused = [n for n in onnx.load(graph).graph.node if n.op_type == "MultiHeadAttention"]
+    assert [a.i for n in fused for a in n.attribute if a.name == "num_heads"] == [2, 3]
+    np.testing.assert_allclose(
+        pruned_checkpoints.graph_answers(graph), expected, rtol=0, atol=HALF_TOLERANCE
+    )

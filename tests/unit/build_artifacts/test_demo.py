@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.demo import DEMO_MODELS, DemoModel
+from build_artifacts.evaluation import ModelUnderTest, load_evaluation
+from build_artifacts.evaluation.squad import read_questions
+from deployments.artifacts.manifest import TaskName
+from tests.support.builders import tiny_tokenizer
+
+SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+ADAPTED = [model for model in DEMO_MODELS if model.adapter]
+
+
+@pytest.mark.parametrize("model", ADAPTED, ids=lambda model: model.id)
+def test_an_adapter_that_is_shipped_is_for_the_task_of_its_model(model: DemoModel) -> None:
+    assert model.adapter is not None
+    assert read_adapter(model.adapter).task is model.task
+
+
+@pytest.mark.parametrize("model", ADAPTED, ids=lambda model: model.id)
+def test_the_labelled_data_of_a_demo_model_can_be_read(model: DemoModel, tmp_path: Path) -> None:
+    tiny_tokenizer(tmp_path)
+    under_test = ModelUnderTest(directory=tmp_path, max_tokens=512, labels=("NEGATIVE", "POSITIVE"))
+    assert model.evaluation is not None
+    assert len(load_evaluation(model.evaluation, model.task, under_test).items) > 90
+
+
+def test_every_question_of_the_gate_is_answered_by_its_text_in_one_way() -> None:
+    (model,) = (m for m in DEMO_MODELS if m.task is TaskName.QUESTION_ANSWERING)
+    assert model.evaluation is not None
+    questions = read_questions(model.evaluation)
+    assert len({asked.question for asked in questions}) == len(questions)
+    for asked in questions:
+        (gold,) = asked.golds
+        assert gold in asked.context
+
+
+def test_the_demo_models_are_what_is_served() -> None:
+    config = yaml.safe_load(SERVE_CONFIG.read_text(encoding="utf-8"))
+    served = config["applications"][0]["args"]["models"]
+    assert [model["id"] for model in served] == [model.id for model in DEMO_MODELS]

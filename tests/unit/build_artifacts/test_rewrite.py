@@ -1,0 +1,184 @@
+"""Rewrites change what they look for, nothing else, and no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, Rewrites
+from build_artifacts.steps.rewrite import REWRITES, rewrite
+from tests.support.builders import tiny_checkpoint
+from tests.support.prepared_build import FLOAT, Workshop, largest_difference, op_counts
+
+# Answers reach 3; the same sums in another order move their last digits.
+TOLERANCE = 1e-5
+LEAN = Rewrites(names=("drop-empty-rows", "packed-heads"))
+ALL = Rewrites(names=tuple(REWRITES))
+
+
+@pytest.fixture(scope="module")
+def distilbert(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    root = tmp_path_factory.mktemp("distilbert")
+    source = tiny_checkpoint(root / "model", model_type="distilbert", pooling="cls")
+    return Workshop.of(source, root / "work")
+
+
+@pytest.mark.parametrize("model", ["workshop", "distilbert"])
+def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shop: Workshop = request.getfixturevalue(model)
+    exported = shop.graphs.floating(FLOAT)
+    halfway, lean = tmp_path / "halfway.onnx", tmp_path / "lean.onnx"
+    before = op_counts(exported)
+    assert (before["Attention"], before["Transpose"], before["Where"]) == (2, 8, 2)
+
+    assert rewrite(exported, Rewrites(names=("drop-empty-rows",)), halfway) == 2
+    assert op_counts(halfway)["Transpose"] == 8
+    assert "Where" not in op_counts(halfway)
+    assert rewrite(halfway, Rewrites(names=("packed-heads",)), lean) == 2
+    assert op_counts(lean)["Attention"] == 2
+    assert not {"Transpose", "Where", "Reshape"} & op_counts(lean).keys()
+
+    due = shop.answers(FLOAT, exported)
+    assert max(float(np.abs(answer).max()) for answer in due) > 1
+    for graph in (halfway, lean):
+        assert largest_difference(shop.answers(FLOAT, graph), due) < TOLERANCE
+        assert largest_difference(shop.answers(FLOAT, graph, company=1), due) < TOLERANCE
+
+
+def test_the_heads_are_packed_only_where_nothing_stands_between(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    exported = workshop.graphs.floating(FLOAT)
+    assert rewrite(exported, Rewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
+    reversed_order = Rewrites(names=("packed-heads", "drop-empty-rows"))
+    assert rewrite(exported, reversed_order, tmp_path / "graph.onnx") == 2
+
+
+def test_a_batch_without_padding_is_attended_without_a_mask(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    exported = workshop.graphs.floating(FLOAT)
+    either = tmp_path / "either.onnx"
+    assert rewrite(exported, Rewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
+    counts = op_counts(either)
+    assert (counts["If"], counts["MultiHeadAttention"], counts["Attention"]) == (2, 2, 2)
+    due = workshop.answers(FLOAT, exported)
+    # One item a batch is never padded; of eight, of many lengths, the longest is not.
+    assert largest_difference(workshop.answers(FLOAT, either, company=1), due) < TOLERANCE
+    assert largest_difference(workshop.answers(FLOAT, either), due) < TOLERANCE
+
+
+@pytest.mark.parametrize("recipe", [CPU_INT8_PLAIN, CPU_INT8_FUSED], ids=lambda r: str(r.name))
+def test_graphs_without_the_operator_pass_through(
+    workshop: Workshop, tmp_path: Path, recipe: CandidateRecipe
+) -> None:
+    exported = workshop.graphs.floating(recipe)
+    assert rewrite(exported, ALL, tmp_path / "graph.onnx") == 0
+    assert op_counts(tmp_path / "graph.onnx") == op_counts(exported)
+    due, given = (workshop.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))
+    assert largest_difference(given, due) == 0
+
+
+def attention(
+    path: Path,
+    *,
+    split: Sequence[int] = (0, 2, 1, 3),
+    empty_rows: float | None = None,
+    readers: int = 1,
+) -> Path:
+    """Self-attention over x [B, T, 8] with 2 heads, as the exporter writes it, but for the changes.
+
+    `split` is the order of the transposition before it, `empty_rows` what is selected in place of
+    its output where `off` [B, 1, T, 1] says so, `readers` how many read that output.
+    """
+    node = helper.make_node
+    nodes = [
+        node("Reshape", ["x", "apart"], ["heads"]),
+        node("Transpose", ["heads"], ["q"], perm=list(split)),
+        node("Attention", ["q", "q", "q"], ["attended"]),
+    ]
+    last = "attended"
+    if empty_rows is not None:
+        nodes.append(node("Where", ["off", "empty", last], ["kept"]))
+        last = "kept"
+    nodes += [
+        node("Transpose", [last], ["turned"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["turned", "together"], ["joined"]),
+        node("Identity", ["joined"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "T", 8])]
+    if readers == 2:
+        nodes.append(node("Identity", [last], ["z"]))
+        outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    constants = {
+        "apart": np.array([0, 0, 2, 4]),
+        "together": np.array([0, 0, 8]),
+        "empty": np.array(empty_rows or 0.0, dtype=np.float32),
+    }
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "T", 8]),
+        helper.make_tensor_value_info("off", TensorProto.BOOL, ["B", 1, "T", 1]),
+    ]
+    tables = [numpy_helper.from_array(table, name) for name, table in constants.items()]
+    # What the exporter records, too.
+    heads = [helper.make_tensor_value_info("heads", TensorProto.FLOAT, ["B", "T", 2, 4])]
+    graph = helper.make_graph(nodes, "attention", inputs, outputs, tables, value_info=heads)
+    opset = [helper.make_opsetid("", 23)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+    return path
+
+
+def changed(graph: Path) -> dict[str, int]:
+    """In how many places each rewrite alone changes `graph`; those that change none left out."""
+    into = graph.with_name("changed.onnx")
+    counts = {name: rewrite(graph, Rewrites(names=(name,)), into) for name in REWRITES}
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_a_selection_of_zeros_goes(tmp_path: Path) -> None:
+    graph = attention(tmp_path / "graph.onnx", empty_rows=0.0)
+    assert changed(graph) == {"drop-empty-rows": 1}
+    assert rewrite(graph, LEAN, tmp_path / "lean.onnx") == 2
+    assert op_counts(tmp_path / "lean.onnx")["Attention"] == 1
+    assert not {"Where", "Transpose", "Reshape"} & op_counts(tmp_path / "lean.onnx").keys()
+
+
+def test_a_selection_of_anything_else_stays(tmp_path: Path) -> None:
+    assert changed(attention(tmp_path / "graph.onnx", empty_rows=-1.0)) == {}
+
+
+def test_heads_that_are_turned_otherwise_stay(tmp_path: Path) -> None:
+    assert changed(attention(tmp_path / "graph.onnx", split=(0, 2, 3, 1))) == {}
+
+
+def test_heads_that_somebody_else_reads_stay_apart(tmp_path: Path) -> None:
+    assert changed(attention(tmp_path / "one.onnx")) == {"packed-heads": 1}
+    assert changed(attention(tmp_path / "two.onnx", readers=2)) == {}
+
+
+def test_the_number_of_heads_is_told_to_the_operator(tmp_path: Path) -> None:
+    import onnxruntime as ort
+
+    graph, lean = attention(tmp_path / "graph.onnx"), tmp_path / "lean.onnx"
+    assert rewrite(graph, LEAN, lean) == 1
+    operator = next(n for n in onnx.load(lean).graph.node if n.op_type == "Attention")
+    heads = {a.name: a.i for a in operator.attribute}
+    assert heads == {"q_num_heads": 2, "kv_num_heads": 2}
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.standard_normal((3, 5, 8)).astype(np.float32),
+        "off": np.zeros((3, 1, 5, 1), dtype=np.bool_),
+    }
+    answers = []
+    for path in (graph, lean):
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        known = {i.name for i in session.get_inputs()}
+        answers.append(session.run(["y"], {k: v for k, v in feeds.items() if k in known})[0])
+    assert np.abs(answers[0] - answers[1]).max() < TOLERANCE

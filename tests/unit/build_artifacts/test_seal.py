@@ -1,0 +1,196 @@
+"""What an artifact consists of, and that it is published whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.compaction.plan import Compaction, LayerCut
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8,
+    FULL,
+    GPU_FP16,
+    QUICK,
+    SEARCHES,
+    CandidateRecipe,
+    Recipe,
+    artifact_version,
+)
+from build_artifacts.search.gate import PassedGraph, spec_of
+from build_artifacts.search.preparation import Prepared
+from build_artifacts.steps.seal import Identity, Sealing, assemble, build_tools, publish
+from build_artifacts.storage.workspace import BUILDING_NAME
+from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, Parity, Source, TaskName
+from deployments.artifacts.store import LATEST_NAME, resolve_version
+from deployments.errors import DigestMismatch
+from deployments.tuning.parity import Reference
+from tests.support.builders import tiny_tokenizer
+from tests.support.fakes import item
+
+VERSION = "0123456789ab"
+EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=1.0)
+FACTS = ModelFacts(
+    tasks=(TaskName.TEXT_CLASSIFICATION,),
+    architecture="BertForSequenceClassification",
+    max_tokens=16,
+    width=2,
+    labels=("NO", "YES"),
+    problem="single_label",
+)
+WHOLE = Compaction(
+    architecture="bert", heads_before=8, rows_before=128, parameters_before=90, parameters_after=90
+)
+GATE = Gate(cosine_mean=0.97)
+
+
+def prepared(root: Path, compaction: Compaction = WHOLE) -> Prepared:
+    """What `prepare` leaves, written by hand."""
+    tiny_tokenizer(root / "weights")
+    reference = root / "reference"
+    reference.mkdir()
+    Reference((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(reference / "reference.npz")
+    (reference / "scores.json").write_text('{"accuracy": 0.9}', encoding="utf-8")
+    (reference / "compaction.json").write_text(compaction.model_dump_json(), encoding="utf-8")
+    return Prepared(root / "weights", FACTS, reference, None)
+
+
+def passed(prepared: Prepared, recipe: CandidateRecipe, graph: Path) -> PassedGraph:
+    spec = spec_of(recipe, graph, prepared)
+    return PassedGraph(recipe=recipe, spec=spec, parity=EXACT, scores={"accuracy": 0.89})
+
+
+def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHOLE) -> Path:
+    """An artifact of two candidates with one graph, as the last step leaves it."""
+    root.mkdir(parents=True)
+    made = prepared(root, compaction)
+    graph = root / "graph.onnx"
+    graph.write_bytes(content)
+    sealing = Sealing(
+        identity=Identity("tiny/model", VERSION, Source(ref="here", revision="1"), "abc"),
+        prepared=made,
+        graphs=(
+            replace(passed(made, CPU_INT8, graph), kept=("node_MatMul_1",)),
+            passed(made, replace(CPU_FP32, name="the-same-graph"), graph),
+        ),
+        gate=GATE,
+        tables=(),
+    )
+    into = root / "artifact"
+    into.mkdir()
+    assemble(sealing, into)
+    return into
+
+
+def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
+    manifest = ArtifactManifest.read(staged(tmp_path / "work"))
+    assert (manifest.labels, manifest.problem) == (("NO", "YES"), "single_label")
+    assert (manifest.gate, manifest.scores) == (GATE, {"accuracy": 0.9})
+    assert manifest.pruned is None
+    first, second = manifest.candidates
+    assert (first.name, first.kept_float) == ("cpu-int8", ("node_MatMul_1",))
+    assert first.scores == {"accuracy": 0.89}
+    assert first.options == CPU_INT8.options
+    assert (second.name, second.kept_float) == ("the-same-graph", ())
+    assert manifest.built_with["recipe"] == "abc"
+    assert set(build_tools()) <= set(manifest.built_with)
+
+
+def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> None:
+    directory = staged(tmp_path / "work")
+    manifest = ArtifactManifest.read(directory)
+    assert {c.graph for c in manifest.candidates} == {"graphs/cpu-int8.onnx"}
+    assert [path.name for path in (directory / "graphs").iterdir()] == ["cpu-int8.onnx"]
+    assert set(manifest.files) == {"tokenizer.json", "reference.npz", "graphs/cpu-int8.onnx"}
+
+
+def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
+    cut = LayerCut(layer=0, heads=(1,), rows=(2, 3))
+    compaction = WHOLE.model_copy(update={"cuts": (cut,), "parameters_after": 60})
+    manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
+    assert manifest.pruned == (
+        "removed 1 of 8 heads and 2 of 128 feed-forward rows: 90 -> 60 parameters"
+    )
+
+
+def test_publishing_is_one_rename_and_makes_the_version_the_latest(tmp_path: Path) -> None:
+    made, store = staged(tmp_path / "work"), tmp_path / "store"
+    inode = made.stat().st_ino
+    directory = publish(made, store)
+    assert directory == store / "tiny--model" / VERSION
+    assert directory.stat().st_ino == inode
+    assert resolve_version(store, "tiny/model", LATEST_NAME) == VERSION
+
+
+def test_a_version_that_is_there_gives_way_whole(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / BUILDING_NAME).mkdir(parents=True)
+    publish(staged(tmp_path / "one", b"first"), store)
+    directory = publish(staged(tmp_path / "two", b"second"), store)
+    assert (directory / "graphs" / "cpu-int8.onnx").read_bytes() == b"second"
+    ArtifactManifest.read(directory)
+    assert list((store / BUILDING_NAME).iterdir()) == []
+
+
+def test_what_was_damaged_after_assembly_is_never_published(tmp_path: Path) -> None:
+    made = staged(tmp_path / "work")
+    (made / "graphs" / "cpu-int8.onnx").write_bytes(b"a grape")
+    with pytest.raises(DigestMismatch):
+        publish(made, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+TOOLS = {"torch": "2", "onnxruntime": "1"}
+INPUTS = ("revision", None, "feature-extraction", None)
+SMALL = Recipe(candidates=(CPU_INT8,))
+
+
+def test_everything_that_shapes_a_build_shapes_its_version() -> None:
+    other_scheme = replace(CPU_INT8, options=CPU_INT8.options.model_copy(update={"arena": True}))
+    versions = [
+        artifact_version(SMALL, TOOLS, *INPUTS),
+        artifact_version(SMALL, {**TOOLS, "torch": "3"}, *INPUTS),
+        artifact_version(SMALL, {**TOOLS, "openvino": "1"}, *INPUTS),
+        *(artifact_version(SMALL, TOOLS, *INPUTS[:i], "x", *INPUTS[i + 1 :]) for i in range(4)),
+        artifact_version(replace(SMALL, revision=SMALL.revision + 1), TOOLS, *INPUTS),
+        artifact_version(replace(SMALL, keep=1), TOOLS, *INPUTS),
+        artifact_version(replace(SMALL, gate=GATE), TOOLS, *INPUTS),
+        artifact_version(replace(SMALL, candidates=(CPU_INT8, GPU_FP16)), TOOLS, *INPUTS),
+        artifact_version(replace(SMALL, candidates=(other_scheme,)), TOOLS, *INPUTS),
+        artifact_version(replace(SMALL, fallback=CPU_INT8), TOOLS, *INPUTS),
+    ]
+    assert len(set(versions)) == len(versions)
+    assert artifact_version(SMALL, dict(reversed(TOOLS.items())), *INPUTS) == versions[0]
+    assert all(len(version) == 12 and int(version, 16) >= 0 for version in versions)
+
+
+def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
+    tools = build_tools()
+    assert {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} <= set(
+        tools
+    )
+    assert json.loads(json.dumps(tools)) == tools
+    assert "onnxruntime-gpu" not in tools, "one name, whichever package provides it"
+
+
+@pytest.mark.parametrize("tool", ["onnx-ir", "bitsandbytes", "accelerate"])
+def test_what_writes_or_rounds_weights_is_among_the_tools_where_it_is_there(tool: str) -> None:
+    assert (tool in build_tools()) == (find_spec(tool.replace("-", "_")) is not None)
+
+
+@pytest.mark.parametrize("recipe", SEARCHES.values(), ids=SEARCHES)
+def test_candidates_are_told_apart_by_their_names(recipe: Recipe) -> None:
+    everything = (*recipe.candidates, recipe.fallback)
+    assert len({candidate.name for candidate in everything}) == len(everything)
+    assert recipe.of(Device.CPU)[0] == CPU_INT8, "the portable default where nothing was measured"
+
+
+def test_the_quick_search_is_a_part_of_the_full_one() -> None:
+    assert set(QUICK.candidates) <= set(FULL.candidates)
+    assert QUICK.gate == FULL.gate == Gate()

@@ -1,0 +1,166 @@
+"""Checkpoints that have the vocabulary of a tokenizer, and no tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from build_artifacts.checkpoints.checkpoint import content_digest
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.sources.tokenizer import fast_tokenizer
+from build_artifacts.steps.resolve import resolve
+from tests.support.builders import tiny_tokenizer, write_json
+
+TEXTS = ("the lovely river", "Bad FILM!", "a train to the city, 2024", "Ünïcode & 東京")
+PAIRS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "G", "o", "d", "Ġ", "f", "i", "l", "m", "oo")
+
+
+def words_of(tokenizer: Path) -> list[str]:
+    vocabulary = Tokenizer.from_file(str(tokenizer)).get_vocab()
+    return sorted(vocabulary, key=lambda word: vocabulary[word])
+
+
+@pytest.fixture
+def words_only(tmp_path: Path, embedding_source: Path) -> Path:
+    """The tiny embedding model, its tokenizer as BERT came in 2018: a list of words."""
+    directory = tmp_path / "model"
+    shutil.copytree(embedding_source, directory)
+    words = words_of(directory / "tokenizer.json")
+    (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (directory / "tokenizer.json").unlink()
+    write_json(directory / "tokenizer_config.json", {"model_max_length": 512})
+    return directory
+
+
+def vocabulary_only(directory: Path, model_type: str, **config: object) -> Path:
+    write_json(directory / "config.json", {"model_type": model_type})
+    write_json(directory / "tokenizer_config.json", config)
+    return directory
+
+
+def with_words(directory: Path, model_type: str, **config: object) -> Path:
+    tiny_tokenizer(directory / "words")
+    words = words_of(directory / "words" / "tokenizer.json")
+    (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    return vocabulary_only(directory, model_type, **config)
+
+
+def with_pairs(directory: Path, model_type: str) -> Path:
+    write_json(directory / "vocab.json", {token: i for i, token in enumerate(PAIRS)})
+    (directory / "merges.txt").write_text("#version: 0.2\no o\n", encoding="utf-8")
+    return vocabulary_only(directory, model_type)
+
+
+def test_a_list_of_words_becomes_the_tokenizer_it_stands_for(
+    tmp_path: Path, words_only: Path, embedding_source: Path
+) -> None:
+    checkpoint = resolve(str(words_only), tmp_path / "scratch", HuggingFaceHub())
+    made = Tokenizer.from_file(str(checkpoint.weights / "tokenizer.json"))
+    original = Tokenizer.from_file(str(embedding_source / "tokenizer.json"))
+    for text in TEXTS:
+        assert made.encode(text).ids == original.encode(text).ids
+    assert not (words_only / "tokenizer.json").exists()
+    # The rest is the source's own, and so is its revision.
+    assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
+    assert (checkpoint.weights / "model.safetensors").samefile(words_only / "model.safetensors")
+    assert checkpoint.source.revision == content_digest(words_only)
+    assert checkpoint.source.ref == str(words_only)
+
+
+@pytest.mark.parametrize(("lowercase", "expected"), [(True, "good"), (False, "[UNK]")])
+def test_case_is_what_the_files_say(tmp_path: Path, lowercase: bool, expected: str) -> None:
+    directory = with_words(tmp_path / "model", "bert", do_lower_case=lowercase)
+    made = fast_tokenizer(directory, tmp_path / "made")
+    assert Tokenizer.from_file(str(made)).encode("Good").tokens == ["[CLS]", expected, "[SEP]"]
+
+
+def test_byte_pairs_become_a_tokenizer(tmp_path: Path) -> None:
+    made = fast_tokenizer(with_pairs(tmp_path / "model", "roberta"), tmp_path / "made")
+    tokens = Tokenizer.from_file(str(made)).encode("Good film").tokens
+    assert tokens == ["<s>", "G", "oo", "d", "Ġ", "f", "i", "l", "m", "</s>"]
+
+
+def test_a_tokenizer_that_is_there_is_left_alone(tmp_path: Path, embedding_source: Path) -> None:
+    own = embedding_source / "tokenizer.json"
+    assert fast_tokenizer(embedding_source, tmp_path / "made") == own
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sentence"),
+    [
+        # transformers makes these of five special tokens, every word unknown.
+        ("albert", "the tokenizer of this model is not made of `vocab.txt`"),
+        ("longformer", "the tokenizer of this model is not made of `vocab.txt`"),
+        # And here it adds special tokens that the model has no embeddings for.
+        ("mpnet", "the tokenizer of this model is not made of `vocab.txt`"),
+        ("modernbert", "`vocab.txt` cannot be converted"),
+    ],
+)
+def test_a_vocabulary_of_another_kind_of_tokenizer_is_refused(
+    tmp_path: Path, model_type: str, sentence: str
+) -> None:
+    with pytest.raises(SourceNotFound, match=sentence) as caught:
+        fast_tokenizer(with_words(tmp_path / "model", model_type), tmp_path / "made")
+    assert "save_pretrained" in caught.value.hint
+    assert "\n" not in caught.value.message
+    assert not (tmp_path / "made").exists()
+
+
+def sentencepiece(directory: Path) -> None:
+    (directory / "vocab.txt").unlink()
+    (directory / "sentencepiece.bpe.model").write_bytes(b"\x0a\x0e")
+
+
+def written_in_python(directory: Path) -> None:
+    config = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}
+    write_json(directory / "tokenizer_config.json", config)
+
+
+def remote(directory: Path) -> None:
+    config = {"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]}}
+    write_json(directory / "tokenizer_config.json", config)
+
+
+def not_text(directory: Path) -> None:
+    (directory / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "sentence"),
+    [
+        (sentencepiece, SourceNotFound, "`sentencepiece.bpe.model` cannot be converted here"),
+        (written_in_python, SourceNotFound, "BertJapaneseTokenizer is written in Python"),
+        (remote, UnsafeSource, "remote code"),
+        (not_text, BuildError, "`vocab.txt`"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_by_name(
+    tmp_path: Path, words_only: Path, damage: object, error: type[BuildError], sentence: str
+) -> None:
+    assert callable(damage)
+    damage(words_only)
+    with pytest.raises(error, match=sentence) as caught:
+        resolve(str(words_only), tmp_path / "scratch", HuggingFaceHub())
+    assert caught.value.hint
+
+
+def test_byte_pairs_without_their_merges_are_refused(tmp_path: Path) -> None:
+    directory = with_pairs(tmp_path / "model", "roberta")
+    (directory / "merges.txt").unlink()
+    with pytest.raises(SourceNotFound, match=r"`vocab.json` cannot be converted"):
+        fast_tokenizer(directory, tmp_path / "made")
+
+
+def test_tokens_that_were_added_later_count(tmp_path: Path) -> None:
+    directory = with_words(tmp_path / "model", "bert")
+    number = len((directory / "vocab.txt").read_text(encoding="utf-8").splitlines())
+    write_json(directory / "added_tokens.json", {"[NAME]": number})
+    made = fast_tokenizer(directory, tmp_path / "made")
+    added = json.loads(made.read_bytes())["added_tokens"]
+    assert ("[NAME]", number) in [(token["content"], token["id"]) for token in added]

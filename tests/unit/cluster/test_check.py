@@ -1,0 +1,299 @@
+"""The linter finds what Serve would ignore, at every level, and says where."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+
+from cluster.__main__ import main
+from cluster.check import check_text
+from cluster.linting.document import Problem
+
+CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+APP = "applications.0"
+INGRESS, TOKENIZER, CPU_LANE, GPU_LANE, CPU_GENERATOR = (f"{APP}.deployments.{i}" for i in range(5))
+
+
+def config_with(changes: dict[str, Any]) -> dict[str, Any]:
+    """serve_config.yaml with values set by dotted path; missing mappings are made."""
+    config = yaml.safe_load(CONFIG.read_text())
+    for path, value in changes.items():
+        *parents, last = (int(p) if p.isdigit() else p for p in path.split("."))
+        owner = config
+        for part in parents:
+            owner = owner.setdefault(part, {}) if isinstance(owner, dict) else owner[part]
+        owner[last] = copy.deepcopy(value)
+    return config
+
+
+def problems_with(changes: dict[str, Any]) -> list[Problem]:
+    return check_text(yaml.safe_dump(config_with(changes), sort_keys=False))
+
+
+def dotted(path: str) -> str:
+    return path.replace("[", ".").replace("]", "")
+
+
+def test_the_config_of_this_repository_is_clean() -> None:
+    assert check_text(CONFIG.read_text()) == []
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "meant"),
+    [
+        ("", "http_option", "http_options"),
+        ("http_options.", "hosts", "host"),
+        ("grpc_options.", "prt", "port"),
+        ("controller_options.", "runtime_envs", "runtime_env"),
+        ("logging_config.", "encodin", "encoding"),
+        ("tracing_config.", "sampling_rate", "sampling_ratio"),
+        (f"{APP}.", "routeprefix", "route_prefix"),
+        (f"{APP}.runtime_env.", "env_var", "env_vars"),
+        (f"{APP}.logging_config.", "log_levl", "log_level"),
+        (f"{APP}.autoscaling_policy.", "policy_func", "policy_function"),
+        (f"{APP}.args.", "modles", "models"),
+        (f"{APP}.args.models.0.", "verson", "version"),
+        (f"{APP}.args.lanes.cpu.", "thread_per_run", "threads_per_run"),
+        (f"{INGRESS}.", "max_ongoing_request", "max_ongoing_requests"),
+        (f"{INGRESS}.backpressure_config.", "retry_after", "retry_after_s"),
+        (f"{INGRESS}.user_config.", "time_out_s", "timeout_s"),
+        (f"{INGRESS}.user_config.limits.", "body_byte", "body_bytes"),
+        (f"{INGRESS}.user_config.batching.", "max_batchsize", "max_batch_size"),
+        (f"{INGRESS}.user_config.cache.", "ttl", "ttl_s"),
+        (f"{INGRESS}.logging_config.", "log_dir", "logs_dir"),
+        (f"{TOKENIZER}.user_config.", "cache_byte", "cache_bytes"),
+        (f"{TOKENIZER}.autoscaling_config.", "min_replica", "min_replicas"),
+        (f"{TOKENIZER}.autoscaling_config.policy.", "policy_kwarg", "policy_kwargs"),
+        (f"{CPU_LANE}.ray_actor_options.", "num_cpu", "num_cpus"),
+        (f"{CPU_LANE}.ray_actor_options.runtime_env.", "workingdir", "working_dir"),
+        (f"{CPU_LANE}.request_router_config.", "max_backoff", "max_backoff_s"),
+        (f"{CPU_LANE}.gang_scheduling_config.", "gangsize", "gang_size"),
+        (f"{CPU_LANE}.user_config.batching.", "budget_token", "budget_tokens"),
+        (f"{GPU_LANE}.user_config.", "batchin", "batching"),
+    ],
+)
+def test_a_typing_error_is_found_on_every_level(where: str, key: str, meant: str) -> None:
+    unknown = [p for p in problems_with({where + key: 1}) if "unknown key" in p.message]
+    assert [(dotted(p.path), p.message) for p in unknown] == [
+        (where + key, f"unknown key `{key}`; did you mean `{meant}`?")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("list_at", "item", "key"),
+    [
+        (f"{CPU_LANE}.deployment_actors", {"name": "a", "actor_class": "m.A"}, "actor_option"),
+        (f"{CPU_LANE}.ray_actor_options.fallback_strategy", {}, "label_select"),
+    ],
+)
+def test_a_typing_error_in_a_list_of_mappings_is_found(
+    list_at: str, item: dict[str, Any], key: str
+) -> None:
+    found = problems_with({list_at: [{**item, key: {}}]})
+    assert f"{list_at}.0.{key}" in [dotted(p.path) for p in found if "unknown" in p.message]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("proxy_location", "Everywhere"),
+        ("http_options.port", "http"),
+        ("logging_config.log_level", "LOUD"),
+        (f"{APP}.import_path", "nowhere"),
+        (f"{APP}.route_prefix", "v2"),
+        (f"{APP}.route_prefix", "/v2/"),
+        (f"{APP}.route_prefix", "/{model}"),
+        (f"{APP}.args.models", []),
+        (f"{APP}.args.lanes.cpu.runs", 0),
+        (f"{APP}.args.lanes.gpu.available", "perhaps"),
+        (f"{INGRESS}.num_replicas", 0),
+        (f"{INGRESS}.user_config.limits.items", "many"),
+        (f"{INGRESS}.backpressure_config.status_code", 500),
+        (f"{TOKENIZER}.user_config.cache_bytes", -1),
+        (f"{TOKENIZER}.autoscaling_config.upscale_delay_s", -1),
+        (f"{TOKENIZER}.autoscaling_config.max_replicas", "lots"),
+        (f"{CPU_LANE}.ray_actor_options.num_cpus", -1),
+        (f"{CPU_LANE}.ray_actor_options.label_selector", {"a b": "c"}),
+        (f"{CPU_LANE}.health_check_period_s", 0),
+        (f"{CPU_LANE}.max_surge_percent", 101),
+        (f"{GPU_LANE}.user_config.batching.budget_tokens", 0),
+    ],
+)
+def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
+    found = problems_with({path: value})
+    assert any(dotted(p.path).startswith(path) for p in found), found
+    assert check_text(CONFIG.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "says"),
+    [
+        ({f"{TOKENIZER}.max_queued_requests": -1}, f"{TOKENIZER}.max_queued_requests", "set"),
+        (
+            {
+                f"{CPU_LANE}.autoscaling_config.metrics_interval_s": 10,
+                f"{CPU_LANE}.autoscaling_config.look_back_period_s": 10,
+            },
+            f"{CPU_LANE}.autoscaling_config.look_back_period_s",
+            "longer than metrics_interval_s",
+        ),
+        (
+            {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 64},
+            f"{CPU_LANE}.autoscaling_config.target_ongoing_requests",
+            "below max_ongoing_requests (64)",
+        ),
+        (
+            {f"{CPU_GENERATOR}.user_config.scheduling.queue_requests": 120},
+            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
+            "below max_ongoing_requests (128)",
+        ),
+        (
+            {f"{APP}.args.generators.cpu.rows": 28},
+            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
+            "generators.cpu.rows (28)",
+        ),
+        ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
+        ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
+        ({f"{INGRESS}.num_replicas": None}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
+        (
+            {f"{INGRESS}.num_replicas": None, f"{INGRESS}.autoscaling_config": {"max_replicas": 2}},
+            f"{INGRESS}.autoscaling_config",
+            "fixed num_replicas",
+        ),
+        (
+            {f"{INGRESS}.max_ongoing_requests": 31},
+            f"{INGRESS}.max_ongoing_requests",
+            "max_batch_size (32)",
+        ),
+        (
+            {f"{CPU_LANE}.autoscaling_config.min_replicas": 3},
+            f"{CPU_LANE}.autoscaling_config",
+            "must be greater than or equal to min_replicas (3)",
+        ),
+        (
+            {f"{CPU_LANE}.autoscaling_config.initial_replicas": 9},
+            f"{CPU_LANE}.autoscaling_config",
+            "initial_replicas (9)",
+        ),
+        ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
+        ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
+        ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
+        ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
+        ({f"{GPU_LANE}.name": "CpuLane"}, f"{GPU_LANE}.name", "listed twice"),
+        ({f"{GPU_LANE}.name": "GpuLine"}, f"{GPU_LANE}.name", "did you mean `GpuLane`"),
+        ({f"{GPU_LANE}.name": "Other"}, f"{APP}.deployments", "`GpuLane` is missing"),
+        (
+            {f"{APP}.args.models": [{"id": "a/b"}, {"id": "a/b"}]},
+            f"{APP}.args.models.1.id",
+            "listed twice",
+        ),
+        (
+            {f"{APP}.import_path": "deployments.app:buid_app"},
+            f"{APP}.import_path",
+            "`deployments.app:build_app`",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_together_are_found(
+    changes: dict[str, Any], path: str, says: str
+) -> None:
+    found = [p for p in problems_with(changes) if dotted(p.path) == path]
+    assert any(says in p.message for p in found), problems_with(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 63},
+        {f"{INGRESS}.max_ongoing_requests": 32},
+        {"http_options.request_timeout_s": 121},
+        {"http_options.request_timeout_s": 179},
+        {f"{APP}.route_prefix": "/v2/models"},
+        {f"{APP}.route_prefix": None},
+    ],
+)
+def test_the_last_value_that_works_is_accepted(changes: dict[str, Any]) -> None:
+    assert problems_with(changes) == []
+
+
+def test_a_deployment_of_a_lane_that_is_not_declared_is_refused() -> None:
+    found = problems_with({f"{APP}.args.lanes": {"cpu": {}}})
+    assert [(dotted(p.path), p.message) for p in found] == [
+        (f"{GPU_LANE}.name", "there is no deployment `GpuLane`; did you mean `CpuLane`?")
+    ]
+
+
+def test_somebody_elses_application_is_held_to_serves_rules_only() -> None:
+    other = {"name": "other", "route_prefix": "/x", "import_path": "their.app", "args": {"a": 1}}
+    config = config_with({})
+    config["applications"].append(
+        {**other, "deployments": [{"name": "D", "user_config": {"k": 1}}]}
+    )
+    found = check_text(yaml.safe_dump(config))
+    assert [dotted(p.path) for p in found] == ["applications.1.deployments.0.max_queued_requests"]
+
+
+def test_all_problems_are_told_in_one_go() -> None:
+    changes = {
+        "http_options.hosts": 1,
+        f"{APP}.args.lanes.cpu.run": 2,
+        f"{TOKENIZER}.max_queued_requests": -1,
+        f"{GPU_LANE}.ray_actor_options.num_gpu": 1,
+    }
+    assert {dotted(p.path) for p in problems_with(changes)} == set(changes)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("applications", 7),
+        ("applications", [7]),
+        (APP, {}),
+        (f"{APP}.args", 7),
+        (f"{APP}.deployments", {"name": "Ingress"}),
+        (INGRESS, "Ingress"),
+        (f"{INGRESS}.user_config", [1]),
+        (f"{TOKENIZER}.autoscaling_config", 7),
+        (f"{TOKENIZER}.ray_actor_options", "x"),
+        (f"{CPU_LANE}.request_router_config", {"request_router_class": "no.such.Router"}),
+        (f"{CPU_LANE}.gang_scheduling_config", {"gang_size": 2, "runtime_failure_policy": "x"}),
+    ],
+)
+def test_nonsense_is_a_problem_and_not_a_crash(path: str, value: Any) -> None:
+    assert problems_with({path: value}) != []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "just a word", "- a\n- list\n", "a: [1\nb: 2\n", "a: \t\tb: c:"]
+)
+def test_what_is_not_a_config_is_a_problem(text: str) -> None:
+    assert len(check_text(text)) == 1
+
+
+def test_the_command_prints_file_line_path_and_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("http_options:\n  port: 8000\n  hots: localhost\napplications: []\n")
+    assert main(["check", str(config)]) == 1
+    assert capsys.readouterr().out == (
+        f"{config}:3: http_options.hots: unknown key `hots`; did you mean `host`?\n"
+    )
+
+
+def test_the_command_is_content_with_a_clean_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(CONFIG)]) == 0
+    assert capsys.readouterr().out == f"{CONFIG}: no problems\n"
+
+
+def test_a_file_that_is_not_there_is_an_error_with_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(tmp_path / "none.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot read")
+    assert "\n\nhint: " in error

@@ -1,0 +1,132 @@
+"""production.yaml is laid over serve_config.yaml, and what cannot work is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.kuberay.capacity import shortfalls
+from cluster.kuberay.overlay import BadOverlay, WorkerGroup, merge, read_production
+from cluster.kuberay.render import PRODUCTION, render_rayservice
+
+CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    """production.yaml with one text replaced."""
+    text = PRODUCTION.read_text()
+    assert text.count(old) >= 1, old
+    copy = tmp_path / "production.yaml"
+    copy.write_text(text.replace(old, new, 1))
+    return copy
+
+
+def group(name: str, *, cpu: int = 4, gpus: int = 0, pods: int = 2) -> WorkerGroup:
+    return WorkerGroup(
+        name=name,
+        image="gpu" if gpus else "cpu",
+        cpu=cpu,
+        memory_gib=8,
+        gpus=gpus,
+        min_replicas=0,
+        max_replicas=pods,
+        idle_timeout_s=60,
+    )
+
+
+def deployment(name: str, replicas: int, pool: str | None = None, **options: Any) -> dict[str, Any]:
+    if pool is not None:
+        options["label_selector"] = {"hundredfold/pool": pool}
+    return {"name": name, "num_replicas": replicas, "ray_actor_options": options}
+
+
+def test_mappings_merge_by_key_and_named_lists_by_name() -> None:
+    base = {"a": {"x": 1, "y": 2}, "items": [{"name": "p", "k": 1}, {"name": "q", "k": 2}]}
+    changes = {"a": {"y": 3, "z": 4}, "items": [{"name": "q", "k": 5}], "new": [1]}
+    assert merge(base, changes) == {
+        "a": {"x": 1, "y": 3, "z": 4},
+        "items": [{"name": "p", "k": 1}, {"name": "q", "k": 5}],
+        "new": [1],
+    }
+    assert base["a"] == {"x": 1, "y": 2}
+
+
+def test_other_lists_are_replaced() -> None:
+    assert merge({"providers": ["a", "b"]}, {"providers": ["c"]}) == {"providers": ["c"]}
+
+
+def test_a_change_to_an_item_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadOverlay, match="there is no `r`"):
+        merge({"items": [{"name": "p"}]}, {"items": [{"name": "r"}]})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("memory_gib: 4", "memory_gb: 4", "memory_gb"),
+        ("min_replicas: 2 ", "min_replicas: 11 ", "min_replicas exceeds"),
+        ("grace_s: 180", "grace_s: 30", "must exceed drain_s"),
+        ("image: gpu", "image: tpu", "image"),
+        ("name: hundredfold ", "name: Hundred_Fold ", "name"),
+    ],
+)
+def test_a_wrong_overlay_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(BadOverlay, match=says):
+        read_production(edited(tmp_path, old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("host: 0.0.0.0", "hots: 0.0.0.0", "did you mean `host`"),
+        ("- name: CpuLane", "- name: CpuLine", "there is no `CpuLine`"),
+        ("max_replicas: 10         #", "max_replicas: 3         #", "`cpu` is too small"),
+        ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuLane` fits on 0 worker groups"),
+        ("gpus: 1 ", "gpus: 0 ", "`GpuLane` fits on 0 worker groups"),
+        ("store: /artifacts", "store: null     ", "args.store"),
+    ],
+)
+def test_an_overlay_that_cannot_work_is_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    with pytest.raises(BadOverlay, match=says):
+        render_rayservice(CONFIG, edited(tmp_path, old, new))
+
+
+@pytest.mark.parametrize(
+    ("deployments", "says"),
+    [
+        ([deployment("A", 8, "cpu", num_cpus=1), deployment("G", 2, num_cpus=1, num_gpus=1)], None),
+        ([deployment("A", 9, "cpu", num_cpus=1)], "9 CPUs"),
+        ([deployment("G", 3, num_cpus=1, num_gpus=1)], "3 GPUs"),
+        ([deployment("A", 1, num_cpus=1)], "fits on 2 worker groups"),
+        ([deployment("A", 1, "tpu", num_cpus=1)], "fits on 0 worker groups"),
+    ],
+)
+def test_what_grows_beyond_the_worker_groups_is_named(
+    deployments: list[dict[str, Any]], says: str | None
+) -> None:
+    found = list(shortfalls(deployments, [group("cpu"), group("gpu", gpus=1)]))
+    assert found == [] if says is None else len(found) == 1 and says in found[0]
+
+
+def test_the_largest_autoscaled_size_counts() -> None:
+    growing = deployment("A", 1, "cpu", num_cpus=1)
+    growing |= {"num_replicas": None, "autoscaling_config": {"max_replicas": 9}}
+    assert len(list(shortfalls([growing], [group("cpu")]))) == 1
+    growing |= {"num_replicas": "auto", "autoscaling_config": None}
+    assert "100 CPUs" in next(shortfalls([growing], [group("cpu")]))
+
+
+def test_the_overlay_changes_only_what_it_names() -> None:
+    base = yaml.safe_load(CONFIG.read_text())
+    merged = merge(base, read_production(PRODUCTION).serve)
+    assert merged["http_options"] == {**base["http_options"], "host": "0.0.0.0"}
+    for before, after in zip(
+        base["applications"][0]["deployments"],
+        merged["applications"][0]["deployments"],
+        strict=True,
+    ):
+        assert before["user_config"] == after["user_config"]
+        assert before["max_queued_requests"] == after["max_queued_requests"]

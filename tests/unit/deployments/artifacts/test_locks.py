@@ -1,0 +1,95 @@
+"""One holder at a time, whom everybody can name, and nothing left when it is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.locks import directory_held, held, held_if_free, is_held
+
+
+def never(holder: str) -> None:
+    raise AssertionError(f"it waited for {holder}, and nobody has the lock")
+
+
+def test_a_lock_is_held_by_one_and_gone_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    with held(path, never):
+        assert is_held(path)
+        assert path.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
+        with held_if_free(path) as is_ours:
+            assert not is_ours
+        assert is_held(path), "who did not get the lock must not give it back"
+    assert not path.exists()
+    with held_if_free(path) as is_ours:
+        assert is_ours
+        assert is_held(path)
+    assert not path.exists()
+
+
+def test_a_failure_gives_the_lock_back(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for hold in (held(path, never), held_if_free(path)):
+        with pytest.raises(ZeroDivisionError), hold:
+            raise ZeroDivisionError
+        assert not path.exists()
+
+
+def test_what_a_killed_process_left_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("process 1 of a machine with a name that is longer than any of ours")
+    assert not is_held(path)
+    with held(path, never):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+        assert "longer" not in path.read_text()
+
+
+def test_a_directory_is_a_lock_that_stays(tmp_path: Path) -> None:
+    with directory_held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+    assert tmp_path.is_dir()
+
+
+def test_a_place_where_nothing_can_be_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    path = tmp_path / "file" / "lock"
+    with pytest.raises(NotADirectoryError):
+        is_held(path)
+    with pytest.raises(NotADirectoryError), held_if_free(path):
+        pass
+
+
+def test_a_lock_file_that_was_replaced_while_waiting_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    told: list[str] = []
+    waits, entered = threading.Semaphore(0), threading.Event()
+
+    def tell(holder: str) -> None:
+        told.append(holder)
+        waits.release()
+
+    def wait() -> None:
+        with held(path, tell):
+            entered.set()
+
+    with held(path, tell):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert waits.acquire(timeout=10)
+        path.unlink()
+        newcomer = held(path, tell)
+        newcomer.__enter__()
+    try:
+        assert waits.acquire(timeout=10), "it took the lock of a file that is gone for the lock"
+        assert not entered.is_set()
+    finally:
+        newcomer.__exit__(None, None, None)
+    assert entered.wait(timeout=10)
+    waiter.join()
+    assert len(told) == 2
+    assert not path.exists()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from deployments.batching.scheduler import BatchLoop
+from deployments.config import BatchSettings
+from deployments.engines.base import EngineInfo
+from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
+from deployments.messages import Batch, Outputs
+from deployments.records import PassRecord
+from tests.support.fakes import (
+    PATIENCE_S,
+    FakeEngine,
+    ListRecorder,
+    ScriptedEngine,
+    item,
+    soon,
+    until,
+)
+from tests.unit.deployments.batching.conftest import MODEL, OTHER, MakeLoop
+
+
+async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
+    make_loop: MakeLoop,
+) -> None:
+    loop = make_loop(FakeEngine())
+    first = loop.submit(MODEL, [item(1, 9), item(2, 3), item(3, 6)], soon())
+    second = loop.submit(MODEL, [item(4, 5)], soon())
+    assert (await first).rows == [[1], [2], [3]]
+    assert (await second).rows == [[4]]
+
+
+async def test_calls_submitted_together_share_a_pass_and_hear_of_it(make_loop: MakeLoop) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine)
+    calls = [loop.submit(MODEL, [item(marker, 2)], soon()) for marker in (1, 2, 3)]
+    done = await asyncio.gather(*calls)
+    assert engine.passes == [[1, 2, 3]]
+    assert [call.timings.batch_items for call in done] == [3, 3, 3]
+    assert [call.timings.tokens for call in done] == [2, 2, 2]
+
+
+async def test_items_of_two_models_never_share_a_pass(make_loop: MakeLoop) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine)
+    await asyncio.gather(
+        loop.submit(MODEL, [item(1)], soon()),
+        loop.submit(OTHER, [item(2)], soon()),
+        loop.submit(MODEL, [item(3)], soon()),
+    )
+    assert sorted(engine.passes) == [[1, 3], [2]]
+
+
+async def test_vectors_and_every_token_never_share_a_pass() -> None:
+    asked: list[tuple[bool, list[int]]] = []
+
+    def act(batch: Batch) -> Outputs:
+        asked.append((batch.every_token, batch.input_ids[:, 0].tolist()))
+        return Outputs(batch.input_ids[:, :1].astype(np.float32))
+
+    engine = ScriptedEngine(act)
+    engine.info = EngineInfo("cpu-fake", gives_every_token=True)
+    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    await asyncio.gather(
+        loop.submit(MODEL, [item(1)], soon()),
+        loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True),
+        loop.submit(MODEL, [item(4)], soon()),
+    )
+    await loop.drain()
+    assert sorted(asked) == [(False, [1, 4]), (True, [2, 3])]
+
+
+async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine)
+    vectors = loop.submit(MODEL, [item(1)], soon())
+    with pytest.raises(WrongTask, match="build the model again"):
+        await loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True)
+    assert (await vectors).rows == [[1]]
+    assert engine.passes == [[1]]
+
+
+async def test_a_full_line_refuses_at_once(make_loop: MakeLoop) -> None:
+    loop = make_loop(FakeEngine(held=True), queue_items=2)
+    waiting = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
+    with pytest.raises(Overloaded):
+        loop.submit(MODEL, [item(3)], soon())
+    assert not any(call.done() for call in waiting)
+
+
+async def test_the_line_takes_new_items_once_the_engine_has_taken_the_old(
+    make_loop: MakeLoop,
+) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine, queue_items=2)
+    running = loop.submit(MODEL, [item(1), item(2)], soon())
+    await until(lambda: bool(engine.passes))
+    waiting = loop.submit(MODEL, [item(3), item(4)], soon())
+    assert loop.waiting_items == 2
+    engine.release()
+    assert len((await running).rows) == len((await waiting).rows) == 2
+
+
+async def test_a_cancelled_call_never_reaches_the_engine(make_loop: MakeLoop) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine)
+    running = loop.submit(MODEL, [item(1)], soon())
+    await until(lambda: bool(engine.passes))
+    gone = loop.submit(MODEL, [item(2)], soon())
+    kept = loop.submit(MODEL, [item(3)], soon())
+    gone.cancel()
+    engine.release()
+    await asyncio.gather(running, kept)
+    assert engine.passes == [[1], [3]]
+
+
+async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop: MakeLoop) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine)
+    running = loop.submit(MODEL, [item(1)], soon())
+    await until(lambda: bool(engine.passes))
+    late = loop.submit(MODEL, [item(2), item(3)], time.time() - 0.001)
+    engine.release()
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert (await running).rows == [[1]]
+    assert engine.passes == [[1]]
+
+
+async def test_two_runs_run_at_once() -> None:
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def meet(batch: Batch) -> Outputs:
+        both.wait()  # raises unless the other pass comes while this one still runs
+        return Outputs(batch.input_ids[:, :1].astype(np.float32))
+
+    loop = BatchLoop(
+        {MODEL: ScriptedEngine(meet)}, BatchSettings(), runs=2, recorder=ListRecorder()
+    )
+    calls = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
+    assert [call.rows for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
+    await loop.drain()
+
+
+async def test_answers_of_different_length_stay_with_their_items() -> None:
+    def act(batch: Batch) -> Outputs:
+        firsts = zip(batch.input_ids[:, :1], batch.lengths, strict=True)
+        return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
+
+    engine = ScriptedEngine(act)
+    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    first = loop.submit(MODEL, [item(1, 3), item(2, 1)], soon())
+    second = loop.submit(MODEL, [item(3, 2)], soon())
+    assert [rows.tolist() for rows in (await first).rows] == [[[1], [1], [1]], [[2]]]
+    assert [rows.tolist() for rows in (await second).rows] == [[[3], [3]]]
+    await loop.drain()
+
+
+async def test_every_pass_is_recorded_with_its_padding() -> None:
+    recorder: ListRecorder[PassRecord] = ListRecorder()
+    rules = BatchSettings(pass_cost_tokens=100)
+    loop = BatchLoop({MODEL: FakeEngine()}, rules, runs=1, recorder=recorder)
+    await loop.submit(MODEL, [item(1, 10), item(2, 4)], soon())
+    await loop.drain()
+    (record,) = recorder.records
+    assert (record.model, record.compute) == (MODEL.id, "cpu-fake")
+    assert (record.items, record.tokens, record.padded_tokens) == (2, 14, 20)
+    assert record.waiting_items == 0
+
+
+async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine)
+    running = loop.submit(MODEL, [item(1)], soon())
+    await until(lambda: bool(engine.passes))
+    waiting = loop.submit(MODEL, [item(2)], soon())
+    draining = asyncio.ensure_future(loop.drain())
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(draining), 0.05)
+    assert not draining.done(), "it must wait for the pass under way"
+    engine.release()
+    await draining
+    assert running.done()
+    assert (await waiting).rows == [[2]]
+
+
+async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine)
+    assert loop.oldest_age_s() == 0
+    running = loop.submit(MODEL, [item(1)], soon())
+    await until(lambda: bool(engine.passes))
+    assert loop.oldest_age_s() == 0, "a running item does not wait"
+    waiting = loop.submit(MODEL, [item(2)], soon())
+    await asyncio.sleep(0.02)
+    assert 0.01 <= loop.oldest_age_s() < PATIENCE_S
+    engine.release()
+    await asyncio.gather(running, waiting)
+
+
+async def test_new_rules_hold_from_the_next_pass_on(make_loop: MakeLoop) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine)
+    loop.rules = BatchSettings(max_items=1)
+    await asyncio.gather(*(loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)))
+    assert engine.passes == [[1], [2]]

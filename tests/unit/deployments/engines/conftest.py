@@ -1,0 +1,104 @@
+"""The same tiny model opened by every engine that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from deployments.artifacts.manifest import Device, EngineOptions, Head
+from deployments.config import GeneratorSettings, LaneSettings
+from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder_factory import Opening
+from tests.support.engine_programs import MASK_TOKEN, write_onnx, write_torch
+
+BUCKETS = ((1, 4), (2, 8), (4, 8), (4, 16))
+LANE = LaneSettings(runs=2)
+
+
+OpenRows = Callable[..., Decoder]
+
+
+@contextmanager
+def rows_of(engine: Opening, spec: DecoderSpec) -> Iterator[OpenRows]:
+    """Opens decoders of one spec, with a few short rows, and closes them in the end."""
+    with ExitStack() as opened:
+
+        def open_(rows: int = 3, context: int = 128) -> Decoder:
+            decoder = engine(spec, GeneratorSettings(), rows=rows, context=context)
+            opened.callback(decoder.close)
+            return decoder
+
+        yield open_
+
+
+class Kind(NamedTuple):
+    """An engine of the contract suite."""
+
+    engine: str
+    write: Callable[[Path, Head], None]
+    buckets: tuple[tuple[int, int], ...] = ()
+
+
+Written = Callable[[Kind, Head], Path]
+
+KINDS = {
+    "onnxruntime": Kind("onnxruntime", write_onnx),
+    "onnxruntime-in-buckets": Kind("onnxruntime", write_onnx, BUCKETS),
+    "openvino": Kind("openvino", write_onnx),
+    "openvino-in-buckets": Kind("openvino", write_onnx, BUCKETS),
+    "torch": Kind("torch", write_torch),
+    "torch-in-buckets": Kind("torch", write_torch, BUCKETS),
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found = KINDS[request.param]
+    if find_spec(found.engine) is None:
+        pytest.skip(f"`{found.engine}` is not installed")
+    return found
+
+
+def spec_of(kind: Kind, path: Path, head: Head = Head.VECTOR) -> GraphSpec:
+    """An fp32 spec of the file at `path`."""
+    return GraphSpec(
+        path=path,
+        device=Device.CPU,
+        precision="fp32",
+        engine=kind.engine,
+        options=EngineOptions(buckets=kind.buckets),
+        head=head,
+        mask_token=MASK_TOKEN if head is Head.MASKS else None,
+    )
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Writes the tiny model for a kind of engine, once; nobody may change the file."""
+    directory = tmp_path_factory.mktemp("programs")
+
+    def write(kind: Kind, head: Head) -> Path:
+        path = directory / f"{kind.write.__name__}-{head}.graph"
+        if not path.exists():
+            kind.write(path, head)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[Head], Engine]]:
+    """Opens the tiny model with a head; closed at the end of the test."""
+    with ExitStack() as opened:
+
+        def opener(head: Head) -> Engine:
+            spec = spec_of(kind, written(kind, head), head)
+            return opened.enter_context(closing(open_engine(spec, LANE)))
+
+        yield opener

@@ -1,0 +1,205 @@
+"""What every engine promises, whatever computes: the tiny model answers as by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from deployments.artifacts.manifest import Head
+from deployments.batching.batches import collate
+from deployments.engines import Engine, open_engine
+from deployments.errors import EngineFailed
+from deployments.messages import EncodedItem
+from tests.support.artifacts import WIDTH
+from tests.support.builders import ENCODER_HEADS
+from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected, write_model
+from tests.support.fakes import item, item_of
+from tests.unit.deployments.engines.conftest import LANE, Kind, Written, spec_of
+
+# fp32 sums of at most 20 values of size 1.
+TOLERANCE = 1e-5
+OpenTiny = Callable[[Head], Engine]
+
+ITEMS = (
+    item_of([1, 2, MASK_TOKEN], second_from=2),
+    item_of([3]),
+    item_of([5, MASK_TOKEN, 6, MASK_TOKEN, 7], second_from=1),
+    item_of(range(4, 12)),
+    item_of([2, 2, 9, 8, 1]),
+)
+
+
+def check(engine: Engine, head: Head, items: Sequence[EncodedItem]) -> None:
+    """Run the items in one pass and compare with what is expected of each alone."""
+    answers = engine.run(collate(items)).items
+    assert len(answers) == len(items)
+    for answer, (ids, second_from) in zip(answers, items, strict=True):
+        assert answer.dtype == np.float32
+        np.testing.assert_allclose(answer, expected(head, ids, second_from), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("head", ENCODER_HEADS)
+def test_company_does_not_change_an_answer(open_tiny: OpenTiny, head: Head) -> None:
+    engine = open_tiny(head)
+    for one in ITEMS:
+        check(engine, head, [one])
+    check(engine, head, ITEMS[:3])
+    check(engine, head, ITEMS)
+
+
+def test_a_batch_of_any_size_is_answered(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.TOKENS)
+    for size in (1, 4, 5, 9):
+        for length in (1, 4, 8, 16, 20):
+            check(engine, Head.TOKENS, [item_of(np.arange(length) % 10)] * size)
+
+
+def test_an_item_without_mask_tokens_gets_an_empty_answer(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.MASKS)
+    (nothing,) = engine.run(collate([item_of([1, 2])])).items
+    assert nothing.shape == (0, WIDTH)
+    check(engine, Head.MASKS, [item_of([1, 2]), item(MASK_TOKEN, 3)])
+
+
+def test_more_masks_than_items_are_answered_too(open_tiny: OpenTiny) -> None:
+    check(open_tiny(Head.MASKS), Head.MASKS, [item(MASK_TOKEN, 5), item(MASK_TOKEN, 4)])
+
+
+def test_answers_stay_what_they_were_after_the_next_pass(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.VECTOR)
+    first = engine.run(collate([item(1)])).items[0]
+    before = first.copy()
+    engine.run(collate([item(2)]))
+    np.testing.assert_array_equal(first, before)
+
+
+def check_every_token(engine: Engine, items: Sequence[EncodedItem]) -> None:
+    """Run the items of a model that pools, and compare what it gives of each token."""
+    answers = engine.run(collate(items, every_token=True)).items
+    for answer, (ids, second_from) in zip(answers, items, strict=True):
+        assert answer.dtype == np.float32
+        due = expected(Head.TOKENS, ids, second_from)
+        np.testing.assert_allclose(answer, due, atol=TOLERANCE)
+
+
+def test_a_model_that_pools_gives_every_token_between_its_vectors(
+    kind: Kind, open_tiny: OpenTiny
+) -> None:
+    if kind.engine == "torch":
+        pytest.skip("programs have one answer")
+    engine = open_tiny(Head.VECTOR)
+    assert engine.info.gives_every_token
+    check_every_token(engine, ITEMS[:1])
+    check(engine, Head.VECTOR, ITEMS)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda size: check_every_token(engine, ITEMS[:size]), [1, 2, 3, 5] * 4))
+    check_every_token(engine, [item_of(np.arange(20) % 10)] * 9)
+    check(engine, Head.VECTOR, ITEMS[1:])
+
+
+def test_a_model_without_the_vectors_of_tokens_says_so(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.LABELS)  # like those of vectors that were built long ago
+    assert not engine.info.gives_every_token
+    with pytest.raises(EngineFailed):
+        engine.run(collate(ITEMS, every_token=True))
+
+
+def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.VECTOR)
+    engine.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        engine.run(collate(ITEMS, every_token=True))
+
+
+@pytest.mark.parametrize("head", [Head.VECTOR, Head.TOKENS])
+def test_an_answer_that_is_no_number_spoils_no_neighbour(open_tiny: OpenTiny, head: Head) -> None:
+    engine = open_tiny(head)
+    bad = item(NAN_WORD, 2)
+    answers = engine.run(collate([bad, ITEMS[0], bad])).items
+    assert np.isnan(answers[0]).all()
+    np.testing.assert_allclose(answers[1], expected(head, *ITEMS[0]), atol=TOLERANCE)
+
+
+def test_passes_of_several_threads_do_not_mix(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.TOKENS)
+
+    def passes(word: int) -> None:
+        for length in range(1, 16):
+            check(engine, Head.TOKENS, [item(word, length), item(word + 1)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(passes, range(8)))
+
+
+def test_a_closed_engine_refuses_to_run(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(Head.VECTOR)
+    engine.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        engine.run(collate([item(1)]))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", None])
+def test_a_file_that_cannot_be_read_is_named(
+    kind: Kind, content: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.graph"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EngineFailed, match=r"broken\.graph"):
+        open_engine(spec_of(kind, path), LANE)
+
+
+def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path: Path) -> None:
+    path = tmp_path / "half.graph"
+    whole = written(kind, Head.VECTOR).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(EngineFailed, match=r"half\.graph"):
+        open_engine(spec_of(kind, path), LANE)
+
+
+def test_a_pass_that_fails_is_an_engine_failure_and_the_next_one_works(
+    kind: Kind, open_tiny: OpenTiny
+) -> None:
+    if kind.engine == "openvino":
+        pytest.skip("OpenVINO answers zeros for a word that does not exist")
+    engine = open_tiny(Head.VECTOR)
+    with pytest.raises(EngineFailed, match="cpu-fp32") as failure:
+        engine.run(collate([item(WORDS + 1)]))
+    assert failure.value.__cause__ is not None
+    check(engine, Head.VECTOR, ITEMS[:1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "complaint"),
+    [
+        (("input_ids", "pixel_values"), "reads `pixel_values`, which no batch has"),
+        (("attention_mask",), "does not read `input_ids`"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["onnxruntime", "openvino"], indirect=True)
+def test_a_graph_that_reads_something_else_is_refused(
+    kind: Kind, inputs: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "strange.graph"
+    floats = [f"{name}_float" for name in inputs]
+    nodes = [helper.make_node("Cast", [i], [f], to=1) for i, f in zip(inputs, floats, strict=True)]
+    write_model(path, [*nodes, helper.make_node("Sum", floats, ["output"])], {}, inputs)
+    with pytest.raises(EngineFailed, match=complaint):
+        open_engine(spec_of(kind, path), LANE)
+
+
+def test_a_graph_that_answers_another_shape_is_an_engine_failure(
+    kind: Kind, written: Written
+) -> None:
+    vector = written(kind, Head.VECTOR)
+    with (
+        closing(open_engine(spec_of(kind, vector, Head.TOKENS), LANE)) as engine,
+        pytest.raises(EngineFailed, match=r"where \[2, 1, width\] is due"),
+    ):
+        engine.run(collate([item(1), item(2)]))

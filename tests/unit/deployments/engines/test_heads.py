@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import Head
+from deployments.batching.batches import collate
+from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
+from deployments.errors import EngineFailed
+from tests.support.fakes import item_of
+
+MASK = 9
+BATCH = collate([item_of([1, MASK, 2]), item_of([3]), item_of([MASK, MASK])])
+
+
+def test_a_graph_gets_what_it_reads_and_nothing_else() -> None:
+    assert feeds_of(BATCH, ["input_ids"], None).arrays.keys() == {"input_ids"}
+    feeds = feeds_of(BATCH, ["attention_mask", "input_ids"], None)
+    assert feeds.arrays["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert feeds.mask_counts == ()
+
+
+def test_mask_positions_are_flat_indices_in_order() -> None:
+    feeds = feeds_of(BATCH, ["input_ids", "mask_positions"], MASK)
+    assert feeds.arrays["mask_positions"].tolist() == [1, 6, 7]
+    assert feeds.mask_counts == (1, 0, 2)
+
+
+def test_padding_is_no_mask_token_whatever_its_id() -> None:
+    assert feeds_of(BATCH, ["input_ids", "mask_positions"], 0).mask_counts == (0, 0, 0)
+
+
+def test_a_batch_without_mask_tokens_feeds_one_position_that_nobody_gets() -> None:
+    batch = collate([item_of([1, 2])])
+    feeds = feeds_of(batch, ["input_ids", "mask_positions"], MASK)
+    assert feeds.arrays["mask_positions"].tolist() == [0]
+    (rows,) = split(Head.MASKS, np.ones((1, 5), np.float32), batch, feeds.mask_counts)
+    assert rows.shape == (0, 5)
+
+
+def test_answers_are_views_cut_to_their_items() -> None:
+    raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
+    tokens = split(Head.TOKENS, raw, BATCH, ())
+    assert [rows.shape for rows in tokens] == [(3, 2), (1, 2), (2, 2)]
+    assert all(np.shares_memory(rows, raw) for rows in tokens)
+    vectors = split(Head.VECTOR, raw[:, 0], BATCH, ())
+    assert isinstance(vectors, np.ndarray)
+    np.testing.assert_array_equal(vectors, raw[:3, 0])
+    masks = split(Head.MASKS, raw[0], BATCH, (1, 0, 2))
+    assert [rows[:, 0].tolist() for rows in masks] == [[0], [], [2, 4]]
+
+
+def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
+    raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
+    batch = replace(BATCH, every_token=True)
+    rows = split(Head.VECTOR, raw, batch, ())
+    assert [row.tolist() for row in rows] == [
+        row.tolist() for row in split(Head.TOKENS, raw, BATCH, ())
+    ]
+    with pytest.raises(EngineFailed, match="is due"):
+        split(Head.VECTOR, raw[:, 0], batch, ())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "tokens"),
+    [(["output"], None), (["output", "tokens"], "tokens"), (["tokens"], None)],
+)
+def test_the_first_output_is_the_answer_and_tokens_go_by_name(
+    outputs: list[str], tokens: str | None
+) -> None:
+    names = OutputNames.of(outputs)
+    assert (names.answer, names.tokens) == (outputs[0], tokens)
+    assert names.wanted(BATCH) == outputs[0]
+    if tokens is None:
+        with pytest.raises(EngineFailed, match="vectors of tokens"):
+            names.wanted(replace(BATCH, every_token=True))
+    else:
+        assert names.wanted(replace(BATCH, every_token=True)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"),
+    [
+        (Head.VECTOR, (2, 4)),
+        (Head.LABELS, (3,)),
+        (Head.TOKENS, (3, 2, 4)),
+        (Head.SPAN, (3, 2)),
+        (Head.MASKS, (2, 4)),
+    ],
+)
+def test_an_answer_that_is_too_small_is_refused(head: Head, shape: tuple[int, ...]) -> None:
+    with pytest.raises(EngineFailed, match="is due"):
+        split(head, np.zeros(shape, np.float32), BATCH, (1, 0, 2))
+
+
+def test_inputs_are_checked_by_name() -> None:
+    check_inputs(["input_ids", "token_type_ids"])
+    with pytest.raises(EngineFailed, match="`pixels`"):
+        check_inputs(["input_ids", "pixels"])
+    with pytest.raises(EngineFailed, match="`input_ids`"):
+        check_inputs(["attention_mask"])

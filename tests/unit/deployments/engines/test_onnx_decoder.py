@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import DecoderSpec, Logits
+from deployments.engines.decoder_factory import open_decoder, token_bytes
+from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
+from deployments.engines.onnx_kv_cache import DeviceMemory, RowMemory
+from deployments.errors import EngineFailed
+from tests.support.attention_graphs import int8_graph, spec_for
+from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.unit.deployments.engines.conftest import OpenRows, rows_of
+
+PROMPT = list(range(10, 45))
+OTHER = list(range(90, 40, -1))
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seal_tiny_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture
+def spec(sealed: Path) -> DecoderSpec:
+    manifest = ArtifactManifest.read(sealed)
+    candidate = manifest.candidate_for(Device.CPU)
+    assert candidate is not None
+    return DecoderSpec.of(sealed, manifest, candidate)
+
+
+@pytest.fixture(scope="module")
+def int8_spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    return spec_for(int8_graph(tmp_path_factory.mktemp("int8") / "model.onnx"))
+
+
+@pytest.fixture
+def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
+    with rows_of(OnnxDecoder, spec) as open_:
+        yield open_
+
+
+def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens of one row, all rows taking part."""
+    found = [int(decoder.prefill(row, prompt, 0).argmax())]
+    for step in range(count - 1):
+        ids = np.zeros(decoder.info.rows, np.int64)
+        lengths = np.zeros(decoder.info.rows, np.int64)
+        ids[row], lengths[row] = found[-1], len(prompt) + step
+        found.append(int(decoder.decode(ids, lengths)[row].argmax()))
+    return found
+
+
+@pytest.mark.parametrize("part", [2, 3, 7, 16, 33])
+def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
+    whole = open_rows().prefill(0, PROMPT, 0).copy()
+    decoder = open_rows()
+    starts = [start for start in range(0, len(PROMPT), part) if len(PROMPT) - start > 1]
+    for start, end in zip(starts, [*starts[1:], len(PROMPT)], strict=True):
+        logits = decoder.prefill(1, PROMPT[start:end], start)
+    np.testing.assert_allclose(logits, whole, atol=1e-5)
+
+
+def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    every = decoder.prefill(0, PROMPT, 0, every=True).copy()
+    assert every.shape == (len(PROMPT), decoder.info.vocabulary)
+    for end in (5, 20, len(PROMPT)):
+        np.testing.assert_allclose(decoder.prefill(1, PROMPT[:end], 0), every[end - 1], atol=1e-4)
+
+
+def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
+    alone, company = open_rows(rows=1), open_rows(rows=3)
+    first = alone.prefill(0, PROMPT, 0).copy()
+    company.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
+    for step in range(5):
+        token = 7 + step
+        by_itself = alone.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
+        together = company.decode(
+            np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
+        )
+        np.testing.assert_array_equal(together[1], by_itself)
+
+
+def test_decoding_agrees_with_reading_the_same_tokens(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    decoder.prefill(0, PROMPT[:-3], 0)
+    for place in range(len(PROMPT) - 3, len(PROMPT)):
+        logits = decoder.decode(np.array([PROMPT[place]]), np.array([place]))[0].copy()
+    np.testing.assert_allclose(logits, decoder.prefill(1, PROMPT, 0), atol=1e-3)
+
+
+def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    computed = decoder.prefill(0, PROMPT, 0).copy()
+    decoder.copy(0, 2, 30)
+    np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
+
+
+def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
+    expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
+    decoder = open_rows()
+    found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
+    decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+    for step in range(3):
+        ids = np.array([found[1][-1], found[0][-1]])
+        logits = decoder.decode(ids, np.array([len(OTHER) + step, len(PROMPT) + step]))
+        found[1].append(int(logits[0].argmax()))
+        found[0].append(int(logits[1].argmax()))
+    assert found == expected
+
+
+class OnDevice(OnnxDecoder):
+    """The memory as it is kept on a device, the device being the CPU."""
+
+    def _make_memory(self) -> RowMemory:
+        return DeviceMemory(self.layout, "cpu", "CPUExecutionProvider")
+
+
+def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: DecoderSpec) -> None:
+    device, host = OnDevice(spec, GeneratorSettings(), rows=3, context=128), open_rows()
+    try:
+        for decoder in (device, host):
+            decoder.prefill(0, PROMPT, 0)
+            decoder.prefill(1, OTHER, 0)
+            decoder.copy(0, 2, len(PROMPT))
+            decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+        lengths = np.array([len(OTHER), len(PROMPT), len(PROMPT)])
+        for step in range(3):  # each reads other tokens from the same places
+            ids = np.array([5, 6, 7]) + step
+            on_device, on_host = (d.decode(ids, lengths + step) for d in (device, host))
+            np.testing.assert_array_equal(on_device, on_host)
+        assert len({tuple(row) for row in on_host}) == 3
+    finally:
+        device.close()
+
+
+def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    decoder.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.prefill(0, PROMPT, 0)
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.verify(0, PROMPT[:3], 0)
+
+
+def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
+    one_row = 64 * token_bytes(spec.decoding, 4)
+    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    assert open_decoder(spec, settings).info.rows == 3
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+
+
+def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
+    assert int8_spec.memory == "int8"
+    one_row = 64 * token_bytes(int8_spec.decoding, 4) // 4
+    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    decoder = open_decoder(int8_spec, settings)
+    assert isinstance(decoder, OnnxDecoder)
+    assert decoder.info.rows == 3
+    assert sum(array.nbytes for array in decoder.memory.arrays) == settings.memory_bytes
+    floats = replace(int8_spec, memory=None)
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(floats, settings)
+    with pytest.raises(EngineFailed, match="memory_bytes"):
+        open_decoder(int8_spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+
+
+def most_drafted(
+    spec: DecoderSpec, kind: type[OnnxDecoder] = OnnxDecoder, *, context: int = 64, threads: int = 1
+) -> int:
+    settings = GeneratorSettings(threads_per_run=threads)
+    decoder = kind(spec, settings, rows=2, context=context)
+    decoder.close()
+    return decoder.info.most_drafted
+
+
+def test_only_a_memory_of_int8_verifies_drafts(spec: DecoderSpec, int8_spec: DecoderSpec) -> None:
+    assert most_drafted(spec) == 0
+    assert most_drafted(int8_spec) == MOST_DRAFTED
+    assert most_drafted(int8_spec, threads=3) == MOST_DRAFTED
+
+
+def test_drafts_need_room_to_be_tried_in(int8_spec: DecoderSpec) -> None:
+    least = 2 * (MOST_DRAFTED + 1)
+    assert most_drafted(int8_spec, context=least - 1) == 0
+    assert most_drafted(int8_spec, context=least) == MOST_DRAFTED
+
+
+@pytest.mark.parametrize(("told", "threads"), [(None, 2), (4, 4), (64, 16)])
+def test_a_decoder_has_no_more_threads_than_heads(
+    spec: DecoderSpec, told: int | None, threads: int
+) -> None:
+    """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
+    decoding = spec.decoding.model_copy(update={"heads": told})
+    settings = GeneratorSettings(threads_per_run=16)
+    decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, rows=1, context=64)
+    assert decoder.session.get_session_options().intra_op_num_threads == threads
+    decoder.close()
+
+
+class Uneven(OnnxDecoder):
+    """What it gives for several tokens is off by one bit, in the last of them."""
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        found = super().verify(row, ids, start)
+        found[-1, 0] = np.nextafter(found[-1, 0], np.float32(np.inf))
+        return found
+
+
+class UnevenPairs(Uneven):
+    """Only for two tokens."""
+
+    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+        return (super() if len(ids) == 2 else super(Uneven, self)).verify(row, ids, start)
+
+
+@pytest.mark.parametrize("kind", [Uneven, UnevenPairs])
+def test_what_is_off_by_a_bit_verifies_no_drafts(
+    int8_spec: DecoderSpec, kind: type[OnnxDecoder]
+) -> None:
+    assert most_drafted(int8_spec, kind) == 0
+
+
+def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:
+    decoder = open_decoder(spec, GeneratorSettings(context_tokens=100_000))
+    assert decoder.info.context == spec.most_tokens

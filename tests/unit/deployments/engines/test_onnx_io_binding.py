@@ -1,0 +1,64 @@
+"""Buckets of ONNX Runtime: the same answers as without, from memory that is made once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import EngineOptions, Head
+from deployments.batching.batches import collate
+from deployments.config import LaneSettings
+from deployments.engines import open_engine
+from deployments.engines.onnx_io_binding import BoundEngine
+from deployments.errors import EngineFailed
+from tests.support.builders import ENCODER_HEADS
+from tests.support.engine_programs import WORDS
+from tests.support.fakes import item, item_of
+from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, LANE, Written, spec_of
+
+UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
+
+
+@pytest.mark.parametrize("head", ENCODER_HEADS)
+def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(head: Head, written: Written) -> None:
+    path = written(BOUND, head)
+    with (
+        closing(open_engine(spec_of(UNBOUND, path, head), LANE)) as unbound,
+        closing(open_engine(spec_of(BOUND, path, head), LANE)) as bound,
+    ):
+        assert isinstance(bound, BoundEngine)
+        assert not isinstance(unbound, BoundEngine)
+        for items, tokens in BUCKETS:
+            batch = collate([item_of(np.arange(tokens) % 8 + i) for i in range(items)])
+            for ours, theirs in zip(bound.run(batch).items, unbound.run(batch).items, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None:
+    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    with closing(open_engine(spec, LaneSettings(runs=1))) as engine, ThreadPoolExecutor(4) as pool:
+        words = [word for _ in range(50) for word in (1, 2, 3, 5)]
+        answers = pool.map(lambda word: engine.run(collate([item(word)])).items[0], words)
+        singles = {word: engine.run(collate([item(word)])).items[0] for word in (1, 2, 3, 5)}
+        for word, answer in zip(words, answers, strict=True):
+            np.testing.assert_array_equal(answer, singles[word])
+
+
+def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
+    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    with closing(open_engine(spec, LaneSettings(runs=1))) as engine:
+        for _ in range(3):
+            with pytest.raises(EngineFailed):
+                engine.run(collate([item(WORDS + 1)]))
+        assert len(engine.run(collate([item(1)])).items) == 1
+
+
+def test_a_bucket_that_the_graph_cannot_run_is_named_at_open(written: Written) -> None:
+    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    hopeless = replace(spec, options=EngineOptions(buckets=((1, 4), (1, -3))))
+    with pytest.raises(EngineFailed, match=spec.path.name):
+        open_engine(hopeless, LANE)

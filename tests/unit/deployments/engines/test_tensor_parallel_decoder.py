@@ -1,0 +1,195 @@
+"""A model spread over two processes, which share this machine's cores in the place of GPUs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch", reason="`torch` is not installed")
+pytest.importorskip("transformers", reason="`transformers` is not installed")
+
+from deployments.artifacts.manifest import EngineOptions  # noqa: E402
+from deployments.config import GeneratorSettings  # noqa: E402
+from deployments.engines import tensor_parallel_decoder  # noqa: E402
+from deployments.engines.decoder import DecoderSpec  # noqa: E402
+from deployments.engines.decoder_factory import open_decoder  # noqa: E402
+from deployments.engines.tensor_parallel_decoder import ParallelDecoder  # noqa: E402
+from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
+from deployments.errors import EngineFailed  # noqa: E402
+from tests.support.decoder_programs import WHOLE, whole_spec  # noqa: E402
+from tests.support.tiny_decoders import tiny_llama  # noqa: E402
+
+PROMPT = list(range(10, 45))
+OTHER = list(range(90, 40, -1))
+SETTINGS = GeneratorSettings(rows=3, context_tokens=128, memory_bytes=1 << 30)
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    checkpoint = tiny_llama(tmp_path_factory.mktemp("checkpoint"))
+    recipe = replace(WHOLE, run=EngineOptions(gpus=2))
+    return whole_spec(checkpoint, tmp_path_factory.mktemp("spread"), recipe)
+
+
+@pytest.fixture(scope="module")
+def spread(spec: DecoderSpec) -> Iterator[ParallelDecoder]:
+    decoder = open_decoder(spec, SETTINGS)
+    assert isinstance(decoder, ParallelDecoder)
+    yield decoder
+    decoder.close()
+
+
+@pytest.fixture(scope="module")
+def whole(spec: DecoderSpec) -> Iterator[TorchDecoder]:
+    """The same model in one process."""
+    alone = replace(spec, options=EngineOptions())
+    decoder = TorchDecoder(alone, SETTINGS, rows=3, context=128)
+    yield decoder
+    decoder.close()
+
+
+def near(found: np.ndarray, due: np.ndarray) -> None:
+    np.testing.assert_allclose(found, due, atol=CLOSE)
+
+
+def test_prompts_and_steps_answer_as_in_one_process(
+    spread: ParallelDecoder, whole: TorchDecoder
+) -> None:
+    for decoder in (spread, whole):
+        decoder.prefill(0, OTHER, 0)
+        decoder.prefill(1, PROMPT[:20], 0)
+    every = [decoder.prefill(1, PROMPT[20:], 20, every=True).copy() for decoder in (spread, whole)]
+    assert every[0].shape == (15, spread.info.vocabulary)
+    near(*every)
+    for step in range(4):
+        ids = np.array([9 + step, 7 + step])
+        lengths = np.array([len(OTHER) + step, len(PROMPT) + step])
+        near(spread.decode(ids, lengths), whole.decode(ids, lengths))
+
+
+def test_rows_are_copied_and_exchanged_in_all_processes(
+    spread: ParallelDecoder, whole: TorchDecoder
+) -> None:
+    answers = []
+    for decoder in (spread, whole):
+        decoder.prefill(0, OTHER, 0)
+        decoder.prefill(1, PROMPT, 0)
+        decoder.copy(1, 2, len(PROMPT))
+        decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+        lengths = np.array([len(PROMPT), len(OTHER), len(PROMPT)])
+        answers.append(decoder.decode(np.array([5, 6, 5]), lengths).copy())
+    near(*answers)
+    near(answers[0][0], answers[0][2])
+    assert np.abs(answers[0][0] - answers[0][1]).max() > 1
+
+
+def test_what_is_refused_harms_nobody(spread: ParallelDecoder) -> None:
+    due = spread.prefill(0, PROMPT, 0).copy()
+    with pytest.raises(EngineFailed, match="no room"):
+        spread.prefill(0, PROMPT, 100)
+    with pytest.raises(EngineFailed, match="no such token"):
+        spread.prefill(0, [spread.info.vocabulary], 0)
+    with pytest.raises(EngineFailed, match="verifies no drafts"):
+        spread.verify(0, [1, 2], 5)
+    np.testing.assert_array_equal(spread.prefill(0, PROMPT, 0), due)
+
+
+def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> None:
+    decoder = ParallelDecoder(spec, SETTINGS, rows=2, context=64)
+    processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
+    decoder.prefill(0, PROMPT, 0)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match=r"`decode` failed in process [01], and so in all"):
+        decoder.decode(np.array([5]), np.array([len(PROMPT)]))
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.prefill(0, PROMPT, 0)
+    decoder.close()
+
+
+ORPHANING = """
+import pickle, sys
+from pathlib import Path
+from deployments.config import GeneratorSettings
+from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+
+spec = pickle.loads(Path(sys.argv[1]).read_bytes())
+decoder = ParallelDecoder(spec, GeneratorSettings(), rows=1, context=64)
+print(*(worker.process.pid for worker in decoder._workers), flush=True)
+decoder._workers[0].calls.send(("prefill", (0, [1, 2, 3], 0), {}))  # the other one waits for ever
+sys.stdin.read()
+"""
+
+
+def test_processes_do_not_outlive_the_one_that_started_them(
+    spec: DecoderSpec, tmp_path: Path
+) -> None:
+    told = tmp_path / "spec"
+    told.write_bytes(pickle.dumps(spec))
+    command = [sys.executable, "-c", ORPHANING, str(told)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(processes) == 2
+        parent.kill()
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(EngineFailed, match=r"`open` failed in process [01]"):
+        ParallelDecoder(
+            replace(spec, path=tmp_path / "model.safetensors"), SETTINGS, rows=1, context=64
+        )
+    after = [child for child in psutil.Process().children() if child.pid not in before]
+    assert [child for child in after if "spawn_main" in " ".join(child.cmdline())] == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_process_takes_a_gpu_of_its_own(
+    spec: DecoderSpec, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where transformers looks for it, and nccl; there is none here to try it on."""
+    taken: dict[str, Any] = {}
+    monkeypatch.setenv("LOCAL_RANK", "7")  # somebody else's
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: taken.update(how))
+    monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)
+    on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
+    part = tensor_parallel_decoder._Part(
+        number=number, meeting=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
+        rows=1, context=64,
+    )  # fmt: skip
+    tensor_parallel_decoder._joined(part)
+    assert os.environ["LOCAL_RANK"] == str(number)
+    assert (taken["device"], taken["rank"], taken["world_size"]) == (number, number, 2)
+    assert (taken["backend"], taken["device_id"]) == ("nccl", torch.device("cuda", number))
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_gpus_that_are_missing_are_counted(
+    spec: DecoderSpec, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
+    said = "is spread over 2 GPUs, and the replica has 1" if found else "sees no CUDA device"
+    with pytest.raises(EngineFailed, match=said):
+        open_decoder(spec, on_gpus)
+    with pytest.raises(EngineFailed, match=said):
+        ParallelDecoder(spec, on_gpus, rows=1, context=64)

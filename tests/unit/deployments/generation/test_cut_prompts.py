@@ -1,0 +1,169 @@
+"""Prompts of too many tokens, refused or cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
+from deployments.engines.decoder import DecoderInfo
+from deployments.errors import InputTooLong, InvalidField, UnknownToken
+from deployments.generation.job import Job
+from deployments.generation.messages import (
+    Beams,
+    Chat,
+    GenerationCall,
+    GenerationOptions,
+    Grammar,
+    Prompt,
+)
+from deployments.generation.preparation import Preparation
+from deployments.messages import ModelRef, Truncation
+from deployments.registry import OpenModel
+from deployments.tokenization.encodings import open_tokenizer
+from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.support.encoder_decoder_artifacts import word_tokenizer
+from tests.support.fakes import soon
+from tests.support.small_tokenizers import END, byte_level
+
+CONTEXT, SOURCE = 12, 8
+TOKENIZER = byte_level()
+END_ID = TOKENIZER.token_to_id(END)
+LONG = "bcdfghjklmnpqrstvwxz"  # hardly two letters are one token
+LONG_IDS = TOKENIZER.encode(LONG).ids
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model whose tokenizer puts END behind every text."""
+    directory = seal_tiny_decoder(tmp_path)
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, END_ID)]
+    )
+    tokenizer.save(str(directory / TOKENIZER_NAME))
+    return directory
+
+
+def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: Any) -> list[int]:
+    """The prompt's tokens, as a job has them."""
+    call = GenerationCall(
+        ModelRef("tiny/model", "1"),
+        prompt,
+        GenerationOptions(**said),
+        soon(),
+    )
+    desk = preparation(directory, encoder=encoder)
+    return desk.job(call, desk.constraint(call)).prompt
+
+
+def preparation(
+    directory: Path, *, encoder: bool = False, rows: int = 4, unknown: int = 0
+) -> Preparation:
+    """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all.
+
+    The last `unknown` tokens of its tokenizer it does not know.
+    """
+    manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
+    assert manifest.decoding is not None
+    source = SourceReading(source_tokens=SOURCE, start_token=0) if encoder else None
+    decoding = manifest.decoding.model_copy(update={"source": source})
+    model = OpenModel(
+        ref=ModelRef(manifest.id, manifest.version),
+        manifest=manifest.model_copy(update={"decoding": decoding}),
+        directory=directory,
+        sealed_s=0.0,
+        tasks=manifest.tasks,
+    )
+    vocabulary = open_tokenizer(directory).get_vocab_size() - unknown
+    info = DecoderInfo("cpu-fake", rows, CONTEXT, vocabulary, SOURCE if encoder else None)
+    return Preparation(model, info)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "most"), [(True, SOURCE), (False, CONTEXT - 1)], ids=["encoder", "decoder"]
+)
+def test_a_text_that_is_cut_keeps_its_special_tokens(
+    encoder: bool, most: int, directory: Path
+) -> None:
+    start = prepared(directory, LONG, encoder=encoder, truncation=Truncation.KEEP_START)
+    assert start == [*LONG_IDS[: most - 1], END_ID]
+    end = prepared(directory, LONG, encoder=encoder, truncation=Truncation.KEEP_END)
+    assert end == [*LONG_IDS[1 - most :], END_ID]
+
+
+@pytest.mark.parametrize("truncation", Truncation)
+def test_a_text_that_fits_is_not_cut(truncation: Truncation, directory: Path) -> None:
+    fitting = LONG[: SOURCE - 1]
+    ids = prepared(directory, fitting, encoder=True, truncation=truncation)
+    assert ids == [*LONG_IDS[: SOURCE - 1], END_ID]
+
+
+def test_tokens_are_cut_as_they_are(directory: Path) -> None:
+    tokens = tuple(range(20))
+    for keep, kept in ((Truncation.KEEP_START, range(8)), (Truncation.KEEP_END, range(12, 20))):
+        assert prepared(directory, tokens, encoder=True, truncation=keep) == list(kept)
+
+
+def test_a_conversation_is_cut_too(directory: Path) -> None:
+    chat = Chat(({"role": "user", "content": LONG},))
+    kept = prepared(directory, chat, truncation=Truncation.KEEP_END)
+    assert len(kept) == CONTEXT - 1
+    assert TOKENIZER.decode(kept).endswith("assistant\n")
+
+
+def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> None:
+    with pytest.raises(
+        InputTooLong, match=f"has {len(LONG_IDS) + 1} tokens, the model reads at most 8"
+    ) as refused:
+        prepared(directory, LONG, encoder=True)
+    assert refused.value.field == "prompt"
+
+
+def test_the_last_tokens_that_are_wanted_are_those_of_the_whole_prompt(directory: Path) -> None:
+    assert prepared(directory, LONG, encoder=True, keep_last=3) == [*LONG_IDS[-2:], END_ID]
+
+
+def test_an_encoder_expects_no_token_of_a_prompt(directory: Path) -> None:
+    with pytest.raises(InvalidField, match="an encoder reads prompts") as refused:
+        prepared(directory, LONG[:3], encoder=True, prompt_logprobs=True)
+    assert refused.value.field == "prompt_logprobs"
+    assert prepared(directory, LONG[:3], prompt_logprobs=True)
+
+
+def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory: Path) -> None:
+    words = word_tokenizer()  # with a decoder for which there are no grammars
+    words.save(str(directory / TOKENIZER_NAME))
+    assert prepared(directory, "the river") == words.encode("the river").ids
+    with pytest.raises(InvalidField, match="not for this model's tokenizer") as refused:
+        prepared(directory, "the river", grammar=Grammar("regex", "[a-z]+"))
+    assert refused.value.field == "grammar"
+
+
+def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> None:
+    last = open_tokenizer(directory).get_vocab_size() - 1
+    call = GenerationCall(ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), soon())
+    with pytest.raises(UnknownToken, match=f"the token {last}") as caught:
+        preparation(directory, unknown=1).job(call, None)
+    assert caught.value.field == "prompt"
+    assert preparation(directory).job(call, None).prompt == [3, last]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4, 3), (2, 2), (1, 1)])
+def test_a_model_s_own_beams_are_no_more_than_there_are_rows(
+    rows: int, width: int, directory: Path
+) -> None:
+    desk = preparation(directory, encoder=True, rows=rows)
+
+    def job(*, asked: bool) -> Job:
+        options = GenerationOptions(beams=Beams(3, is_asked=asked))
+        return desk.job(GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, soon()), None)
+
+    assert job(asked=False).width == width
+    if rows < 3:
+        with pytest.raises(InvalidField, match="`num_beams` is 3"):
+            job(asked=True)

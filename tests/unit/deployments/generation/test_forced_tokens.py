@@ -1,0 +1,45 @@
+"""Tokens that every answer of a model has, beside a grammar, which speaks of the others only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.artifacts.generation_config import SourceReading
+from deployments.generation.job import GenerationJob
+from deployments.generation.messages import GenerationOptions
+from tests.support.fake_decoder import VOCABULARY
+from tests.support.fakes import soon
+from tests.support.loop_harness import GREEDY, words
+
+FIRST, LAST, ALLOWED = 5, 6, 7
+
+
+@dataclass
+class OneWord:
+    """A grammar that knows one token, again and again."""
+
+    is_over: bool = False
+    accepted: list[int] = field(default_factory=list)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return np.arange(VOCABULARY) == ALLOWED
+
+    def accept(self, token: int) -> None:
+        assert token == ALLOWED
+        self.accepted.append(token)
+
+
+def test_a_grammar_is_not_asked_about_tokens_that_every_answer_has() -> None:
+    source = SourceReading(source_tokens=8, start_token=1, first_token=FIRST, last_token=LAST)
+    grammar = OneWord()
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=4)
+    job = GenerationJob([3, 4], options, replace(words(20), source=source), grammar, soon())  # type: ignore[arg-type]
+    written = []
+    for _ in range(4):
+        job.write(np.zeros((1, VOCABULARY), np.float32))
+        written += job.last_tokens
+    assert written == [FIRST, ALLOWED, ALLOWED, LAST]
+    assert grammar.accepted == [ALLOWED, ALLOWED]

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+
+from deployments.errors import EngineFailed, InvalidField
+from deployments.generation.grammar import (
+    MOST_CHARACTERS,
+    MOST_REASON_CHARACTERS,
+    Constraint,
+    GrammarCompiler,
+)
+from deployments.generation.messages import Grammar
+from tests.support.small_tokenizers import END, START, byte_level
+
+TOKENIZER = byte_level()
+KNOWN = TOKENIZER.get_vocab_size()
+VOCABULARY = KNOWN + 21  # models are often padded to a round number
+ENDS = (TOKENIZER.token_to_id(END), TOKENIZER.token_to_id(START))
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "likes": {"enum": ["river", "city", None]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+EITHER = {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-c]{2,4}$"}]}
+LINKED = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+            "required": ["next"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
+
+
+def schema(value: Any) -> Grammar:
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value))
+
+
+def regex(pattern: str) -> Grammar:
+    return Grammar("regex", pattern)
+
+
+def written(constraint: Constraint, seed: int, most: int = 400) -> str:
+    """The text of random tokens that the constraint allows, ending where it may."""
+    draw = random.Random(seed)
+    closing = [i for i in range(KNOWN) if set(TOKENIZER.decode([i])) & set('"}]')]
+    ids: list[int] = []
+    while not constraint.is_over:
+        allowed = np.flatnonzero(constraint.allowed()).tolist()
+        if set(ENDS) & set(allowed) and (draw.random() < 0.5 or len(ids) > most):
+            break
+        tokens = [i for i in allowed if i not in ENDS]
+        closers = [i for i in tokens if i in closing]  # or strings and lists would go on for long
+        token = draw.choice(closers if closers and draw.random() < 0.4 else tokens)
+        constraint.accept(token)
+        ids.append(token)
+        assert len(ids) < 2 * most
+    text: str = TOKENIZER.decode(ids)
+    return text
+
+
+@pytest.mark.parametrize("wanted", [PERSON, EITHER, LINKED, {}], ids=lambda value: str(value)[:40])
+def test_any_tokens_that_may_come_make_json_of_the_schema(
+    wanted: Any, compiler: GrammarCompiler
+) -> None:
+    texts = {written(compiler.compile(schema(wanted)), seed) for seed in range(25)}
+    assert len(texts) > 5
+    for text in texts:
+        # Random bytes make characters no text should hold, but JSON may, when they are escaped.
+        jsonschema.validate(json.loads(text), wanted)
+
+
+def test_a_json_object_is_an_object_whatever_is_in_it(compiler: GrammarCompiler) -> None:
+    values = [
+        json.loads(written(compiler.compile(Grammar("json_object")), seed)) for seed in range(25)
+    ]
+    assert all(isinstance(value, dict) for value in values)
+    assert any(values)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\d{4}-\d{2}-\d{2}",
+        "(the|a) (river|city)+",
+        "^anchored$",
+        "[^a-z]{1,5}",
+        "(?i)river",
+        "é日{2}🙂?",
+        "a*",
+        'slash / and "quotes"\n',
+        r"back\\/slash\s[/\d]",
+    ],
+)
+def test_any_tokens_that_may_come_match_the_expression(
+    pattern: str, compiler: GrammarCompiler
+) -> None:
+    for seed in range(15):
+        text = written(compiler.compile(regex(pattern)), seed, most=20)
+        assert re.fullmatch(pattern, text), text
+
+
+def either_of_four(name: str) -> dict[str, Any]:
+    return {"anyOf": [{"properties": {name: {"const": value}}} for value in range(4)]}
+
+
+def follow(constraint: Constraint, text: str) -> None:
+    for token in TOKENIZER.encode(text).ids:
+        assert constraint.allowed()[token], f"not {TOKENIZER.decode([token])!r} in {text!r}"
+        constraint.accept(token)
+
+
+def test_where_a_text_may_end_every_end_token_may_come(compiler: GrammarCompiler) -> None:
+    constraint = compiler.compile(regex("12{2,3}"))
+    assert not constraint.allowed()[[*ENDS]].any()
+    follow(constraint, "122")
+    allowed = constraint.allowed()
+    assert allowed[[*ENDS]].all()
+    assert allowed[TOKENIZER.token_to_id("2")]
+    assert not constraint.is_over
+    follow(constraint, "2")
+    assert constraint.is_over
+    assert set(np.flatnonzero(constraint.allowed())) == set(ENDS)
+
+
+def test_what_the_tokenizer_does_not_know_may_never_come(compiler: GrammarCompiler) -> None:
+    allowed = compiler.compile(regex("(.|\n)*")).allowed()
+    assert allowed.shape == (VOCABULARY,)
+    assert allowed.dtype == np.bool_
+    assert allowed[:KNOWN].sum() > 200
+    assert not allowed[KNOWN:].any()
+
+
+def test_a_model_may_know_fewer_tokens_than_its_tokenizer() -> None:
+    compiler = GrammarCompiler(TOKENIZER.to_str(), KNOWN - 10, ENDS)
+    assert compiler.compile(regex(".*")).allowed().shape == (KNOWN - 10,)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"a":[1,2]}', True),
+        ('{"a": [1, 2]}', True),
+        ('{ "a" : [ 1 ] }', True),
+        ('{  "a": 1}', False),
+        ('{\n"a": 1}', False),
+        (' {"a": 1}', False),
+    ],
+)
+def test_json_has_at_most_one_space_at_a_time(
+    text: str, is_allowed: bool, compiler: GrammarCompiler
+) -> None:
+    constraint = compiler.compile(Grammar("json_object"))
+    if is_allowed:
+        follow(constraint, text)
+        assert constraint.is_over
+    else:
+        with pytest.raises(AssertionError, match="not '"):
+            follow(constraint, text)
+
+
+def test_the_same_grammar_compiled_twice_is_followed_twice(compiler: GrammarCompiler) -> None:
+    first, second = (compiler.compile(regex("12")) for _ in range(2))
+    follow(first, "12")
+    assert first.is_over
+    assert not second.is_over
+    follow(second, "12")
+
+
+def test_a_token_outside_of_the_grammar_is_an_error_of_ours(compiler: GrammarCompiler) -> None:
+    constraint = compiler.compile(Grammar("json_object"))
+    with pytest.raises((EngineFailed, InvalidField)):
+        constraint.accept(TOKENIZER.token_to_id("a"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema("not json"), "not a JSON schema"),
+        (schema("[1]"), "object"),
+        (schema({"type": "nonsense"}), "nonsense"),
+        (schema({"$ref": "#/nowhere"}), "nowhere"),
+        (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
+        (schema({"type": "string", "pattern": "("}), "unclosed group"),
+        (schema({"type": "integer", "minimum": 5, "maximum": 1}), "minimum"),
+        (schema({"not": {}}), "not"),
+        (schema(False), "object schema"),
+        (schema({"$ref": "#"}), "no text"),
+        (schema('{"items":' * 5000 + "{}" + "}" * 5000), "not a JSON schema"),
+        (regex(""), "empty"),
+        (regex("("), "unclosed group"),
+        (regex("(?=a)b"), "look-around"),
+        (regex(r"(a)\1"), "backreferences"),
+        (regex("(" * 5000 + "a" + ")" * 5000), ""),
+        (regex("a" * (MOST_CHARACTERS + 1)), f"{MOST_CHARACTERS + 1} characters"),
+        (schema(f'{{"title": "{"a" * MOST_CHARACTERS}"}}'), f"at most {MOST_CHARACTERS}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_grammar_that_is_none_is_refused_with_the_reason(
+    grammar: Grammar, reason: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidField, match=f"cannot be followed: .*{re.escape(reason)}") as refused:
+        compiler.compile(grammar)
+    assert refused.value.field == "grammar"
+    assert len(refused.value.message) < MOST_REASON_CHARACTERS + 100
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        regex("((a{1000}){1000}){1000}"),
+        regex("(.*a.{300}b){50}"),
+        schema({"type": "string", "pattern": "(.*a.{50}){30}"}),
+        schema({"type": "integer", "multipleOf": 982451653}),
+        schema(
+            {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}, "type": "object"}
+        ),
+        schema({"allOf": [either_of_four(f"a{i}") for i in range(10)]}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_grammar_that_grows_without_end_is_given_up(
+    grammar: Grammar, compiler: GrammarCompiler
+) -> None:
+    def read() -> None:
+        constraint = compiler.compile(grammar)
+        draw = random.Random(1)
+        for _ in range(3000):
+            allowed = np.flatnonzero(constraint.allowed()).tolist()
+            constraint.accept(draw.choice([i for i in allowed if i not in ENDS]))
+
+    with pytest.raises(InvalidField) as refused:
+        read()
+    assert refused.value.field == "grammar"
+
+
+def test_a_tokenizer_that_spells_no_bytes_follows_no_grammar() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    compiler = GrammarCompiler(words.to_str(), 2, (1,))
+    with pytest.raises(InvalidField, match="tokenizer") as refused:
+        compiler.compile(Grammar("json_object"))
+    assert refused.value.field == "grammar"
+
+
+def test_several_threads_may_compile_at_once() -> None:
+    compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
+    compiler.open()
+    with ThreadPoolExecutor(4) as threads:
+        constraints = list(threads.map(lambda n: compiler.compile(regex(f"1{{{n}}}")), range(1, 9)))
+    for n, constraint in enumerate(constraints, start=1):
+        for _ in range(n):
+            follow(constraint, "1")
+        assert constraint.is_over

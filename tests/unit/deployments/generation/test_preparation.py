@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.errors import (
+    ArtifactError,
+    EmptyInput,
+    InputTooLong,
+    InvalidField,
+    ServeError,
+    UnknownToken,
+)
+from deployments.generation.chat_template import MOST_CHARACTERS
+from deployments.generation.messages import Chat
+from deployments.generation.preparation import PromptReader
+from tests.support.small_tokenizers import END, START, byte_level
+
+TOKENIZER = byte_level()
+START_ID, END_ID = TOKENIZER.token_to_id(START), TOKENIZER.token_to_id(END)
+# As most models write conversations, with the marks of this tokenizer.
+CHAT_ML = """\
+{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+{{ bos_token + 'system\\nBe brief.' + eos_token }}
+    {% endif %}
+{{ bos_token + message['role'] + '\\n' + message.content | trim + eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}
+{{- bos_token + 'assistant\\n' }}
+{%- endif %}
+"""
+HELLO = Chat(({"role": "user", "content": "hello"},))
+
+
+def reader(directory: Path, template: str | None = CHAT_ML) -> PromptReader:
+    """Of a model whose tokenizer puts START before every text."""
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, START_ID)]
+    )
+    tokenizer.save(str(directory / TOKENIZER_NAME))
+    if template is not None:
+        (directory / CHAT_TEMPLATE_NAME).write_text(template, encoding="utf-8")
+    special = {"bos_token": START, "eos_token": END}
+    decoding = Decoding(
+        layers=1, kv_heads=1, head_dim=8, end_tokens=(END_ID,), special_tokens=special
+    )
+    return PromptReader(directory, decoding)
+
+
+def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
+    """The text of the tokens that a conversation becomes."""
+    ids = reader(directory, template).ids(chat)
+    text: str = TOKENIZER.decode(ids, skip_special_tokens=False)
+    return text
+
+
+def said(*contents: str) -> Chat:
+    roles = ("user", "assistant")
+    return Chat(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)))
+
+
+def test_a_text_gets_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
+    own = TOKENIZER.encode("the river").ids
+    assert reader(tmp_path).ids("the river") == [START_ID, *own]
+
+
+def test_token_ids_stay_as_they_are(tmp_path: Path) -> None:
+    last = TOKENIZER.get_vocab_size() - 1
+    assert reader(tmp_path).ids((5, 0, last, 5)) == [5, 0, last, 5]
+
+
+@pytest.mark.parametrize("unknown", [-1, TOKENIZER.get_vocab_size(), 2**70])
+def test_token_ids_outside_of_the_vocabulary_are_refused(unknown: int, tmp_path: Path) -> None:
+    with pytest.raises(UnknownToken, match=str(unknown)) as refused:
+        reader(tmp_path).ids((5, unknown, 7))
+    assert refused.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"), [("", "prompt"), ((), "prompt"), (Chat(()), "messages")]
+)
+def test_nothing_is_no_prompt(prompt: Any, field: str, tmp_path: Path) -> None:
+    with pytest.raises(EmptyInput) as refused:
+        reader(tmp_path).ids(prompt)
+    assert refused.value.field == field
+
+
+def test_a_conversation_that_renders_to_nothing_is_no_prompt(tmp_path: Path) -> None:
+    with pytest.raises(EmptyInput) as refused:
+        reader(tmp_path, "{# nothing #}").ids(HELLO)
+    assert refused.value.field == "messages"
+
+
+def test_a_conversation_is_written_as_the_model_was_trained(tmp_path: Path) -> None:
+    assert prompt_of(tmp_path, said("Hi <b>", "Oh é 🙂.", " What? ")) == (
+        f"{START}system\nBe brief.{END}\n"
+        f"{START}user\nHi <b>{END}\n{START}assistant\nOh é 🙂.{END}\n"
+        f"{START}user\nWhat?{END}\n{START}assistant\n"
+    )
+
+
+def test_a_system_message_takes_the_place_of_the_templates_own(tmp_path: Path) -> None:
+    chat = Chat(({"role": "system", "content": "Rhyme."}, *HELLO.messages))
+    assert prompt_of(tmp_path, chat).startswith(f"{START}system\nRhyme.{END}\n{START}user\nhello")
+
+
+def test_the_tokenizer_adds_no_special_tokens_to_a_conversation(tmp_path: Path) -> None:
+    ids = reader(tmp_path).ids(HELLO)
+    assert ids[0] == START_ID
+    assert ids.count(START_ID) == 3  # system, user and assistant, one each
+    assert ids.count(END_ID) == 2
+
+
+def test_tools_are_there_for_the_template_and_none_otherwise(tmp_path: Path) -> None:
+    template = (
+        "{% if tools is none %}none{% else %}"
+        "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
+    )
+    tool = {"type": "function", "function": {"name": "where", "about": "<é> & more"}}
+    chat = Chat(HELLO.messages, (tool,))
+    assert prompt_of(tmp_path, HELLO, template) == "none"
+    assert prompt_of(tmp_path, chat, template) == '{"name": "where", "about": "<é> & more"}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [({"n": 1}, '{"n": 1}'), ('{"n": 1}', '"{\\"n\\": 1}"')],
+)
+def test_arguments_of_tool_calls_reach_the_template_as_they_are(
+    arguments: Any, written: str, tmp_path: Path
+) -> None:
+    template = (
+        "{% for message in messages %}{% for call in message.tool_calls %}"
+        "{{ call.function.name }}({{ call.function.arguments | tojson }})"
+        "{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "where", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    before = json.dumps(message)
+    assert prompt_of(tmp_path, Chat((message,)), template) == f"where({written})"
+    assert json.dumps(message) == before
+
+
+def test_half_a_character_is_no_prompt(tmp_path: Path) -> None:
+    with pytest.raises(InvalidField, match="no text in UTF-8") as caught:
+        prompt_of(tmp_path, HELLO, "{{ '\\ud83d' }}")
+    assert caught.value.field == "messages"
+
+
+def test_templates_have_what_the_hub_gives_them(tmp_path: Path) -> None:
+    template = (
+        "{% generation %}{{ 'marked' }}{% endgeneration %} "
+        "{{ strftime_now('%Y') }} {{ documents is none }} {{ {'a': [1]} | tojson(indent=1) }} "
+        "{% for i in range(9) %}"
+        "{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}"
+        "{{ i }}{{ loop.last }}{% endfor %} {{ messages | length }} "
+        "{% for message in messages %}{{ loop.index }}/{{ loop.length }}{% endfor %}"
+    )
+    year = datetime.now().year
+    assert prompt_of(tmp_path, said("a", "b"), template) == (
+        f'marked {year} True {{\n "a": [\n  1\n ]\n}} 0False2False 2 1/22/2'
+    )
+
+
+def test_a_template_may_refuse_a_conversation_with_its_own_words(tmp_path: Path) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidField, match="roles must alternate") as refused:
+        reader(tmp_path, template).ids(HELLO)
+    assert refused.value.field == "messages"
+
+
+def test_a_model_without_a_template_refers_to_completions(tmp_path: Path) -> None:
+    own = reader(tmp_path, template=None)
+    with pytest.raises(InvalidField, match=r"no chat template.*completions") as refused:
+        own.ids(HELLO)
+    assert refused.value.field == "messages"
+    assert own.ids("hello")
+
+
+HOSTILE = {
+    "classes": "{{ ''.__class__.__mro__ }}",
+    "globals": "{{ cycler.__init__.__globals__ }}",
+    "appends": "{{ messages.append(1) }}",
+    "changes": "{{ messages[0].update({'role': 'system'}) }}",
+    "missing": "{{ messages[0].nothing.more }}",
+    "divides": "{{ 1 / 0 }}",
+    "unfinished": "{% for message in messages %}",
+    "unknown": "{{ message | poetry }}",
+    "nested": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "includes": "{% include '/etc/passwd' %}",
+    "undefined": "{{ nothing | tojson }}",
+    "ranges": "{{ range(1000000) | list }}",
+    "powers": "{{ 9 ** 9 ** 9 }}",
+    "multiplies": "{{ 'x' * 100000000000 }}",
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "letters": "{% for a in messages[0].content * 9999 %}{% for b in messages[0].content * 9999 %}"
+    "{% endfor %}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+}
+
+
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_hostile_template_tries_is_refused_in_time(template: str, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    with pytest.raises(InvalidField, match=r"cannot be made a prompt: .") as refused:
+        reader(tmp_path, template).ids(HELLO)
+    assert refused.value.field == "messages"
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.join.__self__.__class__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ '' | attr('__class__') }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ messages.__class__ }}{{ self._TemplateReference__context }}",
+    ],
+)
+def test_what_the_sandbox_hides_is_not_in_a_prompt(template: str, tmp_path: Path) -> None:
+    with pytest.raises((EmptyInput, InvalidField)):
+        reader(tmp_path, template).ids(HELLO)
+
+
+def test_a_conversation_has_a_greatest_length(tmp_path: Path) -> None:
+    template = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
+    with pytest.raises(InputTooLong, match=str(MOST_CHARACTERS)) as refused:
+        reader(tmp_path, template).ids(HELLO)
+    assert refused.value.field == "messages"
+
+
+def test_a_refused_conversation_does_not_count_against_the_next(tmp_path: Path) -> None:
+    template = (
+        "{% for i in range(90000 if messages | length == 2 else 9) %}"
+        "{% for j in range(9) %}{% endfor %}{% endfor %}done"
+    )
+    own = reader(tmp_path, template)
+    for _ in range(2):
+        with pytest.raises(ServeError):
+            own.ids(said("a", "b"))
+        assert TOKENIZER.decode(own.ids(HELLO)) == "done"
+
+
+def test_a_long_conversation_is_no_hostile_one(tmp_path: Path) -> None:
+    chat = said(*(f"number {i}" for i in range(2000)))
+    assert prompt_of(tmp_path, chat).count(START) == 2002
+
+
+def test_without_a_tokenizer_there_is_no_reader(tmp_path: Path) -> None:
+    decoding = Decoding(layers=1, kv_heads=1, head_dim=8, end_tokens=(0,))
+    with pytest.raises(ArtifactError):
+        PromptReader(tmp_path, decoding)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.generation.prompt_lookup import Drafter, TokenCost
+
+CHEAP = 0.01
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def drafter(answer: list[int], longest: int = 100) -> Drafter:
+    return Drafter(PROMPT, answer, longest)
+
+
+def test_what_followed_the_same_words_before_is_guessed() -> None:
+    assert drafter([20, 2, 3]).draft(4, CHEAP) == [4, 5, 6, 7]
+    assert drafter([20, 3, 2]).draft(4, CHEAP) == []
+    assert drafter([3]).draft(4, CHEAP) == [], "a single word says too little"
+
+
+def test_the_longer_ending_says_more_and_of_equal_ones_the_latest() -> None:
+    assert drafter([2, 3, 30, 9, 2, 3]).draft(1, CHEAP) == [30], "the latest 2 3"
+    assert drafter([2, 3, 30, 1, 2, 3]).draft(1, CHEAP) == [4], "1 2 3 came once, in the prompt"
+
+
+def test_an_answer_may_repeat_itself_and_is_followed_as_it_grows() -> None:
+    answer = [30, 31, 32]
+    guesses = drafter(answer)
+    assert guesses.draft(4, CHEAP) == []
+    answer += [33, 30, 31]
+    assert guesses.draft(4, CHEAP) == [32, 33, 30, 31]
+    answer += [32, 40]
+    assert guesses.draft(4, CHEAP) == []
+
+
+@pytest.mark.parametrize(("longest", "most"), [(2, 0), (3, 0), (4, 1), (5, 2), (50, 4)])
+def test_no_more_is_guessed_than_the_answer_may_still_have(longest: int, most: int) -> None:
+    """One token comes without a guess."""
+    assert len(drafter([2, 3], longest).draft(4, CHEAP)) == most
+
+
+def test_guesses_that_were_wrong_make_the_next_ones_shorter() -> None:
+    guesses = drafter([20, 2, 3])
+    first = len(guesses.draft(8, 0.1))
+    guesses.learn(drafted=4, accepted=0)
+    guesses.learn(drafted=4, accepted=0)
+    assert 0 < len(guesses.draft(8, 0.1)) < first
+
+
+def test_guesses_that_were_right_make_the_next_ones_longer() -> None:
+    guesses = drafter([20, 2, 3])
+    first = len(guesses.draft(5, 0.1))
+    guesses.learn(drafted=4, accepted=4)
+    guesses.learn(drafted=4, accepted=4)
+    assert len(guesses.draft(5, 0.1)) > first
+
+
+def test_guessing_that_never_helped_is_given_up_and_tried_again_later() -> None:
+    guesses = drafter([20, 2, 3])
+    while found := guesses.draft(8, 0.1):
+        guesses.learn(drafted=len(found), accepted=0)
+    pauses = 1
+    while not guesses.draft(8, 0.1):
+        pauses += 1
+        assert pauses < 50, "it was given up for good"
+    assert pauses > 1
+
+
+def test_a_draft_is_as_long_as_its_last_token_is_likelier_than_what_it_costs() -> None:
+    lengths = [len(drafter([20, 2, 3]).draft(5, cost)) for cost in (0.7, 0.5, 0.3, 0.2, 0.01)]
+    assert lengths == [0, 1, 2, 3, 5], "chances are 0.6, 0.36, 0.216, ..."
+
+
+def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
+    cost = TokenCost()
+    for _ in range(60):
+        cost.learn(50, 1, 0.010)
+        cost.learn(50, 5, 0.022)
+        cost.learn(50, 5, 0.022)
+    assert cost.share(50) == pytest.approx(0.3, abs=0.05), "12 ms for four more, of 10 ms each"
+
+
+def test_long_rows_have_costs_of_their_own() -> None:
+    cost = TokenCost()
+    first = cost.share(1_000)
+    for _ in range(30):
+        cost.learn(50, 1, 0.010)
+        cost.learn(50, 5, 0.034)
+    assert cost.share(40) > 0.4
+    assert cost.share(1_000) == first
+
+
+def test_one_slow_step_does_not_end_drafting_for_good() -> None:
+    cost = TokenCost()
+    cost.learn(50, 1, 0.010)
+    for _ in range(50):
+        cost.learn(50, 5, 10.0)
+    assert cost.share(50) > 0.9
+    for _ in range(150):
+        cost.learn(50, 1, 0.010)
+    assert cost.share(50) < 0.2

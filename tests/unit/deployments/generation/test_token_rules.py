@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.generation.logits_rules import TokenRules
+
+END = 9
+
+
+def rules(**given: object) -> TokenRules:
+    return TokenRules(**{"most": 6, "fewest": 0, "end_tokens": (END,)} | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "forbidden"),
+    [
+        pytest.param({}, [1, 2], [], id="nothing"),
+        pytest.param({"fewest": 3}, [1, 2], [END], id="not the end yet"),
+        pytest.param({"fewest": 3}, [1, 2, 3], [], id="long enough to end"),
+        pytest.param({"never": (4, 5)}, [], [4, 5], id="never"),
+        pytest.param({"no_repeat_ngram": 2}, [1, 2, 1], [2], id="a pair that came"),
+        pytest.param({"no_repeat_ngram": 2}, [1, 2, 1, 3, 1], [2, 3], id="both pairs that came"),
+        pytest.param({"no_repeat_ngram": 3}, [1, 2, 3, 1, 2], [3], id="three that came"),
+        pytest.param({"no_repeat_ngram": 1}, [1, 2], [1, 2], id="no token twice"),
+        pytest.param({"no_repeat_ngram": 3}, [1, 2], [], id="too short to repeat"),
+        pytest.param({"no_repeat_ngram": 2, "before": (7,)}, [1, 7], [1], id="after the start"),
+    ],
+)
+def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int]) -> None:
+    assert rules(**given).forbidden(answer) == forbidden
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "forced"),
+    [
+        pytest.param({}, [], None, id="nothing"),
+        pytest.param({"first_token": 4}, [], 4, id="the first"),
+        pytest.param({"first_token": 4}, [4], None, id="only the first"),
+        pytest.param({"last_token": END}, [1] * 4, None, id="before the last"),
+        pytest.param({"last_token": END}, [1] * 5, END, id="the last"),
+    ],
+)
+def test_what_must_follow(given: dict, answer: list[int], forced: int | None) -> None:
+    assert rules(**given).forced(answer) == forced

@@ -1,0 +1,207 @@
+"""Requests that are alone: several tokens a step, and the very answer of one at a time."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from deployments.config import SchedulingSettings
+from deployments.errors import InvalidField, ServeError
+from deployments.generation.job import Job
+from deployments.generation.messages import FinishReason, GenerationOptions, Sampling
+from tests.support.fake_decoder import VOCABULARY, FakeDecoder
+from tests.support.loop_harness import END, GREEDY, Bench
+
+MOST = 8
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
+    """Each token follows from the few before it, so that an answer soon goes round in circles."""
+    return FakeDecoder(context=400, most_drafted=MOST, memorable=memorable, **how)
+
+
+def options(sampling: Sampling, tokens: int = 120) -> GenerationOptions:
+    return GenerationOptions(sampling=sampling, max_new_tokens=tokens, min_new_tokens=tokens)
+
+
+SAMPLINGS = (
+    GREEDY,
+    Sampling(temperature=0.4, seed=5),
+    Sampling(temperature=1.0, top_p=0.9, seed=6),
+    Sampling(temperature=0, frequency_penalty=0.5, repetition_penalty=1.2),
+)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_drafts_change_no_answer(make_bench, sampling: Sampling) -> None:
+    plain, drafting = make_bench(repetitive(), draft_tokens=0), make_bench(repetitive())
+    answers = [
+        bench.answered(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
+    ]
+    assert answers[0] == answers[1]
+    assert len(answers[0][0]) == 120
+    assert not plain.decoder.verified
+    assert drafting.decoder.verified, "nothing was drafted: the test shows nothing"
+
+
+class Evens:
+    """A constraint: no odd tokens, and after `most` of them it has become too complex."""
+
+    is_over = False
+
+    def __init__(self, most: int = 1_000) -> None:
+        self._left = most
+
+    def allowed(self) -> NDArray[np.bool_]:
+        if not self._left:
+            raise InvalidField("`grammar` cannot be followed: too complex", field="grammar")
+        return np.arange(VOCABULARY) % 2 == 0
+
+    def accept(self, token: int) -> None:
+        assert token % 2 == 0
+        self._left -= 1
+
+
+ORDERS = (
+    GenerationOptions(sampling=GREEDY, max_new_tokens=90, min_new_tokens=90, logprobs=3),
+    GenerationOptions(sampling=GREEDY, max_new_tokens=90, no_repeat_ngram=4, logprobs=0),
+    options(Sampling(temperature=0.1, seed=1), 90),
+    GenerationOptions(sampling=GREEDY, max_new_tokens=90, prompt_logprobs=True),
+)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("allowed", [None, 1_000, 40])
+def test_all_that_is_told_is_the_same(
+    make_bench, order: GenerationOptions, allowed: int | None
+) -> None:
+    """Texts, log-probabilities, and the end: by its length, by the model, or by an error."""
+    told = []
+    for most in (0, MOST):
+        bench = make_bench(repetitive(1, rows=1), draft_tokens=most)
+        constraints = [Evens(allowed) if allowed else None for _ in range(2)]
+        jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
+        bench.answered(*jobs)  # on one row: the second takes it over from the first
+        told.append([news_of(bench, job) for job in jobs])
+    assert told[0] == told[1]
+    assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
+
+
+def news_of(bench: Bench, job: Job) -> list[object]:
+    """What a job's reader was told, but for numbers and times."""
+    started, *chunks = bench.reader.news[job.number]
+    error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
+    finished = chunks[-1].finished
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    reason = finished and (finished.reason, finished.generated_tokens)
+    text = "".join(chunk.text for chunk in chunks)
+    return [started.prompt, text, tokens, reason, error and error.message]
+
+
+def test_an_answer_that_repeats_itself_takes_fewer_steps(make_bench) -> None:
+    bench = make_bench(repetitive())
+    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    calls = len(bench.decoder.decodes) + len(bench.decoder.verified)
+    assert calls < 120 / 2
+    assert max(bench.decoder.verified) == MOST + 1
+
+
+def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
+    bench = make_bench(repetitive())
+    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    steps = bench.steps.records
+    assert sum(step.answer_tokens for step in steps) == 119, "the first comes with the prompt"
+    assert sum(step.drafted_tokens for step in steps) == sum(bench.decoder.verified) - len(
+        bench.decoder.verified
+    )
+    accepted = sum(step.accepted_tokens for step in steps)
+    assert accepted == 119 - len(bench.decoder.decodes) - len(bench.decoder.verified)
+    assert 0 < accepted <= sum(step.drafted_tokens for step in steps)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_the_operator_says_how_much_is_drafted(make_bench, most: int) -> None:
+    bench = make_bench(repetitive(), draft_tokens=most)
+    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    assert max(bench.decoder.verified, default=1) == most + 1
+
+
+def test_a_decoder_that_verifies_nothing_is_given_no_drafts(make_bench) -> None:
+    bench = make_bench(FakeDecoder(context=400, memorable=2))
+    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    assert not bench.decoder.verified
+    assert len(bench.decoder.decodes) == 119
+
+
+def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
+    """Nothing behind the end is told, though it was guessed and computed."""
+    bench = make_bench(repetitive())
+    long = bench.job(PROMPT, options=options(GREEDY))
+    (tokens,) = bench.answered(long)
+    last = tokens[60]
+    shorter = GenerationOptions(sampling=GREEDY, max_new_tokens=120, stop=(f"w{last}",))
+    job = bench.job(PROMPT, options=shorter)
+    (stopped,) = bench.answered(job)
+    finished = bench.reader.news[job.number][-1].finished
+    assert finished.reason is FinishReason.STOP
+    assert stopped == tokens[: len(stopped)]
+    assert finished.generated_tokens == len(stopped) == tokens.index(last) + 1
+
+
+def test_an_answer_with_drafts_fills_its_row_to_the_last_token(make_bench) -> None:
+    bench = make_bench(FakeDecoder(context=60, most_drafted=MOST, memorable=2))
+    never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
+    (tokens,) = bench.answered(bench.job(PROMPT, options=never_end))
+    assert len(tokens) == 60 - len(PROMPT)
+
+
+def test_nothing_is_drafted_in_company(make_bench) -> None:
+    bench = make_bench(repetitive(held=threading.Event()))
+    jobs = [bench.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
+    for job in jobs:
+        bench.loop.submit(job)
+    bench.decoder.held.set()
+    bench.reader.wait_until_done(*jobs)
+    alone_for = bench.decoder.decodes.count(1)
+    assert bench.decoder.decodes.count(2) >= 110
+    assert len(bench.decoder.verified) + alone_for <= 10, "only who came first, or leaves last"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_company_changes_no_answer(seed: int) -> None:
+    """Requests come and go at random moments, so that each is alone for a while, or is not."""
+    chance = random.Random(seed)
+    prompts = [chance.choices(range(END), k=chance.randint(2, 20)) for _ in range(16)]
+    orders = [
+        options(Sampling(temperature=chance.choice([0, 0.5]), seed=n), chance.randint(1, 60))
+        for n in range(len(prompts))
+    ]
+    plain = answers_of(prompts, orders, [0.0] * len(prompts), draft_tokens=0)
+    arrivals = [chance.choice([0.0, 0.0, 0.02]) for _ in prompts]
+    assert answers_of(prompts, orders, arrivals, draft_tokens=MOST) == plain
+
+
+def answers_of(
+    prompts: list[list[int]],
+    orders: list[GenerationOptions],
+    pauses_s: list[float],
+    draft_tokens: int,
+) -> list[list[int]]:
+    rules = SchedulingSettings(part_tokens=16, fewest_part_tokens=4, draft_tokens=draft_tokens)
+    bench = Bench(repetitive(), rules)
+    bench.loop.start()
+    pause = threading.Event()
+    jobs = []
+    for prompt, order, pause_s in zip(prompts, orders, pauses_s, strict=True):
+        jobs.append(bench.job(prompt, options=order))
+        bench.loop.submit(jobs[-1])
+        pause.wait(pause_s)
+    bench.reader.wait_until_done(*jobs)
+    bench.loop.close()
+    assert draft_tokens == 0 or bench.decoder.verified, "nothing was drafted"
+    return [bench.reader.tokens(job) for job in jobs]

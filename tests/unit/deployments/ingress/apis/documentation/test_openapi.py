@@ -1,0 +1,263 @@
+"""The document is right by the standard, by our own models and by what the server answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import orjson
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from deployments.artifacts.manifest import TaskName
+from deployments.ingress.apis.documentation.components import Components, shape_of
+from deployments.ingress.apis.response_headers import REPLY_HEADERS
+from tests.support.all_models import OF_LANES, ZOO, seal_zoo
+from tests.support.artifacts import EMBEDDER, tiny_manifest
+from tests.support.decoder_artifacts import DECODER
+from tests.support.generators import SpeakingGenerator
+from tests.support.in_process import InProcess
+
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seal_zoo(tmp_path_factory.mktemp("zoo"))
+
+
+def zoo(store: Path) -> InProcess:
+    """A model for every task, one that writes text included."""
+    return InProcess(store, models=ZOO, generator=SpeakingGenerator())
+
+
+async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    reply = await http.get("/openapi.json")
+    assert reply.headers["content-type"] == JSON
+    document: dict[str, Any] = reply.json()
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield method, path, operation
+
+
+def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
+    whole = {**schema, "components": document["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+    assert document["openapi"] == "3.1.0"
+    assert list(OpenAPIV31SpecValidator(document).iter_errors()) == []
+    assert "$defs" not in str(document)
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store: Path) -> None:
+    async with zoo(zoo_store).application() as app:
+        served = {
+            (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
+            for route in app.router.table.routes
+            for method in route.methods - {"HEAD"}
+        }
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            document = await document_of(http)
+    told = {(path, method) for method, path, _ in operations(document)}
+    assert {path for path, _ in served - told} == {
+        "/docs/swagger-ui.css",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/start.js",
+    }
+    assert told <= served
+
+
+async def test_every_example_fits_its_schema_and_is_answered_as_documented(
+    zoo_store: Path,
+) -> None:
+    tried = 0
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+        for method, path, operation in operations(document):
+            media = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
+            for example in media.get("examples", {}).values():
+                is_valid(example["value"], media["schema"], document)
+                replies = [
+                    await http.request(method, filled, json=example["value"])
+                    for filled in filled_in(path, operation)
+                ]
+                # Token ids are those of a real vocabulary; the tiny ones end before.
+                if any("unknown_token" in reply.text for reply in replies):
+                    continue
+                good = [reply for reply in replies if reply.status_code == 200]
+                assert good, (path, example, [reply.text for reply in replies][:3])
+                content = operation["responses"]["200"]["content"]
+                for reply in good:
+                    kind = reply.headers["content-type"].partition(";")[0]
+                    for value in told_in(reply):
+                        is_valid(value, told_schema(content, kind), document)
+                tried += 1
+    assert tried > 10
+
+
+def told_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The schema of an answer, or of the data of a stream's events."""
+    schema: dict[str, Any] = content[kind]["schema"]
+    return schema if kind == JSON else schema["properties"]["data"]["contentSchema"]
+
+
+def told_in(reply: httpx.Response) -> list[Any]:
+    """The value of an answer, or those of a stream's events."""
+    if reply.headers["content-type"] == JSON:
+        return [reply.json()]
+    events = [line.removeprefix("data:").strip() for line in reply.text.split("\n\n") if line]
+    return [orjson.loads(event) for event in events if event != "[DONE]"]
+
+
+def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
+    """The path for every model, and for every task, that its parameters name."""
+    paths = [path]
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "path":
+            values = parameter["schema"].get("enum") or list(parameter.get("examples", ()))
+            if parameter["name"] == "version":
+                continue
+            paths = [one.replace(f"{{{parameter['name']}}}", v) for one in paths for v in values]
+    return [path.replace("{version}", version_in(path)) for path in paths]
+
+
+def version_in(path: str) -> str:
+    """The version of the model that is named in `path`."""
+    named = [model_id for model_id in OF_LANES if model_id in path]
+    return tiny_manifest(named[0]).version if named else ""
+
+
+async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+    statuses: set[int] = set()
+    for _, _, operation in operations(document):
+        for status, told in operation["responses"].items():
+            for media in told["content"].values():
+                for example in media.get("examples", {}).values():
+                    is_valid(example["value"], media["schema"], document)
+                    statuses.add(int(status))
+    assert {400, 404, 408, 413, 415, 422, 429, 500, 503, 504} <= statuses
+
+
+async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+    told = {
+        path: document["paths"][path]["post"]["responses"]["404"]["content"][JSON]
+        for path in ("/models/{id}", "/v1/embeddings")
+    }
+    assert told["/models/{id}"]["schema"] == {"$ref": "#/components/schemas/HuggingFaceError"}
+    value = told["/v1/embeddings"]["examples"]["model_not_found"]["value"]
+    assert value["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+        reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
+        embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
+    own = {"content-type", "content-length"}
+    assert set(REPLY_HEADERS) == set(reply.headers) - own == set(embedded.headers) - own
+    assert headers_told(document, "/v1/embeddings") == set(REPLY_HEADERS)
+    assert headers_told(document, "/models/{id}") > set(REPLY_HEADERS)
+    for path in ("/models/{id}", "/v2/models/{id}/infer"):
+        asked = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
+        assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
+
+
+def headers_told(document: dict[str, Any], path: str) -> set[str]:
+    """The headers that answers at `path` are documented to have."""
+    return set(document["paths"][path]["post"]["responses"]["200"]["headers"])
+
+
+GENERATING = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/generate": {"inputs": "a"},
+    "/generate_stream": {"inputs": "a"},
+    "/models/{id}": {"inputs": "a"},
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_answers_and_streams_of_text_are_as_documented(path: str, zoo_store: Path) -> None:
+    own = {"content-type", "content-length", "cache-control", "x-accel-buffering"}
+    kinds: set[str] = set()
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+        told = document["paths"][path]["post"]["responses"]["200"]["content"]
+        for stream in (False, True):
+            body = {**GENERATING[path], "model": DECODER, "stream": stream}
+            reply = await http.post(path.replace("{id}", DECODER), json=body)
+            assert reply.status_code == 200, reply.text
+            kind = reply.headers["content-type"].partition(";")[0]
+            kinds.add(kind)
+            values = told_in(reply)
+            assert values
+            for value in values:
+                is_valid(value, told_schema(told, kind), document)
+            sent = set(reply.headers) - own
+            assert sent <= headers_told(document, path)
+            if kind == JSON and path != "/models/{id}":
+                assert sent == headers_told(document, path)
+    assert kinds == set(told)
+
+
+async def test_every_task_may_stand_in_a_path(zoo_store: Path) -> None:
+    async with zoo(zoo_store).client() as http:
+        document = await document_of(http)
+    (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
+    assert task["schema"]["enum"] == [task.value for task in TaskName]
+
+
+def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:
+    components = Components()
+
+    def with_part(kind: str) -> dict[str, Any]:
+        return {
+            "$defs": {"Part": {"type": kind}, "Whole": {"items": {"$ref": "#/$defs/Part"}}},
+            "$ref": "#/$defs/Whole",
+        }
+
+    texts = components.named("A", with_part("string"))
+    assert components.named("Other", with_part("string")) == texts
+    numbers = components.named("A", with_part("number"))
+    refs = {name: schema.get("$ref") for name, schema in components.schemas.items()}
+    prefix = "#/components/schemas/"
+    assert (texts["$ref"], numbers["$ref"]) == (f"{prefix}A", f"{prefix}A2")
+    assert (refs["A"], refs["A2"]) == (f"{prefix}Whole", f"{prefix}Whole2")
+    assert components.schemas["Whole2"] == {"items": {"$ref": f"{prefix}Part2"}}
+    assert components.schemas["Part2"] == {"type": "number"}
+
+
+def test_a_definition_may_refer_to_itself() -> None:
+    components = Components()
+    tree = {"$defs": {"Tree": {"items": {"$ref": "#/$defs/Tree"}}}, "$ref": "#/$defs/Tree"}
+    components.named("Forest", tree)
+    assert components.schemas["Tree"] == {"items": {"$ref": "#/components/schemas/Tree"}}
+
+
+def test_a_shape_fits_all_it_was_made_of() -> None:
+    values = [{"error": "a", "n": 1}, {"error": ["b"], "n": None}, {"error": "c"}]
+    schema = shape_of(values)
+    assert schema["required"] == ["error"]
+    for value in values:
+        jsonschema.Draft202012Validator(schema).validate(value)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema).validate({"error": 7})

@@ -1,0 +1,76 @@
+"""The page for people loads from this server alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deployments.ingress.apis.documentation import routes as docs
+from tests.support.in_process import InProcess
+
+LOADS = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']""")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/"])
+async def test_all_the_page_loads_is_served_here(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        page = await http.get(path)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        loaded = LOADS.findall(page.text)
+        assert "/docs/swagger-ui-bundle.js" in loaded
+        for address in loaded:
+            if address != "data:,":
+                assert address.startswith("/")
+                assert (await http.get(address)).status_code == 200
+    assert "//" not in page.text.replace("<!doctype html>", "")
+
+
+async def test_nothing_may_be_loaded_from_or_sent_to_elsewhere(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        page = await http.get("/docs")
+        start = await http.get("/docs/start.js")
+    policy = dict(part.strip().split(" ", 1) for part in docs.POLICY.split(";"))
+    assert page.headers["content-security-policy"] == docs.POLICY
+    assert policy.pop("default-src") == "'none'"
+    sources = {word for words in policy.values() for word in words.split()}
+    assert sources == {"'self'", "'none'", "'unsafe-inline'", "data:"}
+    assert "unsafe-inline" not in policy["script-src"]
+    assert "<script>" not in page.text
+    assert "validatorUrl: null" in start.text
+    assert "http" not in start.text
+
+
+async def test_files_are_asked_again_cheaply(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for path in ("/docs", "/docs/swagger-ui.css", "/docs/start.js"):
+            first = await http.get(path)
+            again = await http.get(path, headers={"if-none-match": first.headers["etag"]})
+            assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+            assert first.headers["x-content-type-options"] == "nosniff"
+        script = await http.get("/docs/swagger-ui-bundle.js")
+    assert script.headers["cache-control"] == "public, max-age=3600"
+    assert script.headers["content-type"].startswith("text/javascript")
+
+
+async def test_swagger_ui_is_of_the_fifth_generation(tiny_store: Path) -> None:
+    """The fourth cannot read OpenAPI 3.1."""
+    async with InProcess(tiny_store).client() as http:
+        script = await http.get("/docs/swagger-ui-bundle.js")
+    assert "https://spec.openapis.org/oas/3.1/dialect/base" in script.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/docs/index.html", "/docs/redoc.standalone.js", "/docs/..%2fcore.py", "/docs/%2e%2e/docs.py"],
+)
+async def test_no_other_file_is_served(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        assert (await http.get(path)).status_code == 404
+
+
+def test_an_installation_without_the_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs, "ASSETS_PACKAGE", "no_such_package_at_all")
+    with pytest.raises(RuntimeError, match="not installed"):
+        docs.assets_directory()

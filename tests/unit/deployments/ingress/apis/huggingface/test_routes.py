@@ -1,0 +1,193 @@
+"""Good answers of the Hugging Face routes, in the shapes its clients read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS, WIDTH, seal_tiny
+from tests.support.in_process import InProcess
+
+EMBED = f"/models/{EMBEDDER}"
+CLASSIFY = f"/models/{CLASSIFIER}"
+PAIR = {"source_sentence": "good film", "sentences": ["great movie", "good film"]}
+
+
+async def test_one_text_becomes_a_list_of_one_embedding(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(EMBED, json={"inputs": "good film"})
+    assert reply.status_code == 200
+    rows = np.array(reply.json(), dtype=np.float32)
+    assert rows.shape == (1, WIDTH)
+    assert np.linalg.norm(rows) == pytest.approx(1, abs=1e-6)
+
+
+async def test_embeddings_come_in_the_order_of_the_texts(tiny_store: Path) -> None:
+    texts = ["good film", "the river and the city", "night"]
+    async with InProcess(tiny_store).client() as http:
+        together = (await http.post(EMBED, json={"inputs": texts})).json()
+        alone = [(await http.post(EMBED, json={"inputs": text})).json()[0] for text in texts]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert not np.allclose(together[0], together[1], atol=0.01), "the model tells texts apart"
+
+
+async def test_a_classified_text_has_a_nested_list_best_first(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(CLASSIFY, json={"inputs": "good film"})
+    ((first, second, third),) = reply.json()
+    assert {e["label"] for e in (first, second, third)} == {"NEGATIVE", "NEUTRAL", "POSITIVE"}
+    assert first["score"] >= second["score"] >= third["score"]
+    assert first["score"] + second["score"] + third["score"] == pytest.approx(1, abs=1e-6)
+
+
+async def test_parameters_reach_the_task_nested_or_at_the_top(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        nested = await http.post(EMBED, json={"inputs": "a", "parameters": {"dimensions": 3}})
+        loose = await http.post(EMBED, json={"inputs": "a", "dimensions": 3})
+        both = await http.post(
+            EMBED, json={"inputs": "a", "dimensions": 5, "parameters": {"dimensions": 3}}
+        )
+        top = await http.post(CLASSIFY, json={"inputs": ["a", "b"], "parameters": {"top_k": 1}})
+    assert np.shape(nested.json()) == (1, 3)
+    assert nested.json() == loose.json() == both.json()
+    assert [len(entries) for entries in top.json()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": PAIR},
+        {"inputs": PAIR, "parameters": {}},
+        PAIR,  # clients before 0.28
+        {"inputs": None, **PAIR},  # clients from 0.28 to 0.30
+    ],
+)
+async def test_similarity_is_known_by_the_shape_of_its_inputs(
+    body: dict[str, Any], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(EMBED, json=body)
+    cosines = reply.json()
+    assert len(cosines) == 2
+    assert cosines[1] == pytest.approx(1, abs=1e-6)
+    assert cosines[0] < 0.99
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/models/{EMBEDDER}",
+        f"/models/{EMBEDDER}/",
+        "/models/tiny%2Fembedder",
+        f"/models/{EMBEDDER}/pipeline/feature-extraction",
+        "/models/tiny%2Fembedder/pipeline/feature-extraction",
+        f"/pipeline/feature-extraction/{EMBEDDER}",
+        f"/pipeline/feature-extraction/{EMBEDDER}/",
+        "/pipeline/feature-extraction/tiny%2Fembedder",
+        "/",
+    ],
+)
+async def test_every_spelling_of_a_path_finds_the_model(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(path, json={"inputs": "good film"})
+        plain = await http.post(EMBED, json={"inputs": "good film"})
+    assert reply.status_code == 200
+    assert reply.json() == plain.json()
+
+
+@pytest.mark.parametrize(
+    "path", [f"/models/{EMBEDDER}/pipeline/{{}}", f"/pipeline/{{}}/{EMBEDDER}"]
+)
+async def test_the_task_in_the_path_decides(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        compared = await http.post(path.format("sentence-similarity"), json={"inputs": PAIR})
+        embedded = await http.post(path.format("feature-extraction"), json={"inputs": "a"})
+    assert np.shape(compared.json()) == (2,)
+    assert np.shape(embedded.json()) == (1, WIDTH)
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/octet-stream"])
+async def test_the_content_type_does_not_matter(content_type: str | None, tiny_store: Path) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(EMBED, content=b'{"inputs": "good film"}', headers=headers)
+        assert reply.request.headers.get("content-type") == content_type
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+
+
+async def test_headers_tell_what_ran_and_how_much(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(EMBED, json={"inputs": ["good film", "night"]})
+    assert reply.headers["x-compute-type"] == "cpu-fp32"
+    assert reply.headers["x-compute-characters"] == "14"
+    assert reply.headers["x-compute-tokens"] == "7"  # good film, night, and twice [CLS] [SEP]
+    assert reply.headers["x-sha"] == "0123abc"
+    assert 0 < float(reply.headers["x-compute-time"]) < 30
+    stages = [part.split(";")[0] for part in reply.headers["server-timing"].split(", ")]
+    assert stages == ["encode", "queue", "forward", "total"]
+
+
+async def test_a_text_cut_on_request_is_answered_with_a_warning(tiny_store: Path) -> None:
+    texts = ["good " * 20, "night"]
+    async with InProcess(tiny_store).client() as http:
+        cut = await http.post(EMBED, json={"inputs": texts, "parameters": {"truncate": True}})
+        fits = await http.post(EMBED, json={"inputs": ["good " * (MAX_TOKENS - 2), "night"]})
+    assert cut.headers["x-hf-warning"] == "input-truncated; 1 of 2 texts cut to 16 tokens"
+    assert "x-hf-warning" not in fits.headers
+    np.testing.assert_allclose(cut.json(), fits.json(), atol=1e-6)
+
+
+async def test_left_and_right_cut_different_sides(tiny_store: Path) -> None:
+    text = "good " * 14 + "night " * 14
+    async with InProcess(tiny_store).client() as http:
+        kept = {
+            side: await http.post(
+                EMBED, json={"inputs": text, "truncate": True, "truncation_direction": side}
+            )
+            for side in ("left", "Right")
+        }
+        good, night = [
+            (await http.post(EMBED, json={"inputs": f"{word} " * 14})).json()
+            for word in ("good", "night")
+        ]
+    np.testing.assert_allclose(kept["left"].json(), night, atol=1e-6)
+    np.testing.assert_allclose(kept["Right"].json(), good, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "kind"),
+    [
+        ("unknown/None; hf_hub/1.1.9; python/3.11.7", dict),
+        ("unknown/None; hf_hub/1.2.0; python/3.11.7", list),
+        ("curl/8", list),
+        ("hf_hub/" + "1" * 5_000 + ".1", list),  # more digits than Python makes a number of
+    ],
+)
+async def test_zero_shot_has_the_shape_that_the_client_reads(
+    user_agent: str, kind: type, tmp_path: Path
+) -> None:
+    seal_tiny(tmp_path, CLASSIFIER, labels=("entailment", "contradiction"))
+    body = {"inputs": "a", "parameters": {"candidate_labels": ["good", "night"]}}
+    async with InProcess(tmp_path, models=(CLASSIFIER,)).client() as http:
+        reply = await http.post(CLASSIFY, json=body, headers={"user-agent": user_agent})
+    assert (reply.status_code, type(reply.json())) == (200, kind)
+
+
+async def test_the_model_in_the_body_counts_where_the_path_names_none(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        named = await http.post("/", json={"inputs": "a", "model": CLASSIFIER})
+        filler = await http.post("/", json={"inputs": "a", "model": "http://localhost:8000"})
+        unknown = await http.post("/", json={"inputs": "a", "model": "no/such"})
+    assert "label" in named.json()[0][0]
+    assert np.shape(filler.json()) == (1, WIDTH)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "model_not_found")
+
+
+async def test_keys_that_clients_send_by_habit_are_taken(tiny_store: Path) -> None:
+    body = {"inputs": "a", "stream": False, "model": "somewhere/else", "options": None}
+    async with InProcess(tiny_store).client() as http:
+        assert (await http.post(EMBED, json=body)).status_code == 200

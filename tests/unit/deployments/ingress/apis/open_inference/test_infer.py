@@ -1,0 +1,250 @@
+"""`infer`, in the very bytes of Triton's own client."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.http import (
+    InferenceServerClient,
+    InferInput,
+    InferRequestedOutput,
+    InferResult,
+)
+
+from deployments.artifacts.manifest import TaskName
+from deployments.errors import EngineFailed, Overloaded, ServeError
+from deployments.messages import Answer, Call, CallBatch, Outcome
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny
+from tests.support.in_process import InProcess
+
+LENGTH = "inference-header-content-length"
+ONE_TEXT = {"inputs": [{"name": "args", "shape": [1], "datatype": "BYTES", "data": ["good film"]}]}
+
+
+def path_of(model: str) -> str:
+    return f"/v2/models/{model}/infer"
+
+
+def texts(name: str, *values: str, binary: bool = True, column: bool = False) -> InferInput:
+    array = np.array([value.encode() for value in values], object)
+    array = array.reshape(-1, 1) if column else array
+    sent = InferInput(name, list(array.shape), "BYTES")
+    return sent.set_data_from_numpy(array, binary_data=binary)
+
+
+async def infer(
+    http: httpx.AsyncClient, model: str, inputs: list[InferInput], **asked: Any
+) -> InferResult:
+    """What the client's `infer` does, its sockets left out."""
+    body, length = InferenceServerClient.generate_request_body(inputs, **asked)
+    headers = {} if length is None else {LENGTH: str(length)}
+    reply = await http.post(path_of(model), content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    json_bytes = reply.headers.get(LENGTH)
+    return InferenceServerClient.parse_response_body(
+        reply.content, header_length=None if json_bytes is None else int(json_bytes)
+    )
+
+
+@dataclass
+class CannedLane:
+    """Answers every call with the same value, or failure, and keeps the calls."""
+
+    value: Any
+    calls: list[Call] = field(default_factory=list)
+
+    async def infer(self, batch: CallBatch) -> list[Outcome]:
+        self.calls += batch.calls
+        failed = isinstance(self.value, ServeError)
+        return [self.value if failed else Answer(self.value, "cpu-fake") for _ in batch.calls]
+
+
+@pytest.mark.parametrize("column", [False, True], ids=["n", "n,1"])
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
+@pytest.mark.parametrize("outputs", [None, True, False], ids=["default", "raw", "plain"])
+async def test_embeddings_are_those_of_the_other_apis(
+    outputs: bool | None, binary: bool, column: bool, tiny_store: Path
+) -> None:
+    wanted = None
+    if outputs is not None:
+        wanted = [InferRequestedOutput("embedding", binary_data=outputs)]
+    async with InProcess(tiny_store).client() as http:
+        plain = await http.post(f"/models/{EMBEDDER}", json={"inputs": ["good film", "night 🦦"]})
+        sent = texts("text", "good film", "night 🦦", binary=binary, column=column)
+        result = await infer(http, EMBEDDER, [sent], outputs=wanted, request_id="r-1")
+    rows = result.as_numpy("embedding")
+    assert (rows.shape, rows.dtype) == ((2, WIDTH), np.float32)
+    np.testing.assert_array_equal(rows, np.array(plain.json(), np.float32))
+    told = result.get_response()
+    assert (told["model_name"], told["id"]) == (EMBEDDER, "r-1")
+    binary_size = told["outputs"][0].get("parameters", {}).get("binary_data_size")
+    assert binary_size == (None if outputs is False else 2 * WIDTH * 4)
+
+
+async def test_a_plain_body_gets_a_plain_answer(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(path_of(EMBEDDER), content=json.dumps(ONE_TEXT))
+        (model,) = [m for m in http_models(await http.get("/models")) if m["id"] == EMBEDDER]
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert LENGTH not in reply.headers
+    told = reply.json()
+    assert "id" not in told
+    assert told["model_version"] == model["version"]
+    (output,) = told["outputs"]
+    assert (output["shape"], len(output["data"])) == ([1, WIDTH], WIDTH)
+
+
+def http_models(reply: httpx.Response) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = reply.json()["data"]
+    return models
+
+
+async def test_labels_and_scores_are_rows_best_first(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        plain = (await http.post(f"/models/{CLASSIFIER}", json={"inputs": ["good", "bad"]})).json()
+        result = await infer(http, CLASSIFIER, [texts("text", "good", "bad")])
+        mixed = await infer(
+            http,
+            CLASSIFIER,
+            [texts("text", "good", "bad")],
+            outputs=[
+                InferRequestedOutput("score", binary_data=True),
+                InferRequestedOutput("label", binary_data=False),
+            ],
+        )
+    labels = [[one["label"] for one in row] for row in plain]
+    scores = np.array([[one["score"] for one in row] for row in plain], np.float32)
+    assert [[one.decode() for one in row] for row in result.as_numpy("label")] == labels
+    np.testing.assert_array_equal(result.as_numpy("score"), scores)
+    assert mixed.as_numpy("label").tolist() == labels, "as strings, out of JSON"
+    np.testing.assert_array_equal(mixed.as_numpy("score"), scores)
+    assert [one["name"] for one in mixed.get_response()["outputs"]] == ["score", "label"]
+
+
+async def test_only_the_outputs_asked_for_come(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        result = await infer(
+            http, CLASSIFIER, [texts("text", "good")], outputs=[InferRequestedOutput("score")]
+        )
+    assert [one["name"] for one in result.get_response()["outputs"]] == ["score"]
+
+
+async def test_a_pair_of_texts_is_judged_together(tiny_store: Path) -> None:
+    body = {"inputs": [{"text": "good", "text_pair": "night"}]}
+    async with InProcess(tiny_store).client() as http:
+        plain = (await http.post(f"/models/{CLASSIFIER}", json=body)).json()
+        result = await infer(http, CLASSIFIER, [texts("text", "good"), texts("text_pair", "night")])
+    scores = [one["score"] for one in plain[0]]
+    assert result.as_numpy("score")[0].tolist() == pytest.approx(scores)
+
+
+async def test_parameters_of_the_request_are_those_of_the_task(tiny_store: Path) -> None:
+    mine = {"dimensions": 3, "use_cache": False, "use_gpu": False, "content_type": "str"}
+    async with InProcess(tiny_store).client() as http:
+        result = await infer(
+            http,
+            EMBEDDER,
+            [texts("text", "good film")],
+            parameters=mine,
+            priority=3,
+            timeout=1,
+            sequence_id=7,
+            sequence_start=True,
+        )
+        as_tensor = InferInput("dimensions", [1], "INT64")
+        as_tensor.set_data_from_numpy(np.array([3], np.int64))
+        same = await infer(http, EMBEDDER, [as_tensor, texts("text", "good film")])
+    assert result.as_numpy("embedding").shape == (1, 3)
+    np.testing.assert_array_equal(same.as_numpy("embedding"), result.as_numpy("embedding"))
+
+
+async def test_everything_else_is_json_in_rows(tiny_store: Path) -> None:
+    sentences = ["good film", "train", "night"]
+    async with InProcess(tiny_store).client() as http:
+        body = {"inputs": {"source_sentence": "good", "sentences": sentences}}
+        cosines = (await http.post(f"/models/{EMBEDDER}", json=body)).json()
+        similar = await infer(
+            http, EMBEDDER, [texts("source_sentence", "good"), texts("sentences", *sentences)]
+        )
+        ranked = await infer(http, EMBEDDER, [texts("query", "good"), texts("texts", *sentences)])
+    output = similar.get_output("output")
+    assert (output["shape"], output["parameters"]["content_type"]) == ([3, 1], "hg_jsonlist")
+    assert [json.loads(row[0]) for row in similar.as_numpy("output")] == cosines
+    ranking = [json.loads(row[0]) for row in ranked.as_numpy("output")]
+    assert [row["index"] for row in ranking] == np.argsort(-np.array(cosines)).tolist()
+
+
+async def test_candidate_labels_come_as_json_or_as_a_tensor(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "tiny/nli", labels=("contradiction", "neutral", "entailment"))
+    async with InProcess(tmp_path, models=("tiny/nli",)).client() as http:
+        body = {"inputs": "good", "parameters": {"candidate_labels": ["food", "city", "river"]}}
+        plain = (await http.post("/models/tiny/nli", json=body)).json()
+        by_tensor = await infer(
+            http, "tiny/nli", [texts("text", "good"), texts("candidate_labels", *LABELS)]
+        )
+        for labels in (json.dumps(LABELS), ",".join(LABELS)):
+            asked = {"candidate_labels": labels}
+            result = await infer(http, "tiny/nli", [texts("text", "good")], parameters=asked)
+            assert result.as_numpy("label").tolist() == by_tensor.as_numpy("label").tolist()
+    assert [one.decode() for one in by_tensor.as_numpy("label")[0]] == [p["label"] for p in plain]
+    scores = [one["score"] for one in plain]
+    assert by_tensor.as_numpy("score")[0].tolist() == pytest.approx(scores)
+
+
+LABELS = ["food", "city", "river"]
+
+
+async def test_questions_go_down_as_one_call_and_come_back_as_rows(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "tiny/reader", tasks=(TaskName.QUESTION_ANSWERING,))
+    answers = [{"score": 0.5, "start": i, "end": i + 1, "answer": "ż"} for i in range(2)]
+    lane = CannedLane(answers)
+    async with InProcess(tmp_path, models=("tiny/reader",), lane=lane).client() as http:
+        result = await infer(
+            http, "tiny/reader", [texts("question", "who", "what"), texts("context", "the train")]
+        )
+    assert [json.loads(row[0]) for row in result.as_numpy("output")] == answers
+    (call,) = lane.calls
+    assert call.texts == (("who", "the train"), ("what", "the train"))
+
+
+async def test_the_task_may_be_named(tiny_store: Path) -> None:
+    asked = {"task": "feature-extraction"}
+    async with InProcess(tiny_store).client() as http:
+        result = await infer(http, EMBEDDER, [texts("text", "good")], parameters=asked)
+        assert result.as_numpy("embedding").shape == (1, WIDTH)
+        for task, path in (("text-ranking", "query"), ("feature-extraction", "query")):
+            body, length = InferenceServerClient.generate_request_body(
+                [texts("text", "a"), texts("query", "b")], parameters={"task": task}
+            )
+            reply = await http.post(path_of(EMBEDDER), content=body, headers={LENGTH: str(length)})
+            assert reply.status_code == 400
+            assert f"`{path}`" in reply.json()["error"] or "`texts`" in reply.json()["error"]
+
+
+async def test_a_compressed_body_counts_its_header_inflated(tiny_store: Path) -> None:
+    body, length = InferenceServerClient.generate_request_body([texts("text", "good")])
+    headers = {LENGTH: str(length), "content-encoding": "gzip"}
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(path_of(EMBEDDER), content=gzip.compress(body), headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "retry"),
+    [(Overloaded("full"), 429, "1"), (EngineFailed("gave up"), 500, None)],
+)
+async def test_failures_behind_the_ingress_keep_their_status(
+    failure: ServeError, status: int, retry: str | None, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, lane=CannedLane(failure)).client() as http:
+        reply = await http.post(path_of(EMBEDDER), json=ONE_TEXT)
+    assert (reply.status_code, reply.headers.get("retry-after")) == (status, retry)
+    assert reply.json()["error"] == failure.message

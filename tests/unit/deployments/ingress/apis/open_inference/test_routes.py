@@ -1,0 +1,212 @@
+"""Everything of the Open Inference Protocol but `infer`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.config import IngressUserConfig, LimitSettings
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny, tiny_manifest
+from tests.support.in_process import InProcess
+
+VERSION = tiny_manifest(EMBEDDER).version
+MODEL = f"/v2/models/{EMBEDDER}"
+TEXT = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}]}
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/"])
+async def test_the_server_tells_its_extensions(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.get(path)
+    assert reply.status_code == 200
+    assert reply.json()["name"] == "hundredfold"
+    assert "binary_tensor_data" in reply.json()["extensions"]
+
+
+async def test_health_is_by_status(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        assert (await http.get("/v2/health/live")).json() == {"live": True}
+        assert (await http.get("/v2/health/ready")).json() == {"ready": True}
+        assert (await http.get(f"{MODEL}/ready")).json() == {"name": EMBEDDER, "ready": True}
+    async with InProcess(tiny_store, running={}).client() as http:
+        assert (await http.get("/v2/health/live")).status_code == 200
+        for path in ("/v2/health/ready", f"{MODEL}/ready"):
+            reply = await http.get(path)
+            assert (reply.status_code, reply.json()["ready"]) == (503, False)
+            assert reply.json()["error"]
+
+
+async def test_metadata_publishes_the_tensors_of_every_task(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        told = (await http.get(MODEL)).json()
+        classifier = (await http.get(f"/v2/models/{CLASSIFIER}")).json()
+    assert (told["name"], told["versions"], told["platform"]) == (
+        EMBEDDER,
+        [VERSION],
+        "onnxruntime",
+    )
+    assert told["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]
+    assert told["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
+    tasks = {one["task"]: one for one in told["tasks"]}
+    others = {"sentence-similarity", "text-ranking", "token-embeddings"}
+    assert {"feature-extraction", *others} == set(tasks)
+    names = [one["name"] for one in tasks["sentence-similarity"]["inputs"]]
+    assert names == ["source_sentence", "sentences"]
+    assert "dimensions" in tasks["feature-extraction"]["parameters"]
+    assert [one["name"] for one in classifier["outputs"]] == ["label", "score"]
+    assert classifier["inputs"][1]["optional"] is True
+
+
+async def test_vectors_of_tokens_come_as_rows_of_json(tiny_store: Path) -> None:
+    asked = TEXT | {"parameters": {"task": "token-embeddings"}}
+    async with InProcess(tiny_store).client() as http:
+        (output,) = (await http.post(f"{MODEL}/infer", json=asked)).json()["outputs"]
+    rows = [json.loads(row) for row in output["data"]]
+    assert len(rows) == output["shape"][0] == TEXT["inputs"][0]["shape"][0]
+    assert {len(vector) for row in rows for vector in row} == {WIDTH}
+
+
+async def test_config_is_tritons(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    settings = IngressUserConfig(limits=LimitSettings(items=64))
+    async with InProcess(tmp_path, models=(EMBEDDER,), settings=settings).client() as http:
+        told = (await http.get(f"{MODEL}/config")).json()
+    assert (told["name"], told["max_batch_size"]) == (EMBEDDER, 64)
+    (text,), (embedding,) = told["input"], told["output"]
+    assert (text["name"], text["data_type"], text["dims"]) == ("text", "TYPE_STRING", [1])
+    assert (embedding["data_type"], embedding["dims"]) == ("TYPE_FP32", [-1])
+
+
+@pytest.mark.parametrize("model_id", [EMBEDDER, EMBEDDER.replace("/", "%2F")])
+async def test_the_served_version_may_be_named_and_no_other(
+    model_id: str, tiny_store: Path
+) -> None:
+    path = f"/v2/models/{model_id}"
+    async with InProcess(tiny_store).client() as http:
+        for suffix in ("", "/ready", "/config", "/stats"):
+            plain = await http.get(path + suffix)
+            named = await http.get(f"{path}/versions/{VERSION}{suffix}")
+            other = await http.get(f"{path}/versions/1{suffix}")
+            assert plain.status_code == named.status_code == 200, suffix
+            assert named.json() == plain.json(), suffix
+            assert other.status_code == 404, suffix
+            assert VERSION in other.json()["error"]
+
+
+@pytest.mark.parametrize("model_id", [EMBEDDER, EMBEDDER.replace("/", "%2F")])
+async def test_infer_knows_versions_too(model_id: str, tiny_store: Path) -> None:
+    path = f"/v2/models/{model_id}"
+    async with InProcess(tiny_store).client() as http:
+        plain = await http.post(f"{path}/infer", json=TEXT)
+        named = await http.post(f"{path}/versions/{VERSION}/infer", json=TEXT)
+        other = await http.post(f"{path}/versions/1/infer", json=TEXT)
+    assert plain.status_code == 200, plain.text
+    assert named.json() == plain.json()
+    assert plain.json()["model_version"] == VERSION
+    assert other.status_code == 404
+
+
+ABSENT = [
+    ("GET", "/v2/models/no/such", 404),
+    ("GET", "/v2/models/no/such/ready", 404),
+    ("POST", "/v2/models/no/such/infer", 404),
+    ("GET", "/v2/poems", 404),
+    ("GET", "/v2/models/org/v1/poems", 404),
+    ("GET", f"{MODEL}/infer", 404),  # the greedy path takes it for a model
+    ("POST", "/v2/health/live", 405),
+    ("POST", "/v2/repository/models/no/such/load", 404),
+    ("POST", "/v2/repository/models/no/such/unload", 404),
+]
+
+
+async def test_what_is_not_there_is_told_in_a_string(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for method, path, status in ABSENT:
+            reply = await http.request(method, path)
+            assert reply.status_code == status, path
+            assert isinstance(reply.json()["error"], str), path
+
+
+def damaged(store: Path) -> str:
+    """A model in `store` that must be refused."""
+    directory = seal_tiny(store, "tiny/damaged")
+    (directory / MANIFEST_NAME).write_text("{")
+    return "tiny/damaged"
+
+
+async def test_the_index_lists_every_configured_model(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    models = (EMBEDDER, damaged(tmp_path))
+    async with InProcess(tmp_path, models=models).client() as http:
+        everything = (await http.post("/v2/repository/index")).json()
+        ready = (await http.post("/v2/repository/index", json={"ready": True})).json()
+        wrong = await http.post("/v2/repository/index", json={"ready": "yes"})
+    assert everything[0] == {"name": EMBEDDER, "version": VERSION, "state": "READY", "reason": ""}
+    assert (everything[1]["name"], everything[1]["state"]) == (models[1], "UNAVAILABLE")
+    assert "manifest" in everything[1]["reason"]
+    assert ready == everything[:1]
+    assert wrong.status_code == 400
+    async with InProcess(tmp_path, models=(EMBEDDER,), running={}).client() as http:
+        (entry,) = (await http.post("/v2/repository/index")).json()
+    assert entry["state"] == "LOADING"
+
+
+LOADING = [
+    (f"{EMBEDDER}/load", b"", 200, ""),
+    (f"{EMBEDDER}/load", b"{}", 200, ""),
+    (f"{EMBEDDER}/load", b'{"parameters": {}}', 200, ""),
+    (f"{EMBEDDER}/load", b'{"parameters": {"config": "{}"}}', 400, "serve_config.yaml"),
+    (f"{EMBEDDER}/load", b"[]", 400, "object"),
+    (f"{EMBEDDER}/load", b"{", 400, "JSON"),
+    ("no/such/load", b"{}", 404, "serve_config.yaml"),
+    ("tiny/damaged/load", b"{}", 503, "manifest"),
+    (
+        f"{EMBEDDER}/unload",
+        b'{"parameters": {"unload_dependents": false}}',
+        400,
+        "serve_config.yaml",
+    ),
+]
+
+
+async def test_loading_says_what_is_the_case(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    async with InProcess(tmp_path, models=(EMBEDDER, damaged(tmp_path))).client() as http:
+        for path, body, status, words in LOADING:
+            reply = await http.post(f"/v2/repository/models/{path}", content=body)
+            assert reply.status_code == status, f"{path} {body!r}"
+            assert words in reply.text
+
+
+async def test_statistics_count_the_requests_of_every_api(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        await http.post(f"{MODEL}/infer", json=TEXT)
+        await http.post(f"{MODEL}/infer", json=TEXT)  # from the cache
+        await http.post(f"/models/{EMBEDDER}", json={"inputs": ["one", "more", "list"]})
+        await http.post(f"/models/{EMBEDDER}", json={"inputs": ""})
+        own = (await http.get(f"{MODEL}/stats")).json()["model_stats"]
+        everyones = (await http.get("/v2/models/stats")).json()["model_stats"]
+    (told,) = own
+    assert own[0] in everyones
+    assert {one["name"] for one in everyones} == {EMBEDDER, CLASSIFIER}
+    assert (told["inference_count"], told["execution_count"]) == (7, 2)
+    assert counts(told) == {
+        "success": 3,
+        "fail": 1,
+        "queue": 2,
+        "compute_input": 2,
+        "compute_infer": 2,
+        "compute_output": 0,
+        "cache_hit": 1,
+    }
+    spent = told["inference_stats"]
+    assert 0 < spent["compute_infer"]["ns"] < spent["success"]["ns"]
+    assert told["last_inference"] > 1.7e12, "milliseconds"
+
+
+def counts(stats: dict[str, Any]) -> dict[str, int]:
+    return {name: sum_["count"] for name, sum_ in stats["inference_stats"].items()}

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from deployments.ingress.apis.open_inference.statistics import ModelStatistics
+from deployments.messages import ModelRef, Timings
+from deployments.records import RequestRecord
+
+MODEL = ModelRef("org/name", "0123456789ab")
+TASK = "feature-extraction"
+TIMINGS = Timings(encode_s=0.001, queue_s=0.002, forward_s=0.003)
+
+
+def test_requests_add_up_by_how_they_ended() -> None:
+    statistics = ModelStatistics(clock=lambda: 12.5)
+    for record in (
+        RequestRecord("org/name", TASK, "cpu-fp32", 200, 3, 0.01, "miss", timings=TIMINGS),
+        RequestRecord("org/name", TASK, "cpu-fp32", 200, 2, 0.02, timings=TIMINGS),
+        RequestRecord("org/name", TASK, "cache", 200, 3, 0.0005, "hit"),
+        RequestRecord("org/name", TASK, "none", 422, 1, 0.004),
+        RequestRecord("org/name", "none", "none", 400, 0, 0.001),
+        RequestRecord("org/other", TASK, "cpu-fp32", 200, 1, 1.0),
+        RequestRecord("org/name", "tokenize", "none", 200, 9, 9.0),
+    ):
+        statistics.record(record)
+    told = statistics.of(MODEL)
+    assert (told["name"], told["version"], told["last_inference"]) == (*MODEL, 12_500)
+    assert (told["inference_count"], told["execution_count"]) == (8, 2)
+    assert told["inference_stats"] == {
+        "success": {"count": 3, "ns": 30_500_000},
+        "fail": {"count": 2, "ns": 5_000_000},
+        "queue": {"count": 2, "ns": 4_000_000},
+        "compute_input": {"count": 2, "ns": 2_000_000},
+        "compute_infer": {"count": 2, "ns": 6_000_000},
+        "compute_output": {"count": 0, "ns": 0},
+        "cache_hit": {"count": 1, "ns": 500_000},
+    }
+
+
+def test_a_model_nobody_asked_has_zeros_and_leaves_no_trace() -> None:
+    statistics = ModelStatistics()
+    told = statistics.of(MODEL)
+    assert told["last_inference"] == told["inference_count"] == 0
+    assert not any(sum_["count"] for sum_ in told["inference_stats"].values())  # type: ignore[index]

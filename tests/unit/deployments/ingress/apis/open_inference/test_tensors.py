@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import struct
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tritonclient.http import InferInput
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+from deployments.errors import InvalidField
+from deployments.ingress.apis.open_inference.tensors import (
+    NUMPY_TYPES,
+    Datatype,
+    Tensor,
+    tensor_of_bytes,
+    tensor_of_json,
+)
+
+NUMBERS = [name for name in NUMPY_TYPES if name != "BF16"]
+VALUES = [[0, 1, 1], [1, 0, 1]]
+SHAPE = [2, 3]
+
+
+def as_sent(array: np.ndarray, datatype: str, *, binary: bool = True) -> InferInput:
+    """What Triton's client makes of an array."""
+    sent = InferInput("x", list(array.shape), datatype)
+    sent.set_data_from_numpy(array, binary_data=binary)
+    return sent
+
+
+def bytes_tensor(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(e)) + e for e in elements)
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+def test_numbers_arrive_as_triton_sends_them(datatype: Datatype) -> None:
+    array = np.array(VALUES, triton_to_np_dtype(datatype))
+    raw = tensor_of_bytes(
+        "x", datatype, SHAPE, memoryview(as_sent(array, datatype)._get_binary_data())
+    )
+    plain = as_sent(array, datatype, binary=False)._get_tensor()
+    told = tensor_of_json("x", datatype, SHAPE, plain["data"])
+    for tensor in (raw, told):
+        values = cast(np.ndarray, tensor.values)
+        assert values.dtype == array.dtype
+        assert values.tolist() == array.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+def test_numbers_leave_as_triton_reads_them(datatype: Datatype) -> None:
+    array = np.array(VALUES, triton_to_np_dtype(datatype))
+    raw = Tensor("x", datatype, (2, 3), array).to_binary()
+    read = np.frombuffer(raw, dtype=triton_to_np_dtype(datatype)).reshape(2, 3)
+    assert read.tolist() == array.tolist()
+
+
+def test_bf16_is_read_from_its_bytes_and_only_from_them() -> None:
+    array = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
+    raw = memoryview(as_sent(array, "BF16")._get_binary_data())
+    tensor = tensor_of_bytes("x", "BF16", [3], raw)
+    assert cast(np.ndarray, tensor.values).tolist() == array.astype(np.float32).tolist()
+    with pytest.raises(InvalidField, match="binary"):
+        tensor_of_json("x", "BF16", [1], [1.5])
+
+
+TEXTS = ["", "plain", "Zażółć 🦦 中文", "nul \0 inside"]
+
+
+def test_texts_arrive_as_triton_sends_them() -> None:
+    array = np.array([text.encode() for text in TEXTS], object)
+    raw = memoryview(as_sent(array, "BYTES")._get_binary_data())
+    assert tensor_of_bytes("x", "BYTES", [4], raw).values == TEXTS
+    plain = as_sent(array, "BYTES", binary=False)._get_tensor()["data"]
+    assert tensor_of_json("x", "BYTES", [4], plain).values == TEXTS
+
+
+def test_texts_leave_as_triton_reads_them() -> None:
+    read = deserialize_bytes_tensor(bytes(Tensor("x", "BYTES", (4,), TEXTS).to_binary()))
+    assert [text.decode() for text in read] == TEXTS
+
+
+def test_an_array_leaves_from_its_own_memory() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = Tensor("x", "FP32", (2, 3), array)
+    assert np.shares_memory(np.frombuffer(tensor.to_binary(), np.float32), array)
+    assert np.shares_memory(tensor.to_json(), array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ([2, 2], ["a", "b", "c", "d"]),
+        ([2, 2], [["a", "b"], ["c", "d"]]),
+        ([4, 1], [["a"], ["b"], ["c"], ["d"]]),
+        ([2, 1, 2], [[["a", "b"]], [["c", "d"]]]),
+    ],
+)
+def test_json_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> None:
+    assert tensor_of_json("x", "BYTES", shape, data).values == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "path"),
+    [
+        ("BYTES", [3], ["a", "b"], "x"),
+        ("BYTES", [0], ["a"], "x"),
+        ("BYTES", [2], [], "x"),
+        ("BYTES", [1 << 62, 1 << 62], ["a"], "x"),
+        ("BYTES", [2, 2], [["a", "b"], ["c"]], "x"),
+        ("BYTES", [2, 2], [["a", "b"], "c"], "x"),
+        ("BYTES", [2], [["a"], ["b"]], "x[0]"),
+        ("BYTES", [], [["a"]], "x[0]"),
+        ("BYTES", [1, 1], [[["a"]]], "x[0]"),
+        ("BYTES", [2], ["a", 7], "x[1]"),
+        ("BYTES", [2], ["a", None], "x[1]"),
+        ("INT32", [2], [1, 2.0], "x[1]"),
+        ("INT32", [1], [True], "x[0]"),
+        ("INT32", [1], ["1"], "x[0]"),
+        ("BOOL", [1], [1], "x[0]"),
+        ("INT8", [1], [128], "x"),
+        ("UINT8", [1], [-1], "x"),
+        ("UINT64", [1], [-1], "x"),
+        ("FP16", [1], [70_000], "x"),
+        ("FP32", [1], [1e39], "x"),
+        ("FP32", [1], [None], "x[0]"),
+    ],
+)
+def test_json_that_is_not_what_it_says_is_refused(
+    datatype: Datatype, shape: list[int], data: list[Any], path: str
+) -> None:
+    with pytest.raises(InvalidField) as refused:
+        tensor_of_json("x", datatype, shape, data)
+    assert refused.value.field == path
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "raw", "path"),
+    [
+        ("FP32", [2], b"\0" * 7, "x"),
+        ("FP32", [2], b"\0" * 12, "x"),
+        ("FP32", [1 << 62, 1 << 62], b"\0" * 4, "x"),
+        ("BYTES", [1], b"", "x"),
+        ("BYTES", [1 << 62], bytes_tensor(b"a"), "x"),
+        ("BYTES", [1], bytes_tensor(b"a", b"b"), "x"),
+        ("BYTES", [2], bytes_tensor(b"a"), "x"),
+        ("BYTES", [2], bytes_tensor(b"a") + b"\1\0\0", "x[1]"),
+        ("BYTES", [2], bytes_tensor(b"a") + b"\2\0\0\0b", "x[1]"),
+        ("BYTES", [1], b"\xff\xff\xff\xff", "x[0]"),
+        ("BYTES", [1], bytes_tensor(b"\xff"), "x[0]"),
+        ("BYTES", [1], bytes_tensor(b"\xed\xa0\x80"), "x[0]"),  # half of a surrogate pair
+    ],
+)
+def test_bytes_that_do_not_add_up_are_refused(
+    datatype: Datatype, shape: list[int], raw: bytes, path: str
+) -> None:
+    with pytest.raises(InvalidField) as refused:
+        tensor_of_bytes("x", datatype, shape, memoryview(raw))
+    assert refused.value.field == path

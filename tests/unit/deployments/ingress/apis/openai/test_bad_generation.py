@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import InvalidField, Overloaded, ServeError, UnknownToken
+from tests.support.chat_harness import (
+    CHAT,
+    CHAT_BODY,
+    COMPLETIONS,
+    USER,
+    Asking,
+)
+from tests.support.generators import Speech
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+LIMITS = LimitSettings(items=4, item_chars=100, request_chars=150, choices=3)
+
+
+def saying(characters: int) -> dict[str, str]:
+    return {**USER, "content": "x" * characters}
+
+
+async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | None]:
+    asking = Asking(store, settings=IngressUserConfig(limits=LIMITS))
+    reply = await asking.post(path, body)
+    error = reply.json()["error"]
+    assert error["message"]
+    assert asking.generator.calls == []
+    return reply.status_code, error["code"], error["param"]
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"n": 0}, "n"),
+        ({"n": 4}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": 7}, "stop"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {"1": None}}, "logit_bias.1"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": ["json"]}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "regex"}}, "response_format.value"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 7}, "tool_choice"),
+        ({"stream_options": True}, "stream_options"),
+        ({"options": {"use_gpu": True}}, "options.use_gpu"),
+        ({"model": 7}, "model"),
+    ],
+)
+async def test_a_bad_field_of_a_chat_is_named(
+    told: dict[str, Any], param: str, writing_store: Path
+) -> None:
+    status, _, named = await refused(writing_store, CHAT, {**CHAT_BODY, **told})
+    assert (status, named) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "code", "param"),
+    [
+        ({"messages": []}, 400, "empty_input", "messages"),
+        ({"stop": ["a", ""]}, 400, "empty_input", "stop[1]"),
+        ({"messages": [USER] * 5}, 422, "too_many_items", "messages"),
+        ({"messages": [saying(101)]}, 422, "input_too_long", "messages[0].content"),
+        ({"messages": [saying(80)] * 2}, 422, "input_too_long", "messages"),
+        ({"model": "no/such"}, 404, "model_not_found", "model"),
+    ],
+)
+async def test_what_is_too_much_or_nothing_is_named(
+    told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
+) -> None:
+    body = {**CHAT_BODY, **told}
+    assert await refused(writing_store, CHAT, body) == (status, code, param)
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "code", "param"),
+    [
+        ({"prompt": None}, 400, "invalid_field", "prompt"),
+        ({"prompt": ""}, 400, "empty_input", "prompt"),
+        ({"prompt": []}, 400, "empty_input", "prompt"),
+        ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
+        ({"prompt": [[1], []]}, 400, "empty_input", "prompt[1]"),
+        ({"prompt": [1, -1]}, 400, "invalid_field", "prompt[1]"),
+        ({"prompt": {"a": 1}}, 400, "invalid_field", "prompt"),
+        ({"prompt": ["a"] * 5}, 422, "too_many_items", "prompt"),
+        ({"prompt": ["a", "x" * 101]}, 422, "input_too_long", "prompt[1]"),
+        ({"prompt": [1] * 101}, 422, "input_too_long", "prompt"),
+        ({"prompt": ["x" * 80] * 2}, 422, "input_too_long", "prompt"),
+        ({"max_tokens": 0}, 400, "invalid_field", "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "stream": True}, 400, "invalid_field", "max_tokens"),
+        ({"logprobs": 21}, 400, "invalid_field", "logprobs"),
+        ({"best_of": 2, "n": 3}, 400, "invalid_field", "best_of"),
+        ({"best_of": 4}, 400, "invalid_field", "best_of"),
+        ({"best_of": 2, "stream": True}, 400, "invalid_field", "best_of"),
+    ],
+)
+async def test_a_bad_completion_is_refused_in_openai_words(
+    told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
+) -> None:
+    body = {"prompt": "Once", **told}
+    assert await refused(writing_store, COMPLETIONS, body) == (status, code, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "more", "param"),
+    [
+        (InvalidField("`grammar` is bad", field="grammar"), {}, "response_format"),
+        (
+            InvalidField("`grammar` is bad", field="grammar"),
+            {"tools": [TOOL], "tool_choice": "required"},
+            "tools",
+        ),
+        (InvalidField("`max_new_tokens` is bad", field="max_new_tokens"), {}, "max_tokens"),
+        (
+            InvalidField("`max_new_tokens` is bad", field="max_new_tokens"),
+            {"max_completion_tokens": 9},
+            "max_completion_tokens",
+        ),
+        (InvalidField("`inputs` is bad", field="inputs"), {}, "messages"),
+        (InvalidField("`messages[0]` is bad", field="messages[0]"), {}, "messages[0]"),
+        (UnknownToken("`prompt` is bad", field="prompt"), {}, "messages"),
+    ],
+)
+async def test_what_the_generator_refuses_is_told_in_openai_words(
+    error: ServeError, more: dict[str, Any], param: str, stream: bool, writing_store: Path
+) -> None:
+    asking = Asking(writing_store, lambda call: Speech(refusal=error))
+    reply = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
+    told = reply.json()["error"]
+    assert (reply.status_code, told["code"], told["param"]) == (error.status, error.code, param)
+    assert told["message"] == f"`{param}` is bad"
+    assert len(asking.world.recorder.records) == 1
+
+
+async def test_a_full_generator_says_when_to_come_back(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(refusal=Overloaded("full")))
+    reply = await asking.post(CHAT, CHAT_BODY)
+    assert reply.status_code == 429
+    assert reply.json()["error"]["type"] == "rate_limit_error"
+    assert reply.headers["retry-after"] == "1"
+    assert reply.headers["x-should-retry"] == "true"

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.config import ModelSettings
+from deployments.generation.messages import Chat, FinishReason, GenerationOptions, Grammar, Sampling
+from deployments.registry import Registry
+from tests.support.artifacts import EMBEDDER, seal_tiny
+from tests.support.chat_harness import (
+    CHAT,
+    CHAT_BODY,
+    COMPLETIONS,
+    USER,
+    Asking,
+)
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.generators import COMPUTE_TYPE, Speech
+
+
+async def test_an_answer_is_openais_object(writing_store: Path) -> None:
+    reply = await Asking(writing_store).post(CHAT, CHAT_BODY)
+    body = reply.json()
+    assert reply.status_code == 200
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("created") > 1_700_000_000
+    model = Registry(writing_store, [ModelSettings(id=DECODER)]).find(DECODER)
+    assert body == {
+        "object": "chat.completion",
+        "model": DECODER,
+        "system_fingerprint": model.ref.version,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 4,
+            "completion_tokens": 3,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+    }
+
+
+async def test_headers_tell_what_computed_and_where_the_time_went(writing_store: Path) -> None:
+    headers = (await Asking(writing_store).post(CHAT, CHAT_BODY)).headers
+    assert headers["content-type"] == "application/json"
+    assert headers["x-compute-type"] == COMPUTE_TYPE
+    assert headers["x-compute-tokens"] == "7"
+    assert headers["x-sha"] == "0123abc"
+    assert float(headers["x-compute-time"]) > 0
+    assert "prefill;dur=2.00, decode;dur=3.00" in headers["server-timing"]
+
+
+async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    await asking.post(CHAT, CHAT_BODY)
+    assert asking.call.options == GenerationOptions()
+    assert asking.call.prompt == Chat((USER,))
+    assert asking.call.model.id == DECODER
+
+
+OWN_WAY = AnswerDefaults(
+    temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
+)
+LEFT_OUT = {name: getattr(OWN_WAY, name) for name in Sampling._fields if hasattr(OWN_WAY, name)}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({}, LEFT_OUT),
+        ({"temperature": 0, "seed": 5}, LEFT_OUT | {"temperature": 0, "seed": 5}),
+        ({"top_k": -1, "top_p": 1}, LEFT_OUT | {"top_k": None, "top_p": 1}),
+        (
+            {"min_p": 0, "typical_p": 1, "repetition_penalty": 1},
+            LEFT_OUT | {"min_p": 0, "typical_p": 1, "repetition_penalty": 1},
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_a_body_leaves_out_is_the_model_s_own(
+    path: str, said: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    seal_tiny_decoder(tmp_path, defaults=OWN_WAY)
+    asking = Asking(tmp_path)
+    body = CHAT_BODY if path == CHAT else {"prompt": "Once upon a"}
+    assert (await asking.post(path, body | said)).status_code == 200
+    assert asking.call.options.sampling == Sampling(**meant)
+
+
+async def test_every_parameter_arrives(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    sampling = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 4,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": -1,
+        "presence_penalty": 2,
+        "seed": 5,
+    }
+    body = {
+        **CHAT_BODY,
+        **sampling,
+        "logit_bias": {"12": -100, "7": 1.5},
+        "max_completion_tokens": 9,
+        "min_tokens": 2,
+        "stop": "\n",
+        "logprobs": True,
+        "top_logprobs": 3,
+        "user": "u1",
+        "store": False,
+        "metadata": {"a": 1},
+        "reasoning_effort": "low",
+        "parallel_tool_calls": True,
+    }
+    assert (await asking.post(CHAT, body)).status_code == 200
+    assert asking.call.options == GenerationOptions(
+        sampling=Sampling(**{**sampling, "logit_bias": ((12, -100.0), (7, 1.5))}),
+        max_new_tokens=9,
+        min_new_tokens=2,
+        stop=("\n",),
+        logprobs=3,
+    )
+
+
+async def test_null_is_as_if_nothing_was_said(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    keys = (
+        "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed",
+        "stream", "stream_options", "logprobs", "top_logprobs", "presence_penalty",
+        "frequency_penalty", "logit_bias", "response_format", "tools", "tool_choice", "model",
+        "options", "min_tokens", "top_k",
+    )  # fmt: skip
+    reply = await asking.post(CHAT, {**CHAT_BODY, **dict.fromkeys(keys)})
+    assert reply.status_code == 200, reply.text
+    assert asking.call.options == GenerationOptions()
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+async def test_no_limit_has_several_spellings(top_k: int, writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -1}
+    await asking.post(CHAT, body)
+    sampling = asking.call.options.sampling
+    assert (sampling.top_k, asking.call.options.stop, sampling.logit_bias) == (None, (), ())
+    assert 0 < (sampling.top_p or 0) < 1e-6
+    assert sampling.seed == 2**64 - 1
+
+
+async def test_several_answers_are_numbered(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech((f"s{call.options.sampling.seed}",)))
+    body = (await asking.post(CHAT, {**CHAT_BODY, "n": 3, "seed": 1})).json()
+    told = [(one["index"], one["message"]["content"]) for one in body["choices"]]
+    assert told == [(0, "s1"), (1, "s2"), (2, "s3")]
+    assert body["usage"]["prompt_tokens"] == 4, "one prompt, however often it is answered"
+    assert body["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [(FinishReason.LENGTH, "length"), (FinishReason.STOP, "stop"), (FinishReason.END, "stop")],
+)
+async def test_why_it_ended(reason: FinishReason, finish: str, writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(reason=reason))
+    body = (await asking.post(CHAT, CHAT_BODY)).json()
+    assert body["choices"][0]["finish_reason"] == finish
+
+
+async def test_tokens_are_told_with_what_might_have_come_instead(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(("é", "x"), logprob=float("-inf")))
+    body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 1}
+    reply = (await asking.post(CHAT, body)).json()
+    content = reply["choices"][0]["logprobs"]["content"]
+    assert [token["token"] for token in content] == ["é", "x"], "the end token is not told"
+    assert content[0]["bytes"] == [0xC3, 0xA9]
+    assert content[0]["logprob"] == -9999
+    assert [one["token"] for one in content[0]["top_logprobs"]] == ["alt0"]
+
+
+async def test_logprobs_without_alternatives(writing_store: Path) -> None:
+    reply = await Asking(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
+    content = reply.json()["choices"][0]["logprobs"]["content"]
+    assert [(one["logprob"], one["top_logprobs"]) for one in content] == [(-0.5, [])] * 2
+
+
+async def test_messages_reach_the_template_as_it_reads_them(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "7", "name": "f"},
+    ]
+    assert (await asking.post(CHAT, {"messages": messages})).status_code == 200
+    prompt = asking.call.prompt
+    assert isinstance(prompt, Chat)
+    parsed = {**call, "function": {"name": "f", "arguments": {"a": 1}}}
+    assert prompt.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": [parsed]},
+        {"role": "tool", "content": "7", "name": "f", "tool_call_id": "c1"},
+    )
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NAMED = {"name": "n", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "value"),
+    [
+        ({"type": "json_object"}, "json_object", None),
+        ({"type": "json_object", "value": SCHEMA}, "json_schema", SCHEMA),
+        ({"type": "json_schema", "json_schema": NAMED}, "json_schema", SCHEMA),
+        ({"type": "json_schema", "value": NAMED}, "json_schema", SCHEMA),
+        ({"type": "json_schema", "value": SCHEMA}, "json_schema", SCHEMA),
+        ({"type": "json", "value": SCHEMA}, "json_schema", SCHEMA),
+        ({"type": "regex", "value": "[ab]+"}, "regex", "[ab]+"),
+        ({"type": "text"}, None, None),
+    ],
+)
+async def test_every_way_to_ask_for_a_form(
+    form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
+) -> None:
+    asking = Asking(writing_store)
+    reply = await asking.post(CHAT, {**CHAT_BODY, "response_format": form})
+    assert reply.status_code == 200, reply.text
+    grammar = asking.call.options.grammar
+    if kind is None:
+        assert grammar is None
+        return
+    assert isinstance(grammar, Grammar)
+    assert grammar.kind == kind
+    if kind == "json_schema":
+        assert orjson.loads(grammar.value) == value
+    else:
+        assert grammar.value == (value or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        (CHAT, DECODER),
+        (CHAT, None),
+        (CHAT, "dummy"),
+        (f"/models/{DECODER}{CHAT}", "any"),
+        (f"/models/tiny%2Fdecoder{CHAT}", "tgi"),
+    ],
+)
+async def test_every_way_to_name_the_model(
+    path: str, model: str | None, writing_store: Path
+) -> None:
+    reply = await Asking(writing_store).post(path, {**CHAT_BODY, "model": model})
+    assert reply.json()["model"] == DECODER

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig
+from deployments.errors import EngineFailed, InputTooLong
+from deployments.generation.messages import FinishReason
+from tests.support.asgi_client import Visitor
+from tests.support.chat_harness import (
+    CHAT,
+    CHAT_BODY,
+    Asking,
+    events_in,
+)
+from tests.support.decoder_artifacts import DECODER
+from tests.support.fakes import until
+from tests.support.generators import COMPUTE_TYPE, Speech
+
+STREAM = {**CHAT_BODY, "stream": True}
+
+
+def only(events: list[Any], key: str) -> list[Any]:
+    """What the only choice of each event has under `key`."""
+    return [event["choices"][0][key] for event in events]
+
+
+async def test_a_stream_opens_the_message_tells_pieces_and_ends(writing_store: Path) -> None:
+    events = await Asking(writing_store).events(CHAT, CHAT_BODY)
+    assert only(events, "delta") == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {},
+    ]
+    assert only(events, "finish_reason") == [None, None, None, "stop"]
+    for event in events:
+        assert event["object"] == "chat.completion.chunk"
+        assert event["model"] == DECODER
+        assert event["id"] == events[0]["id"]
+        assert event["created"] == events[0]["created"]
+        assert event["system_fingerprint"]
+        assert "usage" not in event
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
+async def test_usage_is_told_only_when_wanted(options: Any, writing_store: Path) -> None:
+    events = await Asking(writing_store).events(CHAT, {**CHAT_BODY, "stream_options": options})
+    assert all("usage" not in event for event in events)
+
+
+async def test_usage_comes_last_and_is_null_before(writing_store: Path) -> None:
+    body = {**CHAT_BODY, "stream_options": {"include_usage": True}, "n": 2}
+    *events, last = await Asking(writing_store).events(CHAT, body)
+    assert [event["usage"] for event in events] == [None] * len(events)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 6,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+
+
+async def test_headers_of_a_stream(writing_store: Path) -> None:
+    headers = (await Asking(writing_store).post(CHAT, STREAM)).headers
+    assert headers["x-compute-type"] == COMPUTE_TYPE
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+
+
+async def test_several_answers_are_told_apart_by_their_number(writing_store: Path) -> None:
+    def speech_of(call: Any) -> Speech:
+        seed = call.options.sampling.seed
+        reason = FinishReason.LENGTH if seed == 6 else FinishReason.END
+        return Speech((f"a{seed}", "b"), reason)
+
+    events = await Asking(writing_store, speech_of).events(CHAT, {**CHAT_BODY, "n": 2, "seed": 5})
+    texts, ends = {0: "", 1: ""}, {}
+    for event in events:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        if choice["finish_reason"] is not None:
+            ends[choice["index"]] = choice["finish_reason"]
+    assert texts == {0: "a5b", 1: "a6b"}
+    assert ends == {0: "stop", 1: "length"}
+
+
+async def test_logprobs_come_with_their_pieces(writing_store: Path) -> None:
+    body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 2}
+    events = await Asking(writing_store).events(CHAT, body)
+    told = [one["content"] for one in only(events, "logprobs") if one]
+    assert [[token["token"] for token in content] for content in told] == [["Hel"], ["lo"]]
+    assert [len(token["top_logprobs"]) for content in told for token in content] == [2, 2]
+
+
+async def test_an_error_before_the_first_token_is_an_ordinary_one(writing_store: Path) -> None:
+    error = InputTooLong("`prompt` has 900 tokens, the model reads 256", field="prompt")
+    asking = Asking(writing_store, lambda call: Speech(refusal=error))
+    reply = await asking.post(CHAT, STREAM)
+    assert reply.status_code == 422
+    assert reply.json()["error"]["param"] == "messages"
+    assert reply.json()["error"]["message"].startswith("`messages` has 900 tokens")
+    assert "content-length" in reply.headers
+
+
+async def test_an_error_half_way_is_an_event_and_nothing_follows(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(breaks=EngineFailed("broken")))
+    reply = await asking.post(CHAT, STREAM)
+    assert reply.status_code == 200
+    *said, last = events_in(reply.content)
+    assert "".join(only(said, "delta")[i].get("content", "") for i in range(len(said))) == "Hello"
+    error = {"message": "broken", "type": "server_error", "param": None, "code": "engine_failed"}
+    assert last == {"error": error}
+    assert [record.status for record in asking.world.recorder.records] == [500]
+
+
+async def test_a_client_who_leaves_frees_the_slots(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(hangs=True))
+    async with asking.world.application() as app:
+        visitor = Visitor(app, CHAT, {**STREAM, "n": 3})
+        await visitor.sees('"content":"lo"')
+        assert asking.generator.open == 3
+        visitor.leave()
+        await visitor.visit
+    assert asking.generator.open == 0
+    assert [record.status for record in asking.world.recorder.records] == [499]
+
+
+async def test_a_cancelled_handler_frees_the_slots(writing_store: Path) -> None:
+    asking = Asking(writing_store, lambda call: Speech(hangs=True))
+    async with asking.world.application() as app:
+        for body in (STREAM, CHAT_BODY):
+            visitor = Visitor(app, CHAT, {**body, "n": 2})
+            await until(lambda: asking.generator.open == 2)
+            visitor.visit.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await visitor.visit
+            assert asking.generator.open == 0
+    assert [record.status for record in asking.world.recorder.records] == [499, 499]
+
+
+async def test_a_reader_who_takes_nothing_frees_the_slots(writing_store: Path) -> None:
+    settings = IngressUserConfig(slow_reader_s=0.05)
+    endless = Speech(("word ",) * 10_000)
+    asking = Asking(writing_store, lambda call: endless, settings)
+    async with asking.world.application() as app:
+        visitor = Visitor(app, CHAT, STREAM, takes=3)
+        await visitor.visit
+    assert asking.generator.open == 0
+    assert asking.generator.said < 1_000
+    assert [record.status for record in asking.world.recorder.records] == [499]
+
+
+async def test_a_finished_stream_is_recorded_once_with_its_tokens(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    await asking.post(CHAT, STREAM)
+    (record,) = asking.world.recorder.records
+    assert (record.status, record.task, record.compute) == (200, "text-generation", COMPUTE_TYPE)
+    assert record.timings.tokens == 7

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+from deployments.generation.messages import Chat, FinishReason
+from deployments.ingress.apis.openai.tools import CallReader
+from tests.support.chat_harness import CHAT, CHAT_BODY, Asking
+from tests.support.generators import Speech
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/City"}},
+            "required": ["city"],
+            "$defs": {"City": {"type": "string"}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = {**CHAT_BODY, "tools": [WEATHER, CLOCK]}
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+READER = CallReader(frozenset({"weather", "clock"}))
+
+
+def saying(store: Path, *pieces: str, reason: FinishReason = FinishReason.END) -> Asking:
+    return Asking(store, lambda call: Speech(pieces, reason))
+
+
+def letters(text: str) -> tuple[str, ...]:
+    return tuple(text)
+
+
+async def test_tools_reach_the_template_as_they_were_sent(writing_store: Path) -> None:
+    asking = Asking(writing_store)
+    await asking.post(CHAT, TOOLS)
+    prompt = asking.call.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.tools == (WEATHER, CLOCK)
+    assert asking.call.options.grammar is None
+
+
+@pytest.mark.parametrize("told", [{"tool_choice": "none"}, {"tools": []}])
+async def test_no_tools_no_calls(told: dict[str, Any], writing_store: Path) -> None:
+    asking = saying(writing_store, CALL)
+    message = (await asking.post(CHAT, {**TOOLS, **told})).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": CALL}
+    prompt = asking.call.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.tools == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"<tool_call>\n{CALL}\n</tool_call>",
+        f"<tool_call>[{CALL}]</tool_call>",
+        f"\n {CALL} \n",
+        '{"parameters": {"city": "Rome"}, "name": "weather"}',
+    ],
+)
+async def test_an_answer_that_is_a_call_is_told_as_one(text: str, writing_store: Path) -> None:
+    body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call["type"] == "function"
+    assert call["function"]["name"] == "weather"
+    assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It rains.",
+        f"I call {CALL}",
+        f"{CALL} as you asked",
+        '{"name": "other", "arguments": {}}',
+        '{"name": "weather", "arguments": "Rome"}',
+        '{"name": "weather", "arguments": {"city": "Ro',
+        '{"name": 7}',
+        "[]7",
+        "{}",
+    ],
+)
+async def test_what_is_no_call_is_text_whole_and_in_streams(text: str, writing_store: Path) -> None:
+    whole = (await saying(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
+    assert whole["message"] == {"role": "assistant", "content": text}
+    assert whole["finish_reason"] == "stop"
+    events = await saying(writing_store, *letters(text)).events(CHAT, TOOLS)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+    assert not any("tool_calls" in delta for delta in deltas)
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_several_calls_are_told_in_order(writing_store: Path) -> None:
+    text = f'<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "clock"}}</tool_call>'
+    body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
+    calls = body["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
+    assert calls[1]["function"]["arguments"] == "{}"
+
+
+async def test_a_call_is_streamed_in_one_delta_and_none_of_it_as_text(writing_store: Path) -> None:
+    text = f"<tool_call>\n{CALL}\n</tool_call>"
+    events = await saying(writing_store, *letters(text)).events(CHAT, TOOLS)
+    first, called, last = [event["choices"][0] for event in events]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    (call,) = called["delta"]["tool_calls"]
+    assert (call["index"], call["type"]) == (0, "function")
+    assert call["id"].startswith("call_")
+    assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
+
+
+async def test_text_is_held_back_only_while_it_may_be_a_call(writing_store: Path) -> None:
+    pieces = ('{"name', '": "we', "athering", '"} and so on')
+    events = await saying(writing_store, *pieces).events(CHAT, TOOLS)
+    deltas = [event["choices"][0]["delta"].get("content") for event in events]
+    assert deltas == ["", '{"name": "weathering', '"} and so on', None]
+
+
+@pytest.mark.parametrize(
+    ("text", "possible"),
+    [
+        ("", True),
+        (" \n", True),
+        ("<tool", True),
+        ("<tool_call>\n[{", True),
+        ('{ "name" : "cl', True),
+        ('{"arguments": {"x": 1', True),
+        ("<b>", False),
+        ("The", False),
+        ('{"city"', False),
+        ('{"name": "cock', False),
+    ],
+)
+def test_how_a_call_begins(text: str, possible: bool) -> None:
+    assert READER.may_become_call(text) is possible
+
+
+def grammar_schema(asking: Asking) -> Any:
+    grammar = asking.call.options.grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+    schema = orjson.loads(grammar.value)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
+
+
+def accepts(schema: Any, texts: Sequence[str]) -> list[bool]:
+    validator = jsonschema.Draft202012Validator(schema)
+    return [validator.is_valid(orjson.loads(text)) for text in texts]
+
+
+async def test_a_required_call_is_a_grammar_of_all_tools(writing_store: Path) -> None:
+    asking = saying(writing_store, CALL)
+    reply = await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})
+    assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
+    texts = (
+        CALL,
+        '{"name": "clock", "arguments": {}}',
+        '{"name": "weather", "arguments": {"city": 7}}',
+        '{"name": "weather", "arguments": {}}',
+        '{"name": "other", "arguments": {}}',
+        '{"name": "clock"}',
+    )
+    assert accepts(grammar_schema(asking), texts) == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "function": {"name": "clock"}},
+        {"function": {"name": "clock"}},
+    ],
+)
+async def test_a_named_function_is_the_only_one_allowed(choice: Any, writing_store: Path) -> None:
+    asking = saying(writing_store, '{"name": "clock", "arguments": {}}')
+    await asking.post(CHAT, {**TOOLS, "tool_choice": choice})
+    texts = ('{"name": "clock", "arguments": {}}', CALL)
+    assert accepts(grammar_schema(asking), texts) == [True, False]
+
+
+async def test_a_call_that_was_cut_off_is_text_that_was_cut_off(writing_store: Path) -> None:
+    asking = saying(writing_store, CALL[:20], reason=FinishReason.LENGTH)
+    (choice,) = (await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == CALL[:20]

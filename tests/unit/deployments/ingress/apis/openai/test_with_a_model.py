@@ -1,0 +1,137 @@
+"""The whole path in this process, with a tiny decoder that really runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import orjson
+import pytest
+
+from deployments.artifacts.manifest import Device
+from deployments.config import AppArgs, GeneratorSettings, ModelSettings
+from deployments.records import StepRecord
+from deployments.replicas.generator import GeneratorReplica
+from deployments.transports.local import LocalGeneratorClient
+from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.fakes import ListRecorder
+from tests.support.in_process import InProcess
+
+SPEAKER, SAYS = "tiny/speaker", "Hi you!"
+MODELS = (SPEAKER, DECODER)
+ASKED = {"model": SPEAKER, "messages": [USER], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("speaking")
+    seal_tiny_decoder(store)
+    seal_tiny_decoder(store, SPEAKER, says=SAYS)
+    return store
+
+
+@asynccontextmanager
+async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
+    args = AppArgs(
+        store=store,
+        models=tuple(ModelSettings(id=one) for one in MODELS),
+        lanes={},
+        generators={Device.CPU: GeneratorSettings(rows=2, context_tokens=200)},
+    )
+    steps: ListRecorder[StepRecord] = ListRecorder()
+    replica = GeneratorReplica(args, Device.CPU, steps)
+    replica.start()
+    world = InProcess(store, models=MODELS, generator=LocalGeneratorClient(replica))
+    try:
+        async with world.client() as http:
+            yield http
+    finally:
+        await replica.close()
+
+
+async def test_a_chat_says_the_same_whole_and_streamed(store: Path) -> None:
+    async with client(store) as http:
+        whole = (await http.post(CHAT, json=ASKED)).json()
+        stream = await http.post(CHAT, json={**ASKED, "stream": True})
+    (choice,) = whole["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (SAYS, "stop")
+    *events, done = events_in(stream.content)
+    assert done == "[DONE]"
+    said = [event["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(said) == SAYS
+
+
+async def test_a_text_is_cut_at_its_length_and_scored(store: Path) -> None:
+    body = {"model": DECODER, "prompt": "the rain", "max_tokens": 5, "logprobs": 2, "echo": True}
+    async with client(store) as http:
+        told = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
+        again = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
+    (choice,) = told["choices"]
+    assert choice == again["choices"][0], "the seed decides"
+    assert choice["text"].startswith("the rain")
+    assert choice["finish_reason"] == "length"
+    read, written = told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]
+    assert written == 5
+    columns = choice["logprobs"]
+    assert {len(column) for column in columns.values()} == {read + written}
+    assert columns["token_logprobs"][0] is None
+    assert all(logprob <= 0 for logprob in columns["token_logprobs"][1:])
+    assert "".join(columns["tokens"][:read]) == "the rain"
+
+
+async def test_choices_differ_by_their_seeds(store: Path) -> None:
+    body = {"model": DECODER, "prompt": ["a", "b"], "n": 2, "seed": 3, "max_tokens": 8}
+    async with client(store) as http:
+        told = (await http.post(COMPLETIONS, json=body)).json()
+    texts = [choice["text"] for choice in told["choices"]]
+    assert len(set(texts)) == 4
+
+
+async def test_a_required_call_is_made_by_a_model_that_knows_nothing(store: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"$ref": "#/$defs/Unit"}},
+        "required": ["unit"],
+        "additionalProperties": False,
+        "$defs": {"Unit": {"enum": ["celsius", "kelvin"]}},
+    }
+    tool = {"type": "function", "function": {"name": "measure", "parameters": schema}}
+    body = {"model": DECODER, "messages": [USER], "tools": [tool], "tool_choice": "required"}
+    async with client(store) as http:
+        told = (await http.post(CHAT, json={**body, "seed": 1})).json()
+    (choice,) = told["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "measure"
+    jsonschema.validate(orjson.loads(call["function"]["arguments"]), schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (CHAT, {"messages": [{**USER, "content": "x" * 900}]}, "messages"),
+        (COMPLETIONS, {"prompt": "x" * 900}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "x" * 900]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": [[1], [10**6]]}, "prompt[1]"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "response_format": {"type": "regex", "value": "("}},
+            "response_format",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_model_refuses_is_named_as_it_was_sent(
+    path: str, more: dict[str, Any], param: str, stream: bool, store: Path
+) -> None:
+    async with client(store) as http:
+        reply = await http.post(path, json={"model": DECODER, **more, "stream": stream})
+    error = reply.json()["error"]
+    assert reply.status_code in (400, 422)
+    assert error["param"] == param
+    assert f"`{param}`" in error["message"]

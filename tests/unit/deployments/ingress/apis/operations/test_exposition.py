@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from deployments.ingress.apis.operations.metrics_text import merge
+
+NODE_A = """\
+# HELP ray_node_cpu CPUs
+# TYPE ray_node_cpu gauge
+ray_node_cpu{ip="10.0.0.1"} 2
+# HELP ray_hundredfold_requests_total Requests answered
+# TYPE ray_hundredfold_requests_total counter
+ray_hundredfold_requests_total{Component="core_worker",Version="2.60.0",WorkerId="aa",model="m"} 3
+ray_hundredfold_requests_total{WorkerId="bb",model="m",SessionName="s1"} 4
+# HELP ray_hundredfold_queue_seconds Waiting
+# TYPE ray_hundredfold_queue_seconds histogram
+ray_hundredfold_queue_seconds_bucket{le="0.1",NodeAddress="10.0.0.1",model="m"} 1
+ray_hundredfold_queue_seconds_sum{model="m"} 0.05
+ray_hundredfold_queue_seconds_count{model="m"} 1
+"""
+NODE_B = """\
+# HELP ray_hundredfold_requests_total Requests answered
+# TYPE ray_hundredfold_requests_total counter
+ray_hundredfold_requests_total{WorkerId="cc",model="m",otel_scope_name="ray"} 5
+"""
+
+
+def test_families_of_all_nodes_are_merged_under_one_head_each() -> None:
+    assert merge([NODE_A, NODE_B]).splitlines() == [
+        "# HELP hundredfold_requests_total Requests answered",
+        "# TYPE hundredfold_requests_total counter",
+        'hundredfold_requests_total{replica="aa",model="m"} 3',
+        'hundredfold_requests_total{replica="bb",model="m",} 4',
+        'hundredfold_requests_total{replica="cc",model="m",} 5',
+        "# HELP hundredfold_queue_seconds Waiting",
+        "# TYPE hundredfold_queue_seconds histogram",
+        'hundredfold_queue_seconds_bucket{le="0.1",model="m"} 1',
+        'hundredfold_queue_seconds_sum{model="m"} 0.05',
+        'hundredfold_queue_seconds_count{model="m"} 1',
+    ]
+
+
+def test_a_node_that_did_not_answer_leaves_the_others_whole() -> None:
+    assert merge(["", NODE_B]) == merge([NODE_B])
+
+
+def test_nothing_of_rays_own_comes_through() -> None:
+    assert "node_cpu" not in merge([NODE_A])
+
+
+def test_without_any_metric_the_text_is_still_one_line() -> None:
+    assert merge([]) == "\n"
+
+
+def test_a_label_value_that_looks_like_a_label_stays_whole() -> None:
+    sample = 'ray_hundredfold_items_total{model="org/Version=1"} 1'
+    assert merge([sample]).strip() == 'hundredfold_items_total{model="org/Version=1"} 1'

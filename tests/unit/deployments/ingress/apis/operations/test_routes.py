@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, seal_tiny
+from tests.support.in_process import InProcess
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+async def test_a_process_that_answers_is_alive_whatever_runs(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store, running={}).client() as http:
+        reply = await http.get(path)
+    assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+
+
+async def test_ready_tells_the_lanes_and_their_replicas(tiny_store: Path) -> None:
+    running = {"Tokenizer": 1, "CpuLane": 2, "GpuLane": 0}
+    async with InProcess(tiny_store, running=running, gpus=0).client() as http:
+        reply = await http.get("/ready")
+    assert reply.status_code == 200
+    assert reply.json() == {
+        "ready": True,
+        "missing": [],
+        "lanes": {
+            "cpu": {"available": True, "replicas": 2},
+            "gpu": {"available": False, "replicas": 0},
+        },
+        "refused": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("running", "missing"),
+    [
+        ({}, ["no tokenizer is running", "no cpu lane is running"]),
+        ({"Tokenizer": 1}, ["no cpu lane is running"]),
+    ],
+)
+async def test_what_is_missing_makes_it_not_ready(
+    running: dict[str, int], missing: list[str], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, running=running).client() as http:
+        reply = await http.get("/ready")
+    assert reply.status_code == 503
+    assert reply.json()["missing"] == missing
+
+
+async def test_one_refused_model_is_named_and_only_if_none_is_left_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).unlink()
+    seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
+    async with InProcess(tmp_path).client() as http:
+        one_left = await http.get("/ready")
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        none_left = await http.get("/ready")
+    assert one_left.status_code == 200
+    assert list(one_left.json()["refused"]) == [EMBEDDER]
+    assert GRAPH_NAME in one_left.json()["refused"][EMBEDDER]
+    assert none_left.status_code == 503
+    assert none_left.json()["missing"] == ["no model could be opened"]
+
+
+async def test_metrics_are_prometheus_text(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.get("/metrics")
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert reply.text == "hundredfold_requests_total 1\n"

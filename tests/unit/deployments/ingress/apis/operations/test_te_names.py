@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from deployments.ingress.apis.operations.metrics_text import with_te_names
+
+OURS = """\
+# HELP hundredfold_requests_total Requests answered, by status
+# TYPE hundredfold_requests_total counter
+hundredfold_requests_total{replica="aa",model="org/m",status="200"} 3
+hundredfold_requests_total{replica="aa",model="org/m",status="422",} 2
+hundredfold_requests_total{replica="aa",model="org/m",status="429"} 1
+hundredfold_requests_total{replica="aa",model="org/m",status="500"} 4
+# HELP hundredfold_request_seconds Whole request inside the ingress
+# TYPE hundredfold_request_seconds histogram
+hundredfold_request_seconds_bucket{le="0.1",model="org/m"} 3
+hundredfold_request_seconds_sum{model="org/m"} 0.2
+hundredfold_request_seconds_count{model="org/m"} 3
+# HELP hundredfold_waiting_items Texts waiting when a pass ended
+# TYPE hundredfold_waiting_items gauge
+hundredfold_waiting_items 7
+# HELP hundredfold_queue_seconds Longest wait for an engine thread
+# TYPE hundredfold_queue_seconds histogram
+hundredfold_queue_seconds_count{model="org/m"} 1
+"""
+
+
+def added() -> list[str]:
+    text = with_te_names(OURS)
+    assert text.startswith(OURS), "nothing of ours is lost"
+    return text.removeprefix(OURS).splitlines()
+
+
+def test_requests_are_counted_by_how_they_ended() -> None:
+    lines = added()
+    labels = 'replica="aa",model="org/m"'
+    assert [line for line in lines if line.startswith("te_request_success")] == [
+        f'te_request_success{{{labels},status="200"}} 3'
+    ]
+    assert [line for line in lines if line.startswith("te_request_failure")] == [
+        f'te_request_failure{{err="validation",{labels},status="422",}} 2',
+        f'te_request_failure{{err="overloaded",{labels},status="429"}} 1',
+        f'te_request_failure{{err="inference",{labels},status="500"}} 4',
+    ]
+    assert len([line for line in lines if line.startswith("te_request_count")]) == 4
+
+
+def test_histograms_and_gauges_keep_their_samples() -> None:
+    lines = added()
+    assert 'te_request_duration_bucket{le="0.1",model="org/m"} 3' in lines
+    assert 'te_request_duration_sum{model="org/m"} 0.2' in lines
+    assert "te_queue_size{} 7" in lines
+
+
+def test_every_family_has_one_head_and_none_is_empty() -> None:
+    lines = added()
+    types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert types == [
+        "te_request_count",
+        "te_request_success",
+        "te_request_failure",
+        "te_request_duration",
+        "te_queue_size",
+    ]
+    assert not any("queue_duration" in line for line in lines), "per pass is not per request"
+
+
+def test_without_metrics_nothing_is_added() -> None:
+    assert with_te_names("\n") == "\n"

@@ -1,0 +1,232 @@
+"""Ranking in every dialect, and Infinity's classification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import TaskName
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import Overloaded
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
+from tests.support.fakes import FailingLane
+from tests.support.in_process import InProcess
+
+RANKER = "tiny/ranker"
+MODELS = (EMBEDDER, CLASSIFIER, RANKER)  # the cross-encoder last: it is to be preferred
+QUERY = "good film"
+TEXTS = ["night", "lovely food", "the river"]
+DOCUMENTS = {"query": QUERY, "documents": TEXTS}
+PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", f"/models/{RANKER}/rerank")
+LIMITS = IngressUserConfig(limits=LimitSettings(items=3, body_bytes=2_000, item_chars=500))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with an embedder, a classifier and a cross-encoder."""
+    made = tmp_path_factory.mktemp("rankers")
+    seal_tiny(made, EMBEDDER)
+    seal_tiny(made, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
+    seal_tiny(made, RANKER, labels=("SCORE",), tasks=(TaskName.TEXT_RANKING,))
+    return made
+
+
+def ranking(store: Path, **world: Any) -> InProcess:
+    return InProcess(store, **{"models": MODELS, **world})
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_texts_are_answered_with_a_bare_list_best_first(path: str, store: Path) -> None:
+    async with ranking(store).client() as http:
+        reply = await http.post(path, json={"query": QUERY, "texts": TEXTS})
+    ranked = reply.json()
+    assert [set(one) for one in ranked] == [{"index", "score"}] * 3
+    assert sorted(one["index"] for one in ranked) == [0, 1, 2]
+    scores = [one["score"] for one in ranked]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
+    assert reply.headers["x-total-time"].isdecimal()
+
+
+async def test_texts_and_raw_scores_come_when_asked(store: Path) -> None:
+    body = {"query": QUERY, "texts": TEXTS, "return_text": True}
+    async with ranking(store).client() as http:
+        plain = (await http.post("/rerank", json=body)).json()
+        raw = (await http.post("/rerank", json=body | {"raw_scores": True})).json()
+    assert all(one["text"] == TEXTS[one["index"]] for one in plain)
+    logits = np.array([one["score"] for one in raw])
+    scores = [one["score"] for one in plain]
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), scores, atol=1e-6)
+
+
+async def test_a_cross_encoder_ranks_before_an_embedder_which_ranks_alone(store: Path) -> None:
+    body = {"query": QUERY, "texts": TEXTS}
+    async with ranking(store).client() as http:
+        best = (await http.post("/rerank", json=body)).json()
+        named = (await http.post("/rerank", json=body | {"model": RANKER})).json()
+        filler = (await http.post("/rerank", json=body | {"model": "default"})).json()
+        cosines = (await http.post("/rerank", json=body | {"model": EMBEDDER})).json()
+        on_hugging_face = (await http.post("/", json={"inputs": body})).json()
+    async with ranking(store, models=(EMBEDDER,)).client() as http:
+        alone = (await http.post("/rerank", json=body)).json()
+    assert best == named == filler == on_hugging_face
+    assert alone == cosines != best
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_documents_are_answered_with_signed_results(path: str, store: Path) -> None:
+    async with ranking(store).client() as http:
+        reply = await http.post(path, json=DOCUMENTS)
+        as_texts = await http.post(path, json={"query": QUERY, "texts": TEXTS})
+    told = reply.json()
+    assert told["results"] == [
+        {"index": one["index"], "relevance_score": one["score"]} for one in as_texts.json()
+    ]
+    assert (told["object"], told["model"]) == ("rerank", RANKER)
+    assert isinstance(told["id"], str)
+    assert told["created"] > 1_700_000_000
+    assert told["usage"]["total_tokens"] == told["meta"]["tokens"]["input_tokens"] > 0
+    assert told["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
+
+
+async def test_only_the_best_are_told_when_so_asked(store: Path) -> None:
+    async with ranking(store).client() as http:
+        every = (await http.post("/v2/rerank", json=DOCUMENTS)).json()["results"]
+        best = (await http.post("/v2/rerank", json=DOCUMENTS | {"top_n": 2})).json()["results"]
+        more = (await http.post("/v2/rerank", json=DOCUMENTS | {"top_n": 9})).json()["results"]
+    assert best == every[:2]
+    assert more == every
+
+
+async def test_documents_come_back_as_each_dialect_reads_them(store: Path) -> None:
+    body = DOCUMENTS | {"return_documents": True}
+    async with ranking(store).client() as http:
+        cohere, infinity = [
+            (await http.post(path, json=body)).json()["results"]
+            for path in ("/v1/rerank", "/rerank")
+        ]
+    assert all(one["document"] == {"text": TEXTS[one["index"]]} for one in cohere)
+    assert all(one["document"] == TEXTS[one["index"]] for one in infinity)
+
+
+async def test_documents_may_be_objects_and_keys_of_every_dialect_are_taken(store: Path) -> None:
+    objects = [{"text": text, "title": "any"} for text in TEXTS]
+    extras = {"max_tokens_per_doc": 4096, "rank_fields": ["text"], "user": "u1", "top_n": None}
+    async with ranking(store).client() as http:
+        plain = (await http.post("/v1/rerank", json=DOCUMENTS)).json()["results"]
+        same = await http.post("/v1/rerank", json={"query": QUERY, "documents": objects, **extras})
+    assert same.json()["results"] == plain
+
+
+async def test_long_documents_are_cut_and_that_is_told(store: Path) -> None:
+    body = {"query": QUERY, "documents": ["good " * 30]}
+    async with ranking(store).client() as http:
+        reply = await http.post("/v2/rerank", json=body)
+        refused = await http.post(
+            "/rerank", json={"query": QUERY, "texts": ["good " * 30], "truncate": False}
+        )
+    assert reply.headers["x-hf-warning"].startswith("input-truncated")
+    assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
+    assert "`texts[0]`" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", f"/models/{RANKER}/v2/rerank"])
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"query": QUERY}, 400, "invalid_field", "documents"),
+        ({"documents": TEXTS}, 400, "invalid_field", "query"),
+        ({"query": "", "documents": TEXTS}, 400, "empty_input", "query"),
+        ({"query": QUERY, "documents": []}, 400, "empty_input", "documents"),
+        ({"query": QUERY, "documents": ["a", ""]}, 400, "empty_input", "documents[1]"),
+        ({"query": QUERY, "documents": ["a", 7]}, 400, "invalid_field", "documents[1]"),
+        ({"query": QUERY, "documents": [{}]}, 400, "invalid_field", "documents[0].text"),
+        ({"query": QUERY, "documents": "a"}, 400, "invalid_field", "documents"),
+        (DOCUMENTS | {"top_n": 0}, 400, "invalid_field", "top_n"),
+        (DOCUMENTS | {"documents": ["a"] * 4}, 422, "too_many_items", "documents"),
+    ],
+)
+async def test_errors_name_the_key_that_the_client_sent(
+    path: str, body: dict[str, Any], status: int, code: str, param: str, store: Path
+) -> None:
+    async with ranking(store, settings=LIMITS).client() as http:
+        reply = await http.post(path, json=body)
+    told = reply.json()
+    assert (reply.status_code, told["error"]["code"], told["error"]["param"]) == (
+        status, code, param,
+    )  # fmt: skip
+    assert told["message"] == told["error"]["message"]
+    assert "`inputs" not in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [("no/such", 404, "model_not_found"), (CLASSIFIER, 400, "wrong_task")],
+)
+async def test_models_that_cannot_rank_are_refused_in_each_dialect(
+    model: str, status: int, code: str, store: Path
+) -> None:
+    async with ranking(store).client() as http:
+        cohere = await http.post("/v1/rerank", json=DOCUMENTS | {"model": model})
+        infinity = await http.post("/rerank", json=DOCUMENTS | {"model": model})
+        tei = await http.post("/rerank", json={"query": "a", "texts": ["b"], "model": model})
+    assert (cohere.status_code, cohere.json()["error"]["code"]) == (status, code)
+    assert infinity.json() == cohere.json()
+    assert tei.status_code == (424 if code == "wrong_task" else status)
+    assert isinstance(tei.json()["error"], str)
+
+
+async def test_texts_that_are_null_are_not_given(store: Path) -> None:
+    async with ranking(store).client() as http:
+        reply = await http.post("/rerank", json=DOCUMENTS | {"texts": None})
+        neither = await http.post("/rerank", json={"query": QUERY, "texts": None})
+    assert (reply.status_code, len(reply.json()["results"])) == (200, 3)
+    assert (neither.status_code, neither.json()["error"]) == (
+        422,
+        "Error in `texts`: field required",
+    )
+
+
+async def test_a_full_lane_is_told_with_the_time_to_wait(store: Path) -> None:
+    async with ranking(store, lane=FailingLane(Overloaded("full"))).client() as http:
+        reply = await http.post("/v2/rerank", json=DOCUMENTS)
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+    assert reply.json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("path", ["/classify", f"/models/{CLASSIFIER}/classify"])
+async def test_infinity_classifies(path: str, store: Path) -> None:
+    body = {"input": ["good film", "night"], "model": CLASSIFIER}
+    async with ranking(store).client() as http:
+        told = (await http.post(path, json=body)).json()
+        raw = (await http.post(path, json=body | {"raw_scores": True})).json()
+        plain = await http.post(f"/models/{CLASSIFIER}", json={"inputs": body["input"]})
+    assert (told["object"], told["model"]) == ("classify", CLASSIFIER)
+    assert told["data"] == plain.json()
+    assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert {"id", "created"} <= set(told)
+    powers = np.exp([one["score"] for one in raw["data"][0]])
+    scores = [one["score"] for one in told["data"][0]]
+    np.testing.assert_allclose(powers / powers.sum(), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({}, 400, "invalid_field", "input"),
+        ({"input": []}, 400, "empty_input", "input"),
+        ({"input": ["a", 7]}, 400, "invalid_field", "input[1]"),
+        ({"input": ["a"] * 4}, 422, "too_many_items", "input"),
+        ({"input": "a", "model": EMBEDDER}, 400, "wrong_task", "task"),
+    ],
+)
+async def test_classification_errors(
+    body: dict[str, Any], status: int, code: str, param: str, store: Path
+) -> None:
+    async with ranking(store, settings=LIMITS).client() as http:
+        reply = await http.post("/classify", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)

@@ -1,0 +1,91 @@
+"""What routes that generate nothing say of, and to, models that do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.config import GeneratorSettings
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+WORLDS = {"with others": (EMBEDDER, DECODER), "alone": (DECODER,)}
+
+
+@pytest.fixture(params=WORLDS)
+async def http(
+    request: pytest.FixtureRequest, writing_store: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    writes = GeneratorSettings(rows=2, context_tokens=200)
+    async with InProcess(writing_store, WORLDS[request.param], writes=writes).client() as http:
+        yield http
+
+
+async def test_it_is_listed_as_what_it_is(http: httpx.AsyncClient) -> None:
+    for path in (f"/models/{DECODER}", f"/models/{DECODER}/info", f"/v1/models/{DECODER}"):
+        told = (await http.get(path)).json()
+        assert (told["id"], told["state"]) == (DECODER, "ready")
+        assert told["tasks"] == ["text-generation"]
+        assert told["lanes"] == {
+            "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1}
+        }
+    for path in ("/models", "/v1/models"):
+        listed = (await http.get(path)).json()["data"]
+        assert DECODER in {one["id"] for one in listed}
+
+
+async def test_it_is_loaded_and_healthy(http: httpx.AsyncClient) -> None:
+    status = (await http.get(f"/status/{DECODER}")).json()
+    assert (status["loaded"], status["compute_type"]) == (True, "cpu")
+    for path in ("/ready", f"/models/{DECODER}/health", f"/v2/models/{DECODER}/ready", "/info"):
+        assert (await http.get(path)).status_code == 200, path
+    index = (await http.post("/v2/repository/index")).json()
+    assert {"READY"} == {one["state"] for one in index}
+    assert (await http.post(f"/v2/repository/models/{DECODER}/load")).status_code == 200
+    assert (await http.get(f"/v2/models/{DECODER}/stats")).status_code == 200
+
+
+@pytest.mark.parametrize("prefix", ["", f"/models/{DECODER}"])
+async def test_its_tokens_are_told_and_read(prefix: str, http: httpx.AsyncClient) -> None:
+    asked = {"model": DECODER, "inputs": "the rain"}
+    ((*tokens,),) = (await http.post(f"{prefix}/tokenize", json=asked)).json()
+    assert "".join(token["text"] for token in tokens) == "the rain"
+    ids = [token["id"] for token in tokens]
+    decoded = await http.post(f"{prefix}/decode", json={"model": DECODER, "ids": ids})
+    assert decoded.json() == ["the rain"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"/v2/models/{DECODER}", None),
+        (f"/v2/models/{DECODER}/config", None),
+        (f"/v2/models/{DECODER}/infer", {"inputs": [TENSOR]}),
+        (f"/models/{DECODER}/embed", {"inputs": "a"}),
+        (f"/models/{DECODER}/v1/embeddings", {"input": "a"}),
+        ("/rerank", {"query": "a", "texts": ["b"], "model": DECODER}),
+        ("/classify", {"input": ["a"], "model": DECODER}),
+    ],
+)
+async def test_who_wants_something_else_of_it_is_told_where_to_ask(
+    path: str, body: Mapping[str, Any] | None, http: httpx.AsyncClient
+) -> None:
+    reply = await (http.get(path) if body is None else http.post(path, json=body))
+    assert reply.status_code in (400, 424)
+    assert "generates text; ask it at /v1/chat/completions" in reply.text
+
+
+async def test_where_there_is_nothing_else_it_is_the_default(writing_store: Path) -> None:
+    writes = GeneratorSettings(rows=2, context_tokens=200)
+    async with InProcess(writing_store, (DECODER,), writes=writes).client() as http:
+        assert (await http.get("/info")).json()["model_id"] == DECODER
+        ((token,),) = (await http.post("/tokenize", json={"inputs": "the"})).json()
+        assert token["text"] == "the"
+        asked = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
+        assert (await http.post("/", json=asked)).json()[0]["generated_text"].startswith("a")

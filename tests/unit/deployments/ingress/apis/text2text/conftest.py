@@ -1,0 +1,83 @@
+"""Models with an encoder, really served, and what transformers answers in their place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
+from deployments.config import GeneratorSettings
+from tests.support.artifacts import EMBEDDER, seal_tiny
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.encoder_decoder_artifacts import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import ScriptedGenerator
+
+MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
+PREFIX = "put this briefly : "
+# What SUMMARIZER does where a request says nothing.
+OWN_WAY = AnswerDefaults(
+    beams=3, length_penalty=2.0, no_repeat_ngram=2, min_new_tokens=3, max_new_tokens=12
+)
+OWN_WAY_SAID: dict[str, Any] = {
+    "num_beams": 3,
+    "length_penalty": 2.0,
+    "no_repeat_ngram_size": 2,
+    "min_new_tokens": 3,
+    "max_new_tokens": 12,
+}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads cost such a small model more than they give."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> TinyWriter:
+    return TinyWriter.make(tmp_path_factory.mktemp("writer"))
+
+
+@pytest.fixture(scope="session")
+def rewriting_store(tiny_writer: TinyWriter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with MODELS, shared: nothing is to be changed in it."""
+    store = tmp_path_factory.mktemp("rewriting")
+    seal_tiny(store, EMBEDDER)
+    seal_tiny_decoder(store)
+    tiny_writer.seal(
+        store,
+        SUMMARIZER,
+        (TaskName.SUMMARIZATION, TaskName.TEXT2TEXT_GENERATION),
+        defaults=OWN_WAY,
+        prefixes={TaskName.SUMMARIZATION: PREFIX},
+    )
+    tiny_writer.seal(store, TRANSLATOR, (TaskName.TRANSLATION,))
+    tiny_writer.seal(store, WRITER, TEXT2TEXT_TASKS)
+    return store
+
+
+@pytest.fixture
+async def http(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application over a real generator."""
+    writes = GeneratorSettings(rows=4, context_tokens=64)
+    async with InProcess(rewriting_store, models=MODELS, writes=writes).client() as client:
+        yield client
+
+
+@pytest.fixture
+async def unheard(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application, for what no generator gets to hear of."""
+    models, generator = (*MODELS, DECODER), ScriptedGenerator()
+    async with InProcess(rewriting_store, models=models, generator=generator).client() as client:
+        yield client
+    assert not generator.calls

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import jsonschema
+import pytest
+
+from deployments.ingress.apis.text2text.routes import text_to_text_schemas, tidied
+
+
+@pytest.mark.parametrize(
+    ("text", "tidy"),
+    [
+        ("It is , he said , late .", "It is, he said, late."),
+        ("Why ? Oh !", "Why? Oh!"),
+        ("It is n't so , he 's sure", "It isn't so, he's sure"),
+        ("I 'm late ; you 've gone , we 're here", "I'm late ; you've gone, we're here"),
+        ("the birds ' wings", "the birds'wings"),
+        ("nothing to do", "nothing to do"),
+    ],
+)
+def test_loose_spaces_are_taken_out_as_transformers_does(text: str, tidy: str) -> None:
+    assert tidied(text) == tidy
+
+
+@pytest.mark.parametrize("schema", text_to_text_schemas(), ids=lambda schema: schema["title"])
+def test_what_clients_send_is_what_is_documented(schema: dict[str, object]) -> None:
+    flat = {"num_beams": 2, "early_stopping": "never", "truncation": "only_first"}
+    for parameters in (flat, {"generate_parameters": flat}, {"generate_kwargs": flat, **flat}):
+        jsonschema.validate({"inputs": ["a"], "parameters": parameters}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"inputs": "a", "parameters": {"beams": 2}}, schema)

@@ -1,0 +1,255 @@
+"""Summarization, translation and text2text-generation, from HTTP to a real model and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.ingress.apis.text2text.routes import tidied
+from tests.support.encoder_decoder_artifacts import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import (
+    ScriptedGenerator,
+    events_in,
+)
+from tests.unit.deployments.ingress.apis.text2text.conftest import MODELS, OWN_WAY_SAID, PREFIX
+
+RIVER, BRIDGE = "the river rose over the road .", "a bridge was closed , and the road is open"
+ROAD = "rain over the town"
+
+KEYS = {SUMMARIZER: "summary_text", TRANSLATOR: "translation_text", WRITER: "generated_text"}
+
+
+async def told(http: httpx.AsyncClient, path: str, body: Any) -> Any:
+    reply = await http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("model", KEYS)
+async def test_a_text_has_a_list_of_one_answer(model: str, http: httpx.AsyncClient) -> None:
+    (answer,) = await told(http, f"/models/{model}", {"inputs": RIVER})
+    assert list(answer) == [KEYS[model]]
+    assert answer[KEYS[model]]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/invocations"])
+async def test_it_is_asked_by_the_model_that_the_body_names(
+    path: str, http: httpx.AsyncClient
+) -> None:
+    answers = await told(http, path, {"inputs": RIVER, "model": TRANSLATOR})
+    assert answers == await told(http, f"/models/{TRANSLATOR}", RIVER)
+
+
+@pytest.mark.parametrize("path", ["/pipeline/{task}/{model}", "/models/{model}/pipeline/{task}"])
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ("summarization", "summary_text"),
+        ("translation", "translation_text"),
+        ("text2text-generation", "generated_text"),
+    ],
+)
+async def test_a_model_of_several_tasks_is_asked_for_each_by_its_name(
+    path: str, task: str, key: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    (answer,) = await told(http, path.format(task=task, model=WRITER), {"inputs": RIVER})
+    assert answer == {key: tiny_writer.answer(RIVER)}
+
+
+async def test_the_records_say_which_task_was_asked_for(rewriting_store: Path) -> None:
+    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator())
+    async with world.client() as http:
+        await told(http, f"/pipeline/translation/{WRITER}", {"inputs": RIVER})
+        await told(http, f"/models/{SUMMARIZER}", {"inputs": RIVER})
+    assert [record.task for record in world.recorder.records] == ["translation", "summarization"]
+
+
+async def test_several_texts_have_an_answer_each_in_one_list(
+    http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    answers = await told(http, f"/models/{TRANSLATOR}", {"inputs": [RIVER, BRIDGE, ROAD]})
+    alone = [tiny_writer.answer(text) for text in (RIVER, BRIDGE, ROAD)]
+    assert answers == [{"translation_text": text} for text in alone]
+    assert len(set(alone)) == 3
+    assert await told(http, f"/models/{TRANSLATOR}", [ROAD]) == answers[2:]
+
+
+async def test_what_a_request_leaves_out_is_as_the_model_says(
+    http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    for text in (RIVER, BRIDGE, ROAD):
+        (answer,) = await told(http, f"/models/{SUMMARIZER}", {"inputs": text})
+        assert answer == {"summary_text": tiny_writer.answer(PREFIX + text, **OWN_WAY_SAID)}
+    assert tiny_writer.answer(PREFIX + RIVER) != tiny_writer.answer(RIVER)
+
+
+async def test_the_text_before_a_prompt_is_that_of_the_task(
+    http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    path = f"/models/{SUMMARIZER}/pipeline"
+    (answer,) = await told(http, f"{path}/text2text-generation", {"inputs": RIVER})
+    assert answer == {"generated_text": tiny_writer.answer(RIVER, **OWN_WAY_SAID)}
+    (first,) = await told(http, f"{path}/summarization", {"inputs": RIVER})
+    (second,) = await told(http, f"{path}/summarization", {"inputs": PREFIX + RIVER})
+    assert first == second, "who writes it already does not get it twice"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"num_beams": 3},
+        {"num_beams": 3, "length_penalty": -2.0, "no_repeat_ngram_size": 2},
+        {"num_beams": 2, "early_stopping": True, "min_new_tokens": 4},
+        {"num_beams": 4, "early_stopping": "never", "length_penalty": 2.0},
+        {"repetition_penalty": 3.0, "min_new_tokens": 6},
+        {"max_length": 4, "min_length": 4},
+        {"max_new_tokens": 30, "min_length": 20, "no_repeat_ngram_size": 1},
+        {"min_new_tokens": 6},
+    ],
+)
+async def test_parameters_mean_what_they_mean_to_transformers(
+    said: dict[str, Any], http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    body = {"inputs": [RIVER, BRIDGE], "parameters": said}
+    expected = [{"generated_text": tiny_writer.answer(text, **said)} for text in (RIVER, BRIDGE)]
+    assert await told(http, f"/models/{WRITER}", body) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["generate_parameters", "generation_parameters", "generate_kwargs"]
+)
+async def test_parameters_of_generate_stand_anywhere(
+    name: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    expected = [{"generated_text": tiny_writer.answer(RIVER, num_beams=3, min_new_tokens=5)}]
+    for more in (
+        {"parameters": {name: {"num_beams": 3, "min_new_tokens": 5}}},
+        {"parameters": {name: {"num_beams": 2, "min_new_tokens": 5}, "num_beams": 3}},
+        {"parameters": {name: {"num_beams": 3, "min_new_tokens": 5}, "num_beams": None}},
+        {name: {"num_beams": 3}, "min_new_tokens": 5},
+    ):
+        assert await told(http, f"/models/{WRITER}", {"inputs": RIVER, **more}) == expected
+
+
+async def test_a_text_that_is_too_long_is_refused_unless_it_may_be_cut(
+    http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    long, path = " ".join([RIVER] * 9), f"/models/{TRANSLATOR}"
+    for parameters in ({}, {"truncation": "do_not_truncate"}, {"truncation": False}):
+        reply = await http.post(path, json={"inputs": [RIVER, long], "parameters": parameters})
+        assert (reply.status_code, reply.json()["code"]) == (422, "input_too_long")
+        assert reply.json()["field"] == "inputs[1]"
+    ids = tiny_writer.tokenizer.encode(long).ids
+    for truncation in ("longest_first", "only_first", True):
+        body = {"inputs": long, "parameters": {"truncation": truncation}}
+        reply = await http.post(path, json=body)
+        kept = tiny_writer.tokenizer.decode(ids[:23])
+        assert reply.json() == [{"translation_text": tiny_writer.answer(kept)}]
+        assert reply.headers["x-prompt-tokens"] == "24", "the end token is one of them"
+
+
+async def test_answers_are_drawn_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    path = f"/models/{SUMMARIZER}"
+    drawn = {"do_sample": True, "seed": 3, "temperature": 3.0, "num_return_sequences": 3}
+    answers = await told(http, path, {"inputs": RIVER, "parameters": drawn})
+    assert len({answer["summary_text"] for answer in answers}) == 3
+    assert await told(http, path, {"inputs": RIVER, "parameters": drawn}) == answers
+    both = await told(http, path, {"inputs": [RIVER, BRIDGE], "parameters": drawn})
+    assert [len(part) for part in both] == [3, 3]
+    assert both[0] == answers
+    likeliest = await told(http, path, {"inputs": RIVER})
+    for said in ({"do_sample": False, "temperature": 3.0}, {"temperature": 1.0}, {"top_k": 0}):
+        assert await told(http, path, {"inputs": RIVER, "parameters": said}) == likeliest
+
+
+async def test_a_models_own_beams_give_way_to_what_goes_token_by_token(
+    http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    greedy = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
+    whole = tiny_writer.answer(PREFIX + BRIDGE, **greedy)
+    assert whole != tiny_writer.answer(PREFIX + BRIDGE, **OWN_WAY_SAID)
+    stop = whole[7:9]  # behind the fewest tokens, which no stop ends
+    body = {"inputs": BRIDGE, "parameters": {"stop": [stop]}}
+    (answer,) = await told(http, f"/models/{SUMMARIZER}", body)
+    assert answer == {"summary_text": whole[: whole.index(stop) + 2]}
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(None, 0), (3, 3)])
+async def test_a_grammar_may_repeat_what_the_model_by_itself_would_not(
+    asked: int | None, kept: int, rewriting_store: Path
+) -> None:
+    generator = ScriptedGenerator()
+    world = InProcess(rewriting_store, models=(SUMMARIZER,), generator=generator)
+    said = {"grammar": {"type": "regex", "value": "(yes ){6}"}, "no_repeat_ngram_size": asked}
+    async with world.client() as http:
+        await told(http, f"/models/{SUMMARIZER}", {"inputs": BRIDGE, "parameters": said})
+    assert generator.calls[-1].options.no_repeat_ngram == kept
+
+
+async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient) -> None:
+    # In ten words of which none comes twice there is punctuation.
+    said: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_new_tokens": 10}
+    path = f"/models/{TRANSLATOR}"
+    (plain,) = await told(http, path, {"inputs": BRIDGE, "parameters": said})
+    said["clean_up_tokenization_spaces"] = True
+    (clean,) = await told(http, path, {"inputs": BRIDGE, "parameters": said})
+    assert clean["translation_text"] == tidied(plain["translation_text"]) != plain
+
+
+async def test_details_stand_beside_the_text(http: httpx.AsyncClient) -> None:
+    body = {"inputs": RIVER, "parameters": {"details": True}}
+    (answer,) = await told(http, f"/models/{SUMMARIZER}", body)
+    assert answer["summary_text"] == answer["generated_text"] != ""
+    details = answer["details"]
+    assert (details["seed"], details["prefill"]) == (None, [])
+    assert len(details["tokens"]) == details["generated_tokens"]
+    assert all(token["logprob"] <= 0 for token in details["tokens"])
+
+
+@pytest.mark.parametrize("model", [SUMMARIZER, TRANSLATOR])
+async def test_a_stream_tells_an_answer_token_by_token(
+    model: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+) -> None:
+    own = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
+    prompt, said = (PREFIX + RIVER, own) if model == SUMMARIZER else (RIVER, {})
+    reply = await http.post(f"/models/{model}", json={"inputs": RIVER, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *events, last = events_in(reply.content)
+    assert len(events) > 2
+    assert last["generated_text"] == tiny_writer.answer(prompt, **said)
+    assert "".join(one["token"]["text"] for one in [*events, last]) == last["generated_text"]
+
+
+async def test_a_model_that_ran_out_of_time_says_what_it_has(http: httpx.AsyncClient) -> None:
+    soon = {"max_time": 30, "min_new_tokens": 5}
+    (answer,) = await told(http, f"/models/{WRITER}", {"inputs": RIVER, "parameters": soon})
+    assert answer["generated_text"]
+    for number in (1e-6, 1e-9):
+        body = {"inputs": RIVER, "parameters": {"max_time": number, "num_beams": 2}}
+        reply = await http.post(f"/models/{WRITER}", json=body)
+        assert (reply.status_code, reply.json()["field"]) == (504, "parameters.max_time")
+
+
+async def test_a_beam_search_that_ran_out_of_time_is_recorded_once(rewriting_store: Path) -> None:
+    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator(pause_s=60))
+    body = {"inputs": RIVER, "parameters": {"max_time": 0.05, "num_beams": 2}}
+    async with world.client() as http:
+        reply = await http.post(f"/models/{WRITER}", json=body)
+    assert reply.status_code == 504
+    assert [record.model for record in world.recorder.records] == [WRITER]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [({"num_beams": 5}, "num_beams"), ({"decoder_input_details": True}, "decoder_input_details")],
+)
+async def test_what_the_generator_refuses_is_called_by_its_name_too(
+    parameters: dict[str, Any], field: str, http: httpx.AsyncClient
+) -> None:
+    reply = await http.post(f"/models/{WRITER}", json={"inputs": RIVER, "parameters": parameters})
+    assert (reply.status_code, reply.json()["field"]) == (400, f"parameters.{field}")
+    assert f"`parameters.{field}`" in reply.json()["error"][0]

@@ -1,0 +1,301 @@
+"""The routes of text-embeddings-inference: shapes, statuses and words of its clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import TaskName
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import EngineFailed, Overloaded
+from deployments.ingress.apis.text_embeddings.schemas import model_dtype, model_type
+from tests.support.artifacts import (
+    CLASSIFIER,
+    EMBEDDER,
+    WIDTH,
+    seal_older,
+    seal_tiny,
+    tiny_manifest,
+)
+from tests.support.fakes import FailingLane
+from tests.support.in_process import InProcess
+
+TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+LIMITS = IngressUserConfig(limits=LimitSettings(items=3, body_bytes=2_000, item_chars=500))
+
+
+async def ask(store: Path, path: str, body: Any, **world: Any) -> Any:
+    async with InProcess(store, **world).client() as http:
+        return await http.post(path, json=body)
+
+
+@pytest.mark.parametrize(("inputs", "rows"), [("good film", 1), (["good film", "night"], 2)])
+@pytest.mark.parametrize("path", ["/embed", f"/models/{EMBEDDER}/embed"])
+async def test_embed_gives_a_row_of_length_one_for_each_text(
+    path: str, inputs: Any, rows: int, tiny_store: Path
+) -> None:
+    reply = await ask(tiny_store, path, {"inputs": inputs})
+    vectors = np.array(reply.json())
+    assert vectors.shape == (rows, WIDTH)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
+
+
+async def test_embed_takes_its_parameters_beside_the_inputs(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        whole = (await http.post("/embed", json={"inputs": "good", "normalize": False})).json()
+        cut = (await http.post("/embed", json={"inputs": "good", "dimensions": 3})).json()
+    (raw,) = np.array(whole)
+    assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(cut[0], raw[:3] / np.linalg.norm(raw[:3]), atol=1e-6)
+
+
+async def test_keys_of_other_clients_are_ignored(tiny_store: Path) -> None:
+    body = {"inputs": "good", "encoding_format": "float", "modality": "text", "truncate": None}
+    assert (await ask(tiny_store, "/embed", body)).status_code == 200
+
+
+async def test_long_texts_are_cut_and_that_is_told(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        cut = await http.post("/embed", json={"inputs": "night " + TOO_LONG})
+        ends = [
+            (await http.post("/embed", json={"inputs": "night " + TOO_LONG, **more})).json()
+            for more in ({}, {"truncation_direction": "Right"}, {"truncation_direction": "Left"})
+        ]
+        refused = await http.post("/embed", json={"inputs": TOO_LONG, "truncate": False})
+    assert cut.headers["x-hf-warning"].startswith("input-truncated")
+    assert cut.headers["x-compute-tokens"] == "16"
+    assert ends[0] == ends[1] != ends[2]
+    assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
+    assert "22 tokens" in refused.json()["error"]
+
+
+async def test_times_are_told_in_whole_milliseconds(tiny_store: Path) -> None:
+    reply = await ask(tiny_store, "/embed", {"inputs": "good film"})
+    names = ("compute", "total", "tokenization", "queue", "inference")
+    assert all(reply.headers[f"x-{name}-time"].isdecimal() for name in names)
+    assert reply.headers["x-compute-characters"] == "9"
+    assert reply.headers["x-compute-tokens"] == "4"
+
+
+async def test_one_text_is_predicted_flat_with_all_labels(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post("/predict", json={"inputs": "good film"})
+        nested = await http.post(f"/models/{CLASSIFIER}", json={"inputs": "good film"})
+    labels = reply.json()
+    assert [set(one) for one in labels] == [{"label", "score"}] * 3
+    assert [labels] == nested.json()
+    assert sum(one["score"] for one in labels) == pytest.approx(1, abs=1e-6)
+
+
+async def test_two_texts_in_a_list_are_one_pair_and_lists_of_them_a_batch(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        path = f"/models/{CLASSIFIER}/predict"
+        pair, single, batch, wrapped = [
+            (await http.post(path, json={"inputs": inputs})).json()
+            for inputs in (["good", "night"], "good", [["good"], ["good", "night"]], ["good"])
+        ]
+        as_pair = await http.post(
+            f"/models/{CLASSIFIER}", json={"inputs": {"text": "good", "text_pair": "night"}}
+        )
+    assert [pair] == as_pair.json()
+    assert pair != single == wrapped
+    assert batch == [single, pair]
+
+
+async def test_raw_scores_are_the_logits(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        plain = (await http.post("/predict", json={"inputs": "good"})).json()
+        raw = (await http.post("/predict", json={"inputs": "good", "raw_scores": True})).json()
+    powers = np.exp([one["score"] for one in raw])
+    np.testing.assert_allclose(powers / powers.sum(), [one["score"] for one in plain], atol=1e-6)
+
+
+async def test_similarity_gives_cosines_in_the_order_of_the_request(tiny_store: Path) -> None:
+    body = {"inputs": {"source_sentence": "good film", "sentences": ["night", "good film"]}}
+    async with InProcess(tiny_store).client() as http:
+        bare = await http.post("/similarity", json=body)
+        hub = await http.post(f"/models/{EMBEDDER}/similarity", json=body | {"parameters": {}})
+        long = body | {"inputs": {"source_sentence": "a", "sentences": [TOO_LONG]}}
+        cut = await http.post("/similarity", json=long)
+        whole = await http.post("/similarity", json=long | {"parameters": {"truncate": False}})
+    assert bare.json() == hub.json()
+    assert bare.json()[1] == pytest.approx(1, abs=1e-6)
+    assert abs(bare.json()[0]) < 0.999
+    assert (cut.status_code, whole.status_code) == (200, 422)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tokens"),
+    [("good film", [4]), (["good film", "night"], [4, 3]), ([5, 6], [4]), (["a", [5]], [3, 3])],
+)
+@pytest.mark.parametrize("path", ["/embed_all", f"/models/{EMBEDDER}/embed_all"])
+async def test_embed_all_gives_a_raw_vector_for_each_token(
+    path: str, inputs: Any, tokens: list[int], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        every = await http.post(path, json={"inputs": inputs, "normalize": True})
+        pooled = await http.post("/embed", json={"inputs": inputs, "normalize": False})
+        again = await http.post(path, json={"inputs": inputs})
+    assert [np.shape(text) for text in every.json()] == [(count, WIDTH) for count in tokens]
+    means = [np.mean(text, axis=0) for text in every.json()]
+    np.testing.assert_allclose(means, pooled.json(), atol=1e-6)
+    assert again.headers["x-cache"] == "hit"
+    assert again.json() == every.json()
+
+
+async def test_embed_all_cuts_long_texts_unless_told_not_to(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        cut = await http.post("/embed_all", json={"inputs": TOO_LONG})
+        whole = await http.post("/embed_all", json={"inputs": TOO_LONG, "truncate": False})
+    assert np.shape(cut.json()) == (1, 16, WIDTH)
+    assert (whole.status_code, whole.json()["error_type"]) == (422, "Validation")
+
+
+async def test_embed_all_of_an_older_graph_says_how_to_get_it(tmp_path: Path) -> None:
+    seal_older(tmp_path, EMBEDDER)
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        reply = await http.post("/embed_all", json={"inputs": "good"})
+        pooled = await http.post("/embed", json={"inputs": "good"})
+    assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
+    assert "build the model again" in reply.json()["error"]
+    assert pooled.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/embed_sparse", f"/models/{EMBEDDER}/embed_sparse"])
+async def test_what_no_graph_gives_is_refused_with_the_reason(path: str, tiny_store: Path) -> None:
+    reply = await ask(tiny_store, path, {"inputs": "good"})
+    assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
+    assert EMBEDDER in reply.json()["error"]
+    assert "/embed" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/embed", {}, 422, "Validation"),
+        ("/embed", {"inputs": None}, 422, "Validation"),
+        ("/embed", {"inputs": 7}, 422, "Validation"),
+        ("/embed", {"inputs": [1, "a"]}, 422, "Validation"),
+        ("/embed", {"inputs": [True]}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "dimensions": 0}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "dimensions": 99}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "prompt_name": "poem"}, 422, "Validation"),
+        ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation"),
+        ("/embed", {"inputs": ["a"] * 4}, 422, "Validation"),
+        ("/embed", {"inputs": []}, 400, "Empty"),
+        ("/embed", {"inputs": ""}, 400, "Empty"),
+        ("/embed", {"inputs": ["a", ""]}, 400, "Empty"),
+        ("/embed", {"inputs": "a", "model": "no/such"}, 404, "Validation"),
+        ("/embed", {"inputs": "a", "model": CLASSIFIER}, 424, "Backend"),
+        (f"/models/{CLASSIFIER}/embed", {"inputs": "a"}, 424, "Backend"),
+        ("/models/no/such/embed", {"inputs": "a"}, 404, "Validation"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "Validation"),
+        ("/predict", {"inputs": [["a"], "b"]}, 422, "Validation"),
+        ("/predict", {"inputs": []}, 400, "Empty"),
+        (f"/models/{EMBEDDER}/predict", {"inputs": "a"}, 424, "Backend"),
+        ("/similarity", {"inputs": {"sentences": ["a"]}}, 422, "Validation"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty"),
+        ("/tokenize", {"inputs": ["a"] * 4}, 422, "Validation"),
+        ("/tokenize", {"inputs": ["a" * 300, "b" * 300]}, 422, "Validation"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "poem"}, 422, "Validation"),
+        ("/tokenize", {"inputs": []}, 400, "Empty"),
+        ("/decode", {"ids": []}, 400, "Empty"),
+        ("/decode", {"ids": [[]]}, 400, "Empty"),
+        ("/decode", {"ids": [-1]}, 422, "Validation"),
+        ("/decode", {"ids": ["a"]}, 422, "Validation"),
+        ("/decode", {"ids": "a"}, 422, "Validation"),
+        ("/decode", {"ids": [10**6]}, 422, "Validation"),
+        ("/decode", {"ids": [2**63]}, 422, "Validation"),
+        ("/decode", {"ids": [[1]] * 4}, 422, "Validation"),
+        ("/decode", {"ids": [1] * 501}, 422, "Validation"),
+        ("/rerank", {"query": "a"}, 422, "Validation"),
+        ("/rerank", {"query": "a", "texts": []}, 400, "Empty"),
+    ],
+)
+async def test_errors_have_its_statuses_and_title_case_types(
+    path: str, body: dict[str, Any], status: int, kind: str, tiny_store: Path
+) -> None:
+    reply = await ask(tiny_store, path, body, settings=LIMITS)
+    told = reply.json()
+    assert (reply.status_code, told["error_type"]) == (status, kind)
+    assert isinstance(told["error"], str)
+    assert "`parameters." not in told["error"], "the client has no `parameters`"
+
+
+async def test_the_trap_of_lists_is_explained(tiny_store: Path) -> None:
+    reply = await ask(tiny_store, "/predict", {"inputs": ["a", "b", "c"]})
+    assert "a batch is a list of such lists" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind"),
+    [(b"{", 400, "Validation"), (b"[]", 400, "Validation"), (b" " * 2_001, 413, "Validation")],
+)
+async def test_bodies_that_cannot_be_read_are_objects_too(
+    content: bytes, status: int, kind: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post("/embed", content=content)
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Overloaded("full"), 429, "Overloaded"),
+        (EngineFailed("the output is not a number"), 424, "Backend"),
+    ],
+)
+async def test_failures_behind_the_ingress(
+    error: Exception, status: int, kind: str, tiny_store: Path
+) -> None:
+    reply = await ask(tiny_store, "/embed", {"inputs": "a"}, lane=FailingLane(error))
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+    assert ("retry-after" in reply.headers) == (status == 429)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/rerank", f"/models/{EMBEDDER}/tokenize"])
+async def test_other_methods_are_refused_in_the_same_words(path: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.put(path)
+    assert (reply.status_code, reply.json()["error_type"]) == (405, "Validation")
+
+
+async def test_info_is_that_of_the_default_model_and_lists_all(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        info = (await http.get("/info")).json()
+    assert info["model_id"] == info["served_model_name"] == EMBEDDER
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (info["model_dtype"], info["max_input_length"]) == ("float32", 16)
+    assert info["max_client_batch_size"] == 3
+    assert info["auto_truncate"] is True
+    assert [model["id"] for model in info["models"]] == [EMBEDDER, CLASSIFIER]
+
+
+def test_kinds_of_models_are_told_in_its_words() -> None:
+    classifier = model_type(tiny_manifest(labels=("NO", "YES")))["classifier"]
+    assert classifier == {"id2label": {"0": "NO", "1": "YES"}, "label2id": {"NO": 0, "YES": 1}}
+    assert set(model_type(tiny_manifest(labels=("SCORE",)))) == {"reranker"}
+    last = tiny_manifest().model_copy(update={"pooling": "last"})
+    assert model_type(last) == {"embedding": {"pooling": "lasttoken"}}
+    tagger = tiny_manifest().model_copy(update={"tasks": (TaskName.TOKEN_CLASSIFICATION,)})
+    assert model_type(tagger) == {"token-classification": {}}
+    assert model_dtype(tagger) == "float32"
+
+
+async def test_a_prompt_stands_before_the_text(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    world = InProcess(tmp_path, models=(EMBEDDER,))
+    async with world.client() as http:
+        manifest = world.service.registry.find(EMBEDDER).manifest
+        manifest.prompts["query"] = "you "
+        prompted = await http.post("/embed", json={"inputs": "good", "prompt_name": "query"})
+        written = await http.post("/embed", json={"inputs": "you good"})
+        tokens = await http.post("/tokenize", json={"inputs": "good", "prompt_name": "query"})
+    assert prompted.json() == written.json()
+    assert [one["text"] for one in tokens.json()[0]] == ["[CLS]", "you", "good", "[SEP]"]

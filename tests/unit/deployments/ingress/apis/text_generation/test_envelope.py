@@ -1,0 +1,165 @@
+"""Models that generate text behind the Hugging Face routes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.errors import InputTooLong
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import (
+    MODELS,
+    TEXT,
+    ScriptedGenerator,
+    ask,
+)
+
+OWN_PATHS = (
+    f"/models/{DECODER}",
+    f"/models/{DECODER}/pipeline/text-generation",
+    f"/pipeline/text-generation/{DECODER}",
+)
+FIRST = (DECODER, EMBEDDER)
+
+
+@pytest.mark.parametrize("path", OWN_PATHS)
+async def test_a_list_with_one_object_comes_with_its_prompt(path: str, writing_store: Path) -> None:
+    reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
+    assert (reply.status_code, reply.json()) == (200, [{"generated_text": "Once" + TEXT}])
+    assert reply.headers["x-generated-tokens"] == "4"
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/invocations"])
+@pytest.mark.parametrize(
+    ("more", "models"),
+    [
+        ({"model": DECODER}, MODELS),
+        ({}, FIRST),  # the first model is the default one
+        ({}, (DECODER,)),
+        ({"model": "tgi"}, (DECODER,)),
+    ],
+)
+async def test_it_is_asked_without_a_path_of_its_own(
+    path: str, more: dict[str, Any], models: tuple[str, ...], writing_store: Path
+) -> None:
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 3}, **more}
+    reply = await ask(writing_store, ScriptedGenerator(), path, body, models=models)
+    assert reply.json() == [{"generated_text": "Once" + TEXT}]
+
+
+@pytest.mark.parametrize(
+    ("body", "models"),
+    [
+        ({"inputs": "good film"}, MODELS),
+        ({"inputs": "good film", "stream": False}, MODELS),
+        ({"inputs": "good film", "stream": None}, MODELS),
+        ({"inputs": "good film", "stream": True, "model": EMBEDDER}, MODELS),
+        ({"inputs": "good film", "stream": True}, (EMBEDDER,)),
+        ({"inputs": "good film", "parameters": {"normalize": True}}, FIRST),
+    ],
+)
+async def test_what_an_encoder_is_asked_it_answers_as_ever(
+    body: dict[str, Any], models: tuple[str, ...], writing_store: Path
+) -> None:
+    generator = ScriptedGenerator()
+    reply = await ask(writing_store, generator, "/", body, models=models)
+    ((first, *_),) = reply.json()
+    assert isinstance(first, float)
+    assert not generator.calls
+
+
+async def test_a_pair_to_compare_is_not_continued(writing_store: Path) -> None:
+    pair = {"source_sentence": "good film", "sentences": ["good film"]}
+    for body in ({"inputs": pair}, pair, {"inputs": pair, "stream": True}):
+        reply = await ask(writing_store, ScriptedGenerator(), "/", body, models=FIRST)
+        assert reply.json() == [pytest.approx(1, abs=1e-6)]
+
+
+@pytest.mark.parametrize("body", ["Once", {"inputs": "Once"}])
+async def test_a_bare_text_is_a_prompt(body: Any, writing_store: Path) -> None:
+    reply = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
+    assert reply.json() == [{"generated_text": "Once" + TEXT}]
+
+
+async def test_several_prompts_have_a_list_each(writing_store: Path) -> None:
+    generator = ScriptedGenerator()
+    body = {"inputs": ["Once", "Twice"], "parameters": {"details": True}}
+    reply = await ask(writing_store, generator, f"/models/{DECODER}", body)
+    assert [[one["generated_text"] for one in answers] for answers in reply.json()] == [
+        ["Once" + TEXT],
+        ["Twice" + TEXT],
+    ]
+    assert reply.json()[0][0]["details"]["generated_tokens"] == 4
+    assert (reply.headers["x-prompt-tokens"], reply.headers["x-generated-tokens"]) == ("4", "8")
+    assert reply.headers["x-compute-characters"] == "9"
+
+
+async def test_a_list_of_one_prompt_is_a_list_too(writing_store: Path) -> None:
+    reply = await ask(
+        writing_store, ScriptedGenerator(), f"/models/{DECODER}", {"inputs": ["Once"]}
+    )
+    assert reply.json() == [[{"generated_text": "Once" + TEXT}]]
+
+
+async def test_several_answers_have_a_seed_each(writing_store: Path) -> None:
+    generator = ScriptedGenerator()
+    parameters = {"num_return_sequences": 2, "temperature": 0.5, "seed": 5, "details": True}
+    body = {"inputs": ["Once", "Twice"], "parameters": parameters}
+    reply = await ask(writing_store, generator, f"/models/{DECODER}", body)
+    told = [[one["details"]["seed"] for one in answers] for answers in reply.json()]
+    assert told == [[5, 6], [5, 6]]
+    assert [one["generated_text"] for one in reply.json()[1]] == ["Twice" + TEXT] * 2
+    assert reply.headers["x-prompt-tokens"] == "4", "a prompt is read once, however often answered"
+
+
+async def test_of_several_prompts_the_wrong_one_is_named(writing_store: Path) -> None:
+    generator = ScriptedGenerator(refusal=InputTooLong("`prompt` has 9 tokens", field="prompt"))
+    reply = await ask(writing_store, generator, f"/models/{DECODER}", {"inputs": ["Once", "Twice"]})
+    assert reply.status_code == 422
+    assert reply.json()["error"].startswith("`inputs[")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": "a", "parameters": {"temperature": 0}},
+        {"inputs": "a", "stream": "yes"},
+        {"inputs": ["a"], "stream": True},
+        {"inputs": {"question": "a"}},
+    ],
+)
+async def test_errors_have_the_type_that_huggingface_hub_knows(
+    body: Any, writing_store: Path
+) -> None:
+    reply = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
+    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
+    assert isinstance(reply.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/models/{DECODER}/pipeline/feature-extraction", 400),
+        (f"/models/{EMBEDDER}/pipeline/text-generation", 400),
+        (f"/models/{DECODER}/pipeline/summarization", 400),
+        ("/models/no/such/pipeline/text-generation", 404),
+    ],
+)
+async def test_what_a_model_cannot_do_is_told_as_for_every_task(
+    path: str, status: int, writing_store: Path
+) -> None:
+    reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
+    assert reply.status_code == status
+    assert "error_type" not in reply.json()
+
+
+async def test_the_model_is_listed_with_its_task(writing_store: Path) -> None:
+    async with InProcess(
+        writing_store, models=MODELS, generator=ScriptedGenerator()
+    ).client() as http:
+        facts = (await http.get(f"/models/{DECODER}")).json()
+    assert facts["tasks"] == ["text-generation"]

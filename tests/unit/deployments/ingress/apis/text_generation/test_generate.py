@@ -1,0 +1,225 @@
+"""`/generate`: one object, its details, its headers and its refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InputTooLong,
+    InvalidField,
+    ModelLoading,
+    Overloaded,
+    ServeError,
+)
+from deployments.generation.messages import Chunk, FinishReason, Token
+from tests.support.artifacts import EMBEDDER, tiny_manifest
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import (
+    MODELS,
+    TEXT,
+    ScriptedGenerator,
+    ask,
+    ending,
+)
+
+
+async def generate(writing_store: Path, parameters: dict[str, Any], **generator: Any) -> Any:
+    body = {"inputs": "Once upon", "parameters": parameters}
+    return await ask(writing_store, ScriptedGenerator(**generator), "/generate", body)
+
+
+@pytest.mark.parametrize("path", ["/generate", f"/models/{DECODER}/generate", "/generate/"])
+async def test_the_text_comes_as_one_object_without_its_prompt(
+    path: str, writing_store: Path
+) -> None:
+    generator = ScriptedGenerator()
+    reply = await ask(writing_store, generator, path, {"inputs": "Once upon"})
+    assert (reply.status_code, reply.json()) == (200, {"generated_text": TEXT})
+    (call,) = generator.calls
+    assert (call.model.id, call.prompt) == (DECODER, "Once upon")
+    assert generator.running == 0
+
+
+async def test_the_prompt_stands_before_it_where_that_is_asked(writing_store: Path) -> None:
+    reply = await generate(writing_store, {"return_full_text": True})
+    assert reply.json() == {"generated_text": "Once upon" + TEXT}
+
+
+async def test_details_tell_every_token(writing_store: Path) -> None:
+    reply = await generate(writing_store, {"details": True, "seed": 7, "temperature": 0.5})
+    assert reply.json()["details"] == {
+        "finish_reason": "eos_token",
+        "generated_tokens": 4,
+        "seed": 7,
+        "prefill": [],
+        "tokens": [
+            {"id": 7, "text": " a", "logprob": -0.25, "special": False},
+            {"id": 11, "text": " ti", "logprob": -0.5, "special": False},
+            {"id": 12, "text": "me", "logprob": -1.0, "special": False},
+            {"id": 2, "text": "", "logprob": -0.125, "special": True},
+        ],
+    }
+
+
+async def test_details_tell_no_seed_where_nothing_was_drawn(writing_store: Path) -> None:
+    drawn = await generate(writing_store, {"details": True, "do_sample": True})
+    likeliest = await generate(writing_store, {"details": True, "seed": 7})
+    assert drawn.json()["details"]["seed"] == 42
+    assert likeliest.json()["details"]["seed"] is None
+
+
+async def test_the_prompts_tokens_are_details_too(writing_store: Path) -> None:
+    reply = await generate(writing_store, {"decoder_input_details": True})
+    assert reply.json()["details"]["prefill"] == [
+        {"id": 5, "text": "Once", "logprob": None},
+        {"id": 6, "text": " upon", "logprob": -2.5},
+    ]
+
+
+async def test_what_might_have_come_is_told_for_each_token(writing_store: Path) -> None:
+    reply = await generate(writing_store, {"details": True, "top_n_tokens": 2})
+    first, *others = reply.json()["details"]["top_tokens"]
+    assert first == [
+        {"id": 7, "text": " a", "logprob": -0.25, "special": False},
+        {"id": 9, "text": " the", "logprob": -1.75, "special": False},
+    ]
+    assert others == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (FinishReason.LENGTH, "length"),
+        (FinishReason.END, "eos_token"),
+        (FinishReason.STOP, "stop_sequence"),
+    ],
+)
+async def test_the_end_has_a_reason(reason: FinishReason, word: str, writing_store: Path) -> None:
+    chunks = [Chunk("a.", (Token(1, "a.", -1.0),), ending(reason, 1))]
+    reply = await generate(writing_store, {"details": True}, chunks=chunks)
+    assert reply.json()["details"]["finish_reason"] == word
+
+
+async def test_of_best_of_the_others_are_in_the_details(writing_store: Path) -> None:
+    generator = ScriptedGenerator()
+    body = {"inputs": "Once", "best_of": 3, "do_sample": True, "return_full_text": True}
+    plain = await ask(writing_store, generator, "/generate", body)
+    told = await ask(writing_store, generator, "/generate", {**body, "details": True})
+    assert plain.json() == {"generated_text": "Once" + TEXT}
+    others = told.json()["details"]["best_of_sequences"]
+    assert [other["generated_text"] for other in others] == ["Once" + TEXT] * 2
+    assert others[0]["tokens"] == told.json()["details"]["tokens"]
+    assert len(generator.calls) == 6
+
+
+async def test_headers_tell_tokens_and_milliseconds(writing_store: Path) -> None:
+    headers = (await generate(writing_store, {})).headers
+    assert headers["content-type"] == "application/json"
+    assert headers["x-compute-type"] == "cpu-int4"
+    assert headers["x-compute-characters"] == "9"
+    assert headers["x-sha"] == tiny_manifest().source.revision
+    assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("2", "4")
+    assert (headers["x-queue-time"], headers["x-inference-time"]) == ("10", "60")
+    assert headers["x-time-per-token"] == "15"
+    assert 0 < float(headers["x-compute-time"]) < 5
+    assert {"x-total-time", "x-validation-time"} <= set(headers)
+    assert "decode;dur=40.00" in headers["server-timing"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidField("`grammar` is no schema", field="grammar"), 422, "validation"),
+        (InputTooLong("`prompt` has 999 tokens", field="prompt"), 422, "validation"),
+        (EmptyInput("`prompt` has no tokens", field="prompt"), 422, "validation"),
+        (Overloaded("Model is overloaded"), 429, "overloaded"),
+        (EngineFailed("the engine failed"), 424, "generation"),
+        (DeadlineExceeded("too late"), 504, "incomplete_generation"),
+        (ServeError("odd"), 500, "incomplete_generation"),
+    ],
+)
+async def test_a_generators_refusal_is_told_in_lower_case(
+    error: ServeError, status: int, kind: str, writing_store: Path
+) -> None:
+    reply = await generate(writing_store, {}, refusal=error)
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+    assert reply.json()["code"] == error.code
+    assert ("retry-after" in reply.headers) == (status == 429)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (InputTooLong("`prompt` has 9 tokens", field="prompt"), "`inputs` has 9 tokens"),
+        (InvalidField("`grammar`: no", field="grammar"), "`parameters.grammar`: no"),
+        (
+            InvalidField("`max_new_tokens`: no", field="max_new_tokens"),
+            "`parameters.max_new_tokens`: no",
+        ),
+    ],
+)
+async def test_a_generators_fields_have_the_bodys_names(
+    error: ServeError, sentence: str, writing_store: Path
+) -> None:
+    assert (await generate(writing_store, {}, refusal=error)).json()["error"] == sentence
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({"inputs": ""}, 422, "validation"),
+        ({"inputs": ["a", "b"]}, 422, "validation"),
+        ({}, 422, "validation"),
+        ([], 400, "validation"),
+        ({"inputs": "a", "parameters": {"top_p": 1}}, 422, "validation"),
+        ({"inputs": "a", "parameters": {"num_beams": 1}}, 400, "validation"),
+        ({"inputs": "a", "options": {"use_gpu": True}}, 422, "validation"),
+        ({"inputs": "a", "model": "no/such"}, 404, "validation"),
+        ({"inputs": "a", "model": EMBEDDER}, 424, "generation"),
+    ],
+)
+async def test_a_body_that_cannot_be_answered_is_told_likewise(
+    body: Any, status: int, kind: str, writing_store: Path
+) -> None:
+    generator = ScriptedGenerator()
+    reply = await ask(writing_store, generator, "/generate", body)
+    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+    assert not generator.calls
+
+
+async def test_a_generator_that_starts_tells_when_to_come_back(writing_store: Path) -> None:
+    loading = ModelLoading("Model tiny/decoder is currently loading", estimated_time_s=20.0)
+    reply = await generate(writing_store, {}, refusal=loading)
+    assert (reply.status_code, reply.json()["estimated_time"]) == (503, 20.0)
+    assert reply.headers["retry-after"] == "20"
+
+
+async def test_more_answers_than_one_prompt_may_have_are_refused(writing_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(choices=2))
+    body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}
+    reply = await ask(writing_store, ScriptedGenerator(), "/generate", body, settings=settings)
+    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
+    assert "`parameters.best_of`" in reply.json()["error"]
+
+
+async def test_without_a_model_that_generates_there_is_an_answer_that_says_so(
+    writing_store: Path,
+) -> None:
+    body = {"inputs": "a"}
+    reply = await ask(writing_store, ScriptedGenerator(), "/generate", body, models=(EMBEDDER,))
+    assert (reply.status_code, reply.json()["error_type"]) == (424, "generation")
+
+
+async def test_another_method_is_refused_in_the_same_words(writing_store: Path) -> None:
+    async with InProcess(writing_store, models=MODELS).client() as http:
+        for path in ("/generate", f"/models/{DECODER}/generate_stream"):
+            reply = await http.delete(path)
+            assert (reply.status_code, reply.json()["error_type"]) == (405, "validation")

@@ -1,0 +1,116 @@
+"""huggingface_hub's own client, unmodified, against the application in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub import AsyncInferenceClient, set_async_client_factory
+from huggingface_hub.errors import (
+    GenerationError,
+    IncompleteGenerationError,
+    OverloadedError,
+    ValidationError,
+)
+from huggingface_hub.utils._http import async_hf_response_event_hook, default_async_client_factory
+
+from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import (
+    CHUNKS,
+    MODELS,
+    TEXT,
+    ScriptedGenerator,
+)
+
+URL = f"http://test/models/{DECODER}"
+
+
+@asynccontextmanager
+async def hub_client(store: Path, url: str = URL, **said: Any) -> AsyncIterator[Any]:
+    """A client of the application over a generator that says `said`."""
+    world = InProcess(store, models=MODELS, generator=ScriptedGenerator(**said))
+    async with world.application() as app:
+        transport = httpx2.ASGITransport(app)
+        # As in its own client, so that it reads the errors of streams.
+        hooks = {"response": [async_hf_response_event_hook]}
+        set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport, event_hooks=hooks))
+        try:
+            async with AsyncInferenceClient(url) as client:
+                yield client
+        finally:
+            set_async_client_factory(default_async_client_factory)
+
+
+async def test_a_text_is_continued(writing_store: Path) -> None:
+    async with hub_client(writing_store) as client:
+        assert await client.text_generation("Once") == "Once" + TEXT
+        assert await client.text_generation("Once", return_full_text=False) == TEXT
+
+
+async def test_details_are_read(writing_store: Path) -> None:
+    async with hub_client(writing_store, f"{URL}/generate") as client:
+        told = await client.text_generation(
+            "Once",
+            details=True,
+            decoder_input_details=True,
+            best_of=2,
+            top_n_tokens=2,
+            temperature=0.5,
+            grammar={"type": "regex", "value": "[a-z ]+"},
+        )
+    assert told.generated_text == TEXT
+    assert (told.details.finish_reason, told.details.generated_tokens) == ("eos_token", 4)
+    assert [token.text for token in told.details.prefill] == ["Once", " upon"]
+    assert [token.logprob for token in told.details.tokens] == [-0.25, -0.5, -1.0, -0.125]
+    assert told.details.top_tokens[0][1]["text"] == " the"
+    assert told.details.best_of_sequences[0].generated_text == TEXT
+
+
+@pytest.mark.parametrize("url", [URL, "http://test", f"{URL}/generate_stream"])
+async def test_a_stream_is_read_token_by_token(url: str, writing_store: Path) -> None:
+    async with hub_client(writing_store, url) as client:
+        texts = await client.text_generation("Once", stream=True)
+        assert [text async for text in texts] == [" a", " ti", "me", ""]
+        events = await client.text_generation("Once", stream=True, details=True)
+        *_, last = [event async for event in events]
+    assert last.generated_text.endswith(TEXT)
+    assert last.details.finish_reason == "eos_token"
+    assert (last.index, last.token.special) == (4, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (Overloaded("Model is overloaded"), OverloadedError),
+        (EngineFailed("the engine failed"), GenerationError),
+        (DeadlineExceeded("too late"), IncompleteGenerationError),
+    ],
+)
+async def test_a_refusal_is_raised_as_what_it_is(
+    error: ServeError, raised: type[Exception], stream: bool, writing_store: Path
+) -> None:
+    async with hub_client(writing_store, refusal=error) as client:
+        with pytest.raises(raised, match=error.message):
+            await client.text_generation("Once", stream=stream)
+
+
+async def test_a_failure_on_the_way_is_raised_too(writing_store: Path) -> None:
+    chunks = [CHUNKS[0], EngineFailed("the engine failed")]
+    async with hub_client(writing_store, chunks=chunks) as client:
+        texts = await client.text_generation("Once", stream=True)
+        assert await anext(texts) == " a"
+        with pytest.raises(GenerationError, match="the engine failed"):
+            await anext(texts)
+
+
+async def test_a_wrong_parameter_is_named(writing_store: Path) -> None:
+    async with hub_client(writing_store) as client:
+        with pytest.raises(ValidationError, match=r"parameters\.temperature"):
+            await client.text_generation("Once", temperature=-1.0)

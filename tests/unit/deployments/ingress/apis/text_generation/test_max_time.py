@@ -1,0 +1,101 @@
+"""`max_time`: the answer is what came until then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.decoder_artifacts import DECODER
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import (
+    CHUNKS,
+    MODELS,
+    TEXT,
+    ScriptedGenerator,
+    ask,
+    events_in,
+)
+
+HANGS = CHUNKS[:2]  # three tokens, and then nothing
+
+
+def body(**parameters: Any) -> dict[str, Any]:
+    return {"inputs": "Once", "parameters": {"details": True, **parameters}}
+
+
+async def test_what_came_until_then_is_the_answer(writing_store: Path) -> None:
+    generator = ScriptedGenerator(chunks=HANGS)
+    reply = await ask(writing_store, generator, "/generate", body(max_time=0.05))
+    told = reply.json()
+    assert told["generated_text"] == TEXT
+    assert told["details"]["finish_reason"] == "length"
+    assert told["details"]["generated_tokens"] == len(told["details"]["tokens"]) == 3
+    assert 40 <= float(reply.headers["x-total-time"]) < 5_000
+    assert generator.running == 0
+
+
+async def test_time_that_is_not_needed_changes_nothing(writing_store: Path) -> None:
+    generator = ScriptedGenerator()
+    unbounded = await ask(writing_store, generator, "/generate", body())
+    bounded = await ask(writing_store, generator, "/generate", body(max_time=60))
+    assert bounded.json() == unbounded.json()
+
+
+async def test_an_answer_that_is_done_in_time_is_recorded_as_one(writing_store: Path) -> None:
+    world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator())
+    async with world.client() as http:
+        for path in ("/generate", "/generate_stream"):
+            await http.post(path, json=body(max_time=60))
+    assert [record.status for record in world.recorder.records] == [200, 200]
+
+
+async def test_an_answer_that_is_cut_is_recorded_as_one_too(writing_store: Path) -> None:
+    world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator(chunks=HANGS))
+    async with world.client() as http:
+        for path in ("/generate", "/generate_stream"):
+            await http.post(path, json=body(max_time=0.05))
+    assert [record.status for record in world.recorder.records] == [200, 200]
+    # Two of the prompt, three that came.
+    assert [record.timings.tokens for record in world.recorder.records] == [5, 5]
+
+
+async def test_several_answers_end_each_where_it_stands(writing_store: Path) -> None:
+    generator = ScriptedGenerator(chunks=HANGS)
+    asked = body(max_time=0.05, num_return_sequences=2, do_sample=True, seed=1)
+    reply = await ask(
+        writing_store, generator, f"/models/{DECODER}", {**asked, "inputs": ["a", "b"]}
+    )
+    told = [[one["generated_text"] for one in answers] for answers in reply.json()]
+    assert told == [["a" + TEXT] * 2, ["b" + TEXT] * 2]
+    assert len(generator.calls) == 4
+    assert generator.running == 0
+
+
+async def test_a_stream_ends_with_the_text_so_far(writing_store: Path) -> None:
+    generator = ScriptedGenerator(chunks=HANGS)
+    reply = await ask(writing_store, generator, "/generate_stream", body(max_time=0.05))
+    *others, last = events_in(reply.content)
+    assert [event["token"]["text"] for event in others] == [" a", " ti", "me"]
+    assert (last["index"], last["token"]["text"]) == (4, "")
+    assert last["generated_text"] == TEXT
+    assert (last["details"]["finish_reason"], last["details"]["generated_tokens"]) == ("length", 3)
+    assert generator.running == 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_where_nothing_came_there_is_no_answer(path: str, writing_store: Path) -> None:
+    generator = SlowStart()
+    reply = await ask(writing_store, generator, path, body(max_time=0.05))
+    assert (reply.status_code, reply.json()["error_type"]) == (504, "incomplete_generation")
+    assert "max_time" in reply.json()["error"]
+
+
+class SlowStart(ScriptedGenerator):
+    """Reads a prompt for ever."""
+
+    async def stream(self, call: Any) -> Any:
+        await asyncio.Event().wait()
+        yield

@@ -1,0 +1,245 @@
+"""What text-generation-inference's parameters mean to a generator, and which are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
+from deployments.generation.messages import GenerationOptions, Grammar, Sampling
+from deployments.ingress.apis.text_generation.requests import Asked, Manners, read_asked
+from deployments.ingress.http.request_options import RequestOptions
+
+HUB, STREAM = Manners(full_text=True, many=True), Manners(streams=True)
+
+
+def asked(parameters: dict[str, Any], manners: Manners = HUB) -> Asked:
+    return read_asked({"inputs": "Once", "parameters": parameters}, manners)
+
+
+def options(parameters: dict[str, Any], manners: Manners = HUB) -> GenerationOptions:
+    return asked(parameters, manners).question(None, RequestOptions()).options
+
+
+def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
+    assert options({}) == GenerationOptions(sampling=Sampling(temperature=0.0), keep_stop=True)
+
+
+def test_null_is_not_given() -> None:
+    nothing = dict.fromkeys(("temperature", "seed", "stop", "best_of", "grammar", "details"))
+    assert options(nothing) == options({})
+    body = {"inputs": "Once", "parameters": None, "options": None, "stream": None}
+    assert read_asked(body, HUB).question(None, RequestOptions()).options == options({})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": False, "temperature": 0.7}, 0.7),
+        ({"top_k": 5}, 1.0),
+        ({"top_p": 0.5}, 1.0),
+        ({"typical_p": 0.5}, 1.0),
+        ({"min_p": 0.1}, 1.0),
+        ({"seed": 3}, 0.0),
+        ({"repetition_penalty": 1.1}, 0.0),
+    ],
+)
+def test_tokens_are_drawn_when_a_parameter_of_drawing_is_given(
+    parameters: dict[str, Any], temperature: float
+) -> None:
+    assert options(parameters).sampling.temperature == temperature
+
+
+def test_every_parameter_reaches_the_generator() -> None:
+    given = {
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "typical_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": -0.5,
+        "seed": (1 << 64) - 1,
+        "stop": ["\n", "."],
+        "details": True,
+        "decoder_input_details": True,
+        "top_n_tokens": 3,
+        "truncate": 100,
+        "grammar": {"type": "regex", "value": "[a-z]+"},
+    }
+    assert options(given) == GenerationOptions(
+        sampling=Sampling(
+            temperature=0.5,
+            top_k=40,
+            top_p=0.9,
+            min_p=0.05,
+            typical_p=0.8,
+            repetition_penalty=1.3,
+            frequency_penalty=-0.5,
+            seed=(1 << 64) - 1,
+        ),
+        max_new_tokens=9,
+        min_new_tokens=2,
+        stop=("\n", "."),
+        keep_stop=True,
+        grammar=Grammar("regex", "[a-z]+"),
+        logprobs=3,
+        prompt_logprobs=True,
+        keep_last=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "manners", "logprobs"),
+    [
+        ({}, HUB, None),
+        ({"top_n_tokens": 2}, HUB, None),  # nobody would see them
+        ({"details": True}, HUB, 0),
+        ({"decoder_input_details": True}, HUB, 0),
+        ({}, STREAM, 0),
+        ({"top_n_tokens": 2}, STREAM, 2),
+    ],
+)
+def test_logprobs_are_computed_where_they_are_told(
+    parameters: dict[str, Any], manners: Manners, logprobs: int | None
+) -> None:
+    assert options(parameters, manners).logprobs == logprobs
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [
+        ({"stop_sequences": ["x"]}, ("x",)),
+        ({"stop": ["y"], "stop_sequences": ["x"]}, ("y",)),
+        ({"stop": [], "stop_sequences": []}, ()),
+    ],
+)
+def test_stop_has_an_older_spelling(given: dict[str, Any], stop: tuple[str, ...]) -> None:
+    assert options(given).stop == stop
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json", {"properties": {"a": {"type": "string"}}}),
+        ("json", '{"properties": {"a": {"type": "string"}}}'),
+        ("json_schema", {"properties": {"a": {"type": "string"}}}),
+        ("json_schema", {"name": "thing", "schema": {"properties": {"a": {"type": "string"}}}}),
+    ],
+)
+def test_a_json_schema_comes_as_an_object_a_text_or_with_its_name(kind: str, value: Any) -> None:
+    grammar = options({"grammar": {"type": kind, "value": value}}).grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+    assert orjson.loads(grammar.value) == {"properties": {"a": {"type": "string"}}}
+
+
+def test_parameters_may_stand_at_the_top_and_the_nested_ones_win() -> None:
+    body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
+    told = read_asked(body, HUB).question(None, RequestOptions()).options
+    assert (told.max_new_tokens, told.sampling.top_k) == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens"),
+        ({"max_new_tokens": True}, "max_new_tokens"),
+        ({"temperature": 0}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.0}, "top_p"),
+        ({"typical_p": 1}, "typical_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"stop": "text"}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"truncate": 0}, "truncate"),
+        ({"top_n_tokens": 21}, "top_n_tokens"),
+        ({"max_time": 0}, "max_time"),
+        ({"watermark": True}, "watermark"),
+        ({"adapter_id": "some/adapter"}, "adapter_id"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "do_sample": True, "seed": 1}, "seed"),
+        ({"best_of": 2, "do_sample": True, "max_time": 1}, "max_time"),
+        ({"best_of": 2, "do_sample": True, "num_return_sequences": 2}, "num_return_sequences"),
+        ({"num_return_sequences": 2}, "num_return_sequences"),
+        ({"grammar": {"type": "poem", "value": ""}}, "grammar.type"),
+        ({"grammar": {"type": "regex", "value": {}}}, "grammar.value"),
+        ({"grammar": {"type": "json", "value": "no schema"}}, "grammar.value"),
+        ({"grammar": {"type": "json", "value": "[1]"}}, "grammar.value"),
+        ({"grammar": {"type": "json", "value": "[" * 5_000}}, "grammar.value"),
+        ({"grammar": "[a-z]"}, "grammar"),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_named(parameters: dict[str, Any], field: str) -> None:
+    with pytest.raises(ServeError) as refused:
+        options(parameters)
+    assert isinstance(refused.value, InvalidField | EmptyInput)
+    assert refused.value.field == f"parameters.{field}"
+    assert f"`parameters.{field}`" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"best_of": 2, "do_sample": True},
+        {"num_return_sequences": 2, "do_sample": True},
+        {"decoder_input_details": True},
+    ],
+)
+def test_what_a_stream_cannot_tell_is_refused_there_only(parameters: dict[str, Any]) -> None:
+    assert asked(parameters)
+    with pytest.raises(InvalidField, match="not possible"):
+        asked(parameters, STREAM)
+
+
+def test_what_adds_nothing_is_no_clash() -> None:
+    assert asked({"best_of": 1, "num_return_sequences": 1, "seed": 1, "watermark": False}, STREAM)
+
+
+def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
+    with pytest.raises(UnknownParameter) as refused:
+        asked({"num_beams": 4, "top_k": 1, "max_lenght": 9})
+    assert refused.value.message.startswith(
+        "The following `model_kwargs` are not used by the model: ['num_beams', 'max_lenght'] ("
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "manners", "field"),
+    [
+        ("", HUB, "inputs"),
+        (None, HUB, "inputs"),
+        (7, HUB, "inputs"),
+        ([], HUB, "inputs"),
+        (["a", ""], HUB, "inputs[1]"),
+        (["a", {"role": "user"}], HUB, "inputs[1]"),
+        (["a"], STREAM, "inputs"),
+        (["a"], Manners(full_text=True, many=True, streams=True), "inputs"),
+        (["a"], Manners(), "inputs"),
+    ],
+)
+def test_inputs_that_are_no_prompt_are_named(inputs: Any, manners: Manners, field: str) -> None:
+    with pytest.raises(ServeError) as refused:
+        read_asked({"inputs": inputs}, manners)
+    assert refused.value.field == field
+
+
+def test_one_object_cannot_be_several_answers() -> None:
+    with pytest.raises(InvalidField, match="num_return_sequences"):
+        asked({"num_return_sequences": 2, "do_sample": True}, Manners())

@@ -1,0 +1,37 @@
+"""The dialect over a tiny decoder that really runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployments.config import GeneratorSettings
+from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import events_in
+
+SPEAKER, SAYS = "tiny/speaker", "Hi you!"
+ASKED = {"inputs": "\n", "parameters": {"details": True, "top_n_tokens": 2}}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("speaking")
+    seal_tiny_decoder(store, SPEAKER, says=SAYS)
+    return store
+
+
+async def test_the_likeliest_tokens_say_whether_they_are_special(store: Path) -> None:
+    writes = GeneratorSettings(rows=2, context_tokens=200)
+    async with InProcess(store, (SPEAKER,), writes=writes).client() as http:
+        whole = (await http.post("/generate", json=ASKED)).json()
+        stream = await http.post("/generate_stream", json=ASKED)
+    assert whole["generated_text"] == SAYS
+    told = whole["details"]["top_tokens"]
+    assert told == [event["top_tokens"] for event in events_in(stream.content)]
+    # The likeliest in the place of the end is the end itself, which is special.
+    assert [likeliest["special"] for likeliest, _ in told] == [False] * (len(told) - 1) + [True]
+    ends = {one["id"] for tops in told for one in tops if one["special"]}
+    words = {one["id"] for tops in told for one in tops if not one["special"]}
+    assert not ends & words

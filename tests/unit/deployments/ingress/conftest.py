@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.artifacts import EMBEDDER, seal_tiny
+from tests.support.decoder_artifacts import seal_tiny_decoder
+
+
+@pytest.fixture(scope="session")
+def writing_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with EMBEDDER and DECODER, shared: nothing is to be changed in it."""
+    store = tmp_path_factory.mktemp("writing")
+    seal_tiny(store, EMBEDDER)
+    seal_tiny_decoder(store)
+    return store

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Message
+
+from deployments.ingress.http import api
+from deployments.ingress.http.api import RememberingRouter
+
+
+@asynccontextmanager
+async def no_lifespan(app: Starlette) -> AsyncIterator[None]:
+    yield
+
+
+async def tell_info(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(f"info {request.path_params['id']}")
+
+
+async def tell_model(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(f"model {request.path_params['id']}")
+
+
+@pytest.fixture
+def app() -> Starlette:
+    app = Starlette()
+    app.router = RememberingRouter(
+        [
+            Route("/models/{id:path}/info", tell_info, methods=["GET"]),
+            Route("/models/{id:path}", tell_model, methods=["POST"]),
+            Route("/models/{id:path}", tell_info, methods=["GET"]),
+        ],
+        no_lifespan,
+    )
+    return app
+
+
+def client(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def test_the_second_time_a_path_finds_the_same_route_with_its_own_id(app: Starlette) -> None:
+    async with client(app) as http:
+        for _ in range(2):
+            assert (await http.get("/models/a/b/info")).text == "info a/b"
+            assert (await http.post("/models/a/b")).text == "model a/b"
+            assert (await http.post("/models/c")).text == "model c"
+
+
+async def test_what_no_route_takes_is_refused_each_time(app: Starlette) -> None:
+    async with client(app) as http:
+        for _ in range(2):
+            assert (await http.get("/nothing")).status_code == 404
+            assert (await http.put("/models/a")).status_code == 405
+            assert (await http.post("/models/a")).status_code == 200
+
+
+async def test_a_refused_method_is_told_all_others_of_its_path(app: Starlette) -> None:
+    async with client(app) as http:
+        refused = await http.put("/models/a")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+async def test_strangers_cannot_fill_the_memory(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_MOST_REMEMBERED", 3)
+    async with client(app) as http:
+        told = [(await http.post(f"/models/{i}")).text for i in range(10)]
+    assert told == [f"model {i}" for i in range(10)]
+    assert len(app.router._remembered) <= 3
+
+
+async def test_a_path_without_end_is_served_and_not_kept(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_MOST_REMEMBERED", 1)
+    async with client(app) as http:
+        await http.post("/models/a")
+        assert (await http.post("/models/" + "a" * 5_000)).status_code == 200
+    assert [path for _, path, _ in app.router._remembered] == ["/models/a"]
+
+
+async def test_the_lifespan_is_run() -> None:
+    told = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        told.append("begun")
+        yield
+        told.append("ended")
+
+    app = Starlette()
+    app.router = RememberingRouter([], lifespan)
+    messages = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> Message:
+        return {"type": next(messages)}
+
+    async def send(message: Message) -> None:
+        told.append(message["type"])
+
+    await app({"type": "lifespan", "state": {}}, receive, send)
+    assert told == ["begun", "lifespan.startup.complete", "ended", "lifespan.shutdown.complete"]

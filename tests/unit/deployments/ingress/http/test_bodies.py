@@ -1,0 +1,197 @@
+"""What is read of a body: JSON strictly, compressed in bounded steps, within time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import MalformedBody, UnsupportedEncoding
+from deployments.ingress.http.bodies import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    Inflater,
+    decoder_for,
+    deeper_than,
+    parse_json,
+)
+from tests.support.artifacts import EMBEDDER
+from tests.support.in_process import InProcess
+
+EMBED = f"/models/{EMBEDDER}"
+BODY = b'{"inputs": "night"}'
+LIMITS = IngressUserConfig(
+    limits=LimitSettings(body_bytes=2_000, body_wait_s=0.2, inflight_body_bytes=3_000)
+)
+
+
+def bare_deflate(plain: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(plain) + packer.flush()
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert parse_json(b'{"inputs": 7, "inputs": "a"}') == {"inputs": "a"}
+
+
+@pytest.mark.parametrize(
+    "raw", [b"1e999", b"1" + b"0" * 400, b"NaN", b'"\\ud800"', b"{} {}", b"[" * 5_000]
+)
+def test_what_is_no_strict_json_is_malformed(raw: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        parse_json(raw)
+
+
+def test_depth_is_bounded_where_it_is_counted() -> None:
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    assert parse_json(deepest)
+    with pytest.raises(MalformedBody, match="nested more than"):
+        parse_json(b"[" + deepest + b"]")
+    with pytest.raises(MalformedBody, match="nested more than"):
+        parse_json(b'{"a":' * 40 + b"1" + b"}" * 40)
+    assert not deeper_than("text", 0)
+    assert deeper_than([{}], 1)
+
+
+def test_objects_and_lists_are_counted_and_brackets_in_texts_are_not() -> None:
+    text = b'["' + b'[\\"{' * MAX_CONTAINERS + b'"]'
+    assert len(parse_json(text)[0]) == 3 * MAX_CONTAINERS
+    with pytest.raises(MalformedBody, match="objects and lists"):
+        parse_json(b"[" + b"[]," * MAX_CONTAINERS + b"1]")
+
+
+def test_a_text_that_never_ends_is_looked_through_once() -> None:
+    """Tried anew from each of its quotes, these 400 KB would take half an hour."""
+    started_s = time.perf_counter()
+    with pytest.raises(MalformedBody):
+        parse_json(b"[" * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * 200_000)
+    assert time.perf_counter() - started_s < 5
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(BODY)),
+        ("X-GZIP", gzip.compress(BODY)),
+        ("deflate", zlib.compress(BODY)),
+        ("deflate", bare_deflate(BODY)),
+        ("identity", BODY),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+async def test_a_compressed_body_is_read_however_it_arrives(
+    encoding: str, packed: bytes, step: int, tiny_store: Path
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(packed), step):
+            yield packed[start : start + step]
+
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        plain = await http.post(EMBED, content=BODY)
+        reply = await http.post(EMBED, content=pieces(), headers={"content-encoding": encoding})
+    assert (reply.status_code, reply.json()) == (200, plain.json())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "status", "code"),
+    [
+        ("gzip", gzip.compress(b" " * 2_001), 413, "body_too_large"),
+        ("deflate", zlib.compress(b" " * 1_000_000), 413, "body_too_large"),
+        ("gzip", BODY, 400, "malformed_body"),
+        ("gzip", b"", 400, "malformed_body"),
+        ("gzip", gzip.compress(BODY)[:-1], 400, "malformed_body"),
+        ("gzip", gzip.compress(BODY) + b"x", 400, "malformed_body"),
+        ("gzip", gzip.compress(BODY[:5]) + gzip.compress(BODY[5:]), 400, "malformed_body"),
+        ("br", BODY, 415, "unsupported_encoding"),
+        ("gzip, gzip", gzip.compress(gzip.compress(BODY)), 415, "unsupported_encoding"),
+    ],
+)
+async def test_a_compressed_body_that_cannot_be_read_is_refused(
+    encoding: str, content: bytes, status: int, code: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, content=content, headers={"content-encoding": encoding})
+    assert (reply.status_code, reply.json()["code"]) == (status, code)
+
+
+def test_a_bomb_costs_no_more_memory_than_a_body_may_have() -> None:
+    bomb = zlib.compress(b" " * 100_000_000, 9)
+    tracemalloc.start()
+    plain = Inflater(None).feed(bomb, 2_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(plain) == 2_001
+    assert peak < 500_000
+
+
+def test_an_unknown_encoding_is_named_without_its_megabytes() -> None:
+    with pytest.raises(UnsupportedEncoding) as refusal:
+        decoder_for("x" * 1_000_000)
+    assert len(refusal.value.message) < 200
+
+
+async def stalling(start: bytes) -> AsyncIterator[bytes]:
+    yield start
+    await asyncio.Event().wait()
+
+
+async def test_a_body_that_comes_too_slowly_ends_with_408(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, content=stalling(b'{"inp'))
+        openai = await http.post("/v1/embeddings", content=stalling(b"{"))
+    assert (reply.status_code, reply.json()["code"]) == (408, "body_too_slow")
+    assert "0.2 seconds" in reply.json()["error"]
+    assert openai.json()["error"]["code"] == "body_too_slow"
+    assert openai.headers["x-should-retry"] == "false"
+
+
+async def test_bodies_held_at_once_are_bounded_together_and_let_go_again(tiny_store: Path) -> None:
+    patient = IngressUserConfig(
+        limits=LimitSettings(body_bytes=2_000, body_wait_s=5, inflight_body_bytes=3_000)
+    )
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield BODY[:-1].ljust(1_999)
+        arrived.set()
+        await go_on.wait()
+        yield b"}"
+
+    async with InProcess(tiny_store, settings=patient).client() as http:
+        held = asyncio.ensure_future(http.post(EMBED, content=waiting()))
+        await arrived.wait()
+        probe = BODY.ljust(1_500)
+        refused = await http.post(EMBED, content=probe)
+        small = await http.post(EMBED, content=BODY)
+        go_on.set()
+        answered = await held
+        after = await http.post(EMBED, content=probe)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.status_code == 429
+    assert [small.status_code, answered.status_code, after.status_code] == [200] * 3
+
+
+@pytest.mark.parametrize("declared", ["9" * 19, "9" * 5_000])
+async def test_a_declared_length_of_many_digits_is_just_too_large(
+    declared: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, content=BODY, headers={"content-length": declared})
+    assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
+
+
+async def test_an_error_names_a_megabyte_in_a_few_words(tiny_store: Path) -> None:
+    body = {"inputs": "a", "parameters": {"p" * 1_000_000: 1}}
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(EMBED, json=body)
+    assert reply.status_code == 422
+    assert len(reply.content) < 2_000
+    assert reply.json()["field"].startswith("parameters.ppp")
+    assert "known: `truncate`" in reply.json()["error"]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.errors import InvalidField
+from deployments.ingress.http.errors import FIELD_CHARS, MESSAGE_CHARS, fields_called, told_briefly
+
+
+def test_a_short_error_is_told_as_it_is() -> None:
+    error = InvalidField("`inputs` must be a string", field="inputs")
+    assert told_briefly(error) is error
+
+
+def test_a_long_error_keeps_its_start_and_its_end() -> None:
+    error = InvalidField(f"`{'k' * 1_000_000}` is not known here; known: `a`", field="f" * 9_999)
+    brief = told_briefly(error)
+    assert brief.message.startswith("`kkk")
+    assert brief.message.endswith("known: `a`")
+    assert len(brief.message) <= MESSAGE_CHARS + 5
+    assert brief.field is not None
+    assert len(brief.field) <= FIELD_CHARS + 5
+    assert len(error.message) > 1_000_000, "others may be told the same error"
+
+
+def test_half_of_a_surrogate_pair_does_not_reach_json() -> None:
+    brief = told_briefly(InvalidField("`\ud800` is not known", field="\udfff"))
+    assert (brief.message, brief.field) == ("`?` is not known", "?")
+
+
+def test_an_error_is_told_in_the_names_of_the_other_api() -> None:
+    original = InvalidField("`inputs[3]` is empty", field="inputs[3]")
+    with pytest.raises(InvalidField) as told, fields_called({"inputs": "input", "in": "no"}):
+        raise original
+    assert (told.value.message, told.value.field) == ("`input[3]` is empty", "input[3]")
+    assert original.field == "inputs[3]"
+
+
+def test_a_name_that_only_begins_alike_is_another_field() -> None:
+    with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+        raise InvalidField("`prompt_logprobs` are not there", field="prompt_logprobs")
+    assert (told.value.message, told.value.field) == (
+        "`prompt_logprobs` are not there",
+        "prompt_logprobs",
+    )
+    for field, named in (("prompt", "inputs"), ("prompt.a", "inputs.a"), ("a.b", "b")):
+        with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+            raise InvalidField("wrong", field=field)
+        assert told.value.field == named

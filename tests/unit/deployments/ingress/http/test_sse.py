@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from deployments.errors import EngineFailed, ServeError
+from deployments.ingress.http.sse import EventStream, event_of
+from tests.support.asgi_client import Visitor
+from tests.support.fakes import until
+
+
+class Spring:
+    """Events, an error where one stands among them; `hangs` at the end. It knows who closed it."""
+
+    def __init__(self, events: Sequence[bytes | Exception], *, hangs: bool = False) -> None:
+        self._events = events
+        self._hangs = hangs
+        self.source_closed = 0
+        self.events_closed = False
+
+    async def aclose(self) -> None:
+        self.source_closed += 1
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for event in self._events:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+            if self._hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.events_closed = True
+
+    def is_closed(self) -> bool:
+        return self.source_closed == 1 and self.events_closed
+
+
+def told(error: ServeError) -> bytes:
+    return event_of(f"{error.code}: {error.message}".encode())
+
+
+def visited(spring: Spring, *, takes: int = 1_000, slow_reader_s: float = 5.0) -> Visitor:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"x-compute-type": "cpu-fake"}
+        response = EventStream(
+            spring.events(), spring, told, slow_reader_s=slow_reader_s, headers=headers
+        )
+        await response(scope, receive, send)
+
+    return Visitor(app, "/", {}, takes=takes)
+
+
+async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
+    spring = Spring([event_of(b"1"), event_of(b"2") + event_of(b"3")])
+    visitor = visited(spring)
+    await visitor.visit
+    assert visitor.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
+    start, *bodies = visitor.messages
+    headers = dict(start["headers"])
+    assert start["status"] == 200
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert headers[b"x-compute-type"] == b"cpu-fake"
+    assert b"content-length" not in headers
+    assert [body["more_body"] for body in bodies] == [True, True, False]
+    assert spring.is_closed()
+
+
+async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
+    spring = Spring([event_of(b"1"), EngineFailed("broken"), event_of(b"2")])
+    visitor = visited(spring)
+    await visitor.visit
+    assert visitor.text == "data: 1\n\ndata: engine_failed: broken\n\n"
+    assert visitor.messages[-1]["more_body"] is False
+    assert spring.is_closed()
+
+
+async def test_a_bug_is_told_without_its_details_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spring = Spring([event_of(b"1"), ZeroDivisionError("secret")])
+    visitor = visited(spring)
+    await visitor.visit
+    assert "internal: unexpected failure" in visitor.text
+    assert "secret" not in visitor.text
+    assert "secret" in caplog.text
+    assert spring.is_closed()
+
+
+async def test_a_client_who_leaves_ends_the_stream() -> None:
+    spring = Spring([event_of(b"1")], hangs=True)
+    visitor = visited(spring)
+    await visitor.sees("data: 1")
+    visitor.leave()
+    await visitor.visit
+    assert spring.is_closed()
+
+
+async def test_cancelling_ends_the_stream() -> None:
+    spring = Spring([event_of(b"1")], hangs=True)
+    visitor = visited(spring)
+    await visitor.sees("data: 1")
+    visitor.visit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await visitor.visit
+    assert spring.is_closed()
+
+
+async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
+    spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")], hangs=True)
+    visitor = visited(spring, takes=2, slow_reader_s=0.02)
+    await visitor.visit
+    assert visitor.text == "data: 1\n\n"
+    assert spring.is_closed()
+
+
+async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() -> None:
+    spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")])
+    visitor = visited(spring, takes=2, slow_reader_s=60)
+    await visitor.sees("data: 1")
+    visitor.leave()
+    await visitor.visit
+    assert spring.is_closed()
+
+
+async def test_a_broken_connection_is_no_failure_of_ours() -> None:
+    spring = Spring([event_of(b"1"), event_of(b"2")])
+    sent: list[str] = []
+
+    async def receive() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError("this is a bug: an event nobody sets was set")
+
+    async def send(message: object) -> None:
+        if sent:
+            raise OSError("broken pipe")
+        sent.append("start")
+
+    response = EventStream(spring.events(), spring, told, slow_reader_s=5.0)
+    await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
+    assert spring.is_closed()
+
+
+async def test_events_nobody_has_asked_for_are_closed_too() -> None:
+    spring = Spring([event_of(b"1")])
+    visitor = visited(spring)
+    visitor.leave()
+    await visitor.visit
+    await until(lambda: spring.source_closed == 1)

@@ -1,0 +1,246 @@
+"""Bad input on the Hugging Face routes: status, code, and the field that is at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, seal_tiny
+from tests.support.fakes import in_groups_of
+from tests.support.in_process import InProcess
+
+EMBED = f"/models/{EMBEDDER}"
+CLASSIFY = f"/models/{CLASSIFIER}"
+COMPARE = f"/pipeline/sentence-similarity/{EMBEDDER}"
+TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+
+LIMITS = IngressUserConfig(limits=LimitSettings(items=4, body_bytes=2_000, item_chars=500))
+
+
+def is_refused(reply: Any, status: int, code: str, named: str | None) -> None:
+    """An error in the shape of the hosted API: one object whose `error` says what is wrong."""
+    body = reply.json()
+    assert (reply.status_code, body["code"], body.get("field")) == (status, code, named)
+    said = body["error"] if isinstance(body["error"], str) else "".join(body["error"])
+    assert said
+    assert int(reply.headers["content-length"]) == len(reply.content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"inputs=a",
+        b'{"inputs": NaN}',
+        b'{"inputs": "\xff\xfe"}',
+        b'{"inputs": "\\ud800"}',  # half of a surrogate pair
+        b"\xef\xbb\xbf{}",
+        b"[" * 1_900,
+        b"null",
+        b"7",
+    ],
+)
+async def test_a_body_that_is_no_json_of_ours_is_malformed(
+    content: bytes, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        is_refused(await http.post(EMBED, content=content), 400, "malformed_body", "body")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "named"),
+    [
+        (EMBED, {}, 400, "invalid_field", "inputs"),
+        (EMBED, {"inputs": None}, 400, "invalid_field", "inputs"),
+        (EMBED, {"parameters": {}}, 400, "invalid_field", "inputs"),
+        (EMBED, {"inputs": 7}, 400, "invalid_field", "inputs"),
+        (EMBED, {"inputs": {"text": "a"}}, 400, "invalid_field", "inputs"),
+        (EMBED, {"inputs": ["a", 7]}, 400, "invalid_field", "inputs[1]"),
+        (EMBED, {"inputs": ["a", ["b"]]}, 400, "invalid_field", "inputs[1]"),
+        (EMBED, {"inputs": ""}, 400, "empty_input", "inputs"),
+        (EMBED, {"inputs": []}, 400, "empty_input", "inputs"),
+        (EMBED, {"inputs": ["a", ""]}, 400, "empty_input", "inputs[1]"),
+        (EMBED, {"sentences": ["a"]}, 400, "invalid_field", "inputs.source_sentence"),
+        (COMPARE, {"inputs": "a"}, 400, "invalid_field", "inputs"),
+        (EMBED, {"inputs": "a", "parameters": []}, 400, "invalid_field", "parameters"),
+        (EMBED, {"inputs": "a", "options": "fast"}, 400, "invalid_field", "options"),
+        (
+            EMBED,
+            {"inputs": "a", "parameters": {"dimensions": 99}},
+            400,
+            "invalid_field",
+            "parameters.dimensions",
+        ),
+        (
+            EMBED,
+            {"inputs": "a", "parameters": {"truncate": "yes"}},
+            400,
+            "invalid_field",
+            "parameters.truncate",
+        ),
+        (
+            EMBED,
+            {"inputs": "a", "options": {"use_cache": "no"}},
+            400,
+            "invalid_field",
+            "options.use_cache",
+        ),
+        (
+            EMBED,
+            {"inputs": "a", "options": {"hardware": "tpu"}},
+            400,
+            "invalid_field",
+            "options.hardware",
+        ),
+        ("/models/no/such", {"inputs": "a"}, 404, "model_not_found", "model"),
+        ("/models/no/such", {"inputs": ""}, 404, "model_not_found", "model"),
+        ("/pipeline/text-classification/no/such", {"inputs": "a"}, 404, "model_not_found", "model"),
+        (f"/pipeline/text-classification/{EMBEDDER}", {"inputs": "a"}, 400, "wrong_task", "task"),
+        (f"{CLASSIFY}/pipeline/feature-extraction", {"inputs": "a"}, 400, "wrong_task", "task"),
+        (f"/pipeline/poetry/{EMBEDDER}", {"inputs": "a"}, 400, "invalid_field", "task"),
+        (f"{EMBED}/pipeline/poetry", {"inputs": "a"}, 400, "invalid_field", "task"),
+        (EMBED, {"inputs": ["a"] * 5}, 422, "too_many_items", "inputs"),
+        (
+            COMPARE,
+            {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}},
+            422,
+            "too_many_items",
+            "inputs.sentences",
+        ),
+        (EMBED, {"inputs": TOO_LONG}, 422, "input_too_long", "inputs"),
+        (EMBED, {"inputs": ["a", TOO_LONG]}, 422, "input_too_long", "inputs[1]"),
+        (
+            EMBED,
+            {"inputs": {"source_sentence": "a", "sentences": ["b", TOO_LONG]}},
+            422,
+            "input_too_long",
+            "inputs.sentences[1]",
+        ),
+        (EMBED, {"inputs": "x" * 501}, 422, "input_too_long", "inputs"),
+        (
+            EMBED,
+            {"inputs": "a", "parameters": {"top_k": 1}},
+            422,
+            "unknown_parameter",
+            "parameters.top_k",
+        ),
+        (
+            CLASSIFY,
+            {"inputs": "a", "parameters": {"topk": 1}},
+            422,
+            "unknown_parameter",
+            "parameters.topk",
+        ),
+        (EMBED, {"inputs": "a", "top": 1}, 422, "unknown_parameter", "top"),
+        (
+            EMBED,
+            {"inputs": "a", "options": {"gpu": True}},
+            422,
+            "unknown_parameter",
+            "options.gpu",
+        ),
+    ],
+)
+async def test_bad_input_is_refused_where_it_stands(
+    path: str, body: dict[str, Any], status: int, code: str, named: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        is_refused(await http.post(path, json=body), status, code, named)
+
+
+async def test_the_wrong_task_hears_which_ones_are_right(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        reply = await http.post(f"/pipeline/text-classification/{EMBEDDER}", json={"inputs": "a"})
+    assert "`feature-extraction`, `sentence-similarity`" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [
+        ({"inputs": TOO_LONG}, ("22 tokens", "16")),
+        ({"inputs": "x" * 501}, ("501 characters", "500")),
+        ({"inputs": ["a"] * 5}, ("5 items", "4")),
+    ],
+)
+async def test_what_is_too_much_says_both_numbers(
+    body: dict[str, Any], numbers: tuple[str, str], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        said = (await http.post(EMBED, json=body)).json()["error"]
+    assert all(number in said for number in numbers)
+
+
+async def test_more_characters_than_are_read_are_cut_when_asked(tiny_store: Path) -> None:
+    body = {"inputs": "x" * 501, "parameters": {"truncate": True}}
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, json=body)
+    assert reply.status_code == 200
+    assert reply.headers["x-hf-warning"].startswith("input-truncated")
+
+
+async def in_chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(("size", "status"), [(2_000, 200), (2_001, 413)])
+async def test_a_body_over_the_limit_is_refused_declared_or_not(
+    declared: bool, size: int, status: int, tiny_store: Path
+) -> None:
+    body = json.dumps({"inputs": "night"}).ljust(size).encode()
+    content = body if declared else in_chunks(body, 300)
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, content=content)
+        assert ("content-length" in reply.request.headers) is declared
+    if status == 200:
+        assert reply.status_code == 200
+    else:
+        is_refused(reply, 413, "body_too_large", "body")
+        assert "2000" in reply.json()["error"]
+
+
+async def test_a_declared_size_is_refused_before_the_body_is_read(tiny_store: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        reply = await http.post(EMBED, content=endless(), headers={"content-length": "2001"})
+    is_refused(reply, 413, "body_too_large", "body")
+
+
+async def test_a_damaged_artifact_is_refused_and_the_others_keep_serving(tmp_path: Path) -> None:
+    (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).write_bytes(b"")
+    seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
+    async with InProcess(tmp_path).client() as http:
+        refused = await http.post(EMBED, json={"inputs": "a"})
+        served = await http.post(CLASSIFY, json={"inputs": "a"})
+        listed = {m["id"]: m["state"] for m in (await http.get("/models")).json()["data"]}
+    is_refused(refused, 503, "digest_mismatch", None)
+    assert served.status_code == 200
+    assert listed == {EMBEDDER: "refused", CLASSIFIER: "ready"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "code"),
+    [(TOO_LONG, 422, "input_too_long"), ("an awful night", 500, "engine_failed")],
+)
+async def test_a_request_that_fails_does_not_fail_its_neighbour_in_the_list(
+    bad: str, status: int, code: str, tmp_path: Path
+) -> None:
+    seal_tiny(tmp_path, EMBEDDER, nan_word="awful")
+    together = InProcess(tmp_path, models=(EMBEDDER,), batched=in_groups_of(2))
+    async with together.client() as http:
+        good, failed = await asyncio.gather(
+            http.post(EMBED, json={"inputs": "good film"}), http.post(EMBED, json={"inputs": bad})
+        )
+    assert good.status_code == 200
+    assert (failed.status_code, failed.json()["code"]) == (status, code)

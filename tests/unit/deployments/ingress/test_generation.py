@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.manifest import Device
+from deployments.config import IngressUserConfig, LimitSettings, ModelSettings
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    HardwareUnavailable,
+    InputTooLong,
+    InvalidField,
+    ModelLoading,
+    Overloaded,
+    ServeError,
+    TooManyItems,
+    UnknownModel,
+    WrongTask,
+)
+from deployments.generation.messages import (
+    FinishReason,
+    GenerationCall,
+    GenerationOptions,
+    Sampling,
+)
+from deployments.ingress.cluster_state import LaneState
+from deployments.ingress.generation import GenerationQuestion, GenerationService
+from deployments.ingress.generation_stream import MOST_WAITING
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.records import RequestRecord
+from deployments.registry import Registry
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.fakes import ListRecorder, until
+from tests.support.generators import COMPUTE_TYPE, SpeakingGenerator, Speech
+
+ASKED = GenerationQuestion(prompt="Once upon a time")
+
+
+@dataclass
+class World:
+    """A service over one generator, and what it recorded."""
+
+    store: Path
+    speech_of: Callable[[GenerationCall], Speech] = lambda call: Speech()
+    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
+    running: int = 1  # replicas, as the next look finds them
+    models: tuple[str, ...] = (EMBEDDER, DECODER)
+    recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
+
+    def __post_init__(self) -> None:
+        self.generator = SpeakingGenerator(self.speech_of)
+        self.seen = self.running
+        self.service = GenerationService(
+            registry=Registry(self.store, [ModelSettings(id=one) for one in self.models]),
+            clients={Device.CPU: self.generator},
+            states=lambda: {Device.CPU: LaneState(available=True, running=self.seen)},
+            refresh=self._look,
+            recorder=self.recorder,
+            settings=self.settings,
+        )
+
+    async def _look(self) -> None:
+        self.seen = self.running
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being generated, nor counted as if it were."""
+        return self.generator.open == 0 and self.service.inflight_generations == 0
+
+    @property
+    def statuses(self) -> list[int]:
+        """Of what was recorded."""
+        return [record.status for record in self.recorder.records]
+
+
+def question(**told: object) -> GenerationQuestion:
+    return GenerationQuestion(**{"prompt": "Once upon a time", **told})  # type: ignore[arg-type]
+
+
+def seeded(seed: int) -> GenerationOptions:
+    return GenerationOptions(sampling=Sampling(seed=seed))
+
+
+async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store: Path) -> None:
+    world = World(writing_store)
+    reply = await world.service.complete(ASKED)
+    assert reply.model.ref.id == DECODER
+    assert [one.text for one in reply.completions] == ["Hello"]
+    assert reply.total_s > 0
+    (record,) = world.recorder.records
+    assert (record.model, record.task, record.status) == (DECODER, "text-generation", 200)
+    assert (record.compute, record.items) == (COMPUTE_TYPE, 1)
+    assert record.timings.tokens == reply.timings.tokens == 4 + 3
+    assert record.timings.forward_s == pytest.approx(0.005)
+    assert record.total_s == reply.total_s
+    assert world.is_idle()
+
+
+async def test_each_answer_has_a_seed_of_its_own(writing_store: Path) -> None:
+    world = World(writing_store)
+    reply = await world.service.complete(question(choices=3, options=seeded(2**64 - 1)))
+    assert [one.started.seed for one in reply.completions] == [2**64 - 1, 0, 1]
+
+
+async def test_without_a_seed_the_generator_draws_each(writing_store: Path) -> None:
+    world = World(writing_store)
+    await world.service.complete(question(choices=2))
+    assert [call.options.sampling.seed for call in world.generator.calls] == [None, None]
+
+
+async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_store: Path) -> None:
+    world = World(writing_store, lambda call: Speech((str(call.prompt),)))
+    asked = question(prompt="a", further_prompts=("b", "c"), choices=2)
+    reply = await world.service.complete(asked)
+    assert [one.text for one in reply.completions] == ["a", "a", "b", "b", "c", "c"]
+    (record,) = world.recorder.records
+    assert record.items == 3
+    # Each prompt is one token and counts once; each answer is one and its end.
+    assert record.timings.tokens == 3 + 6 * 2
+
+
+async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: Path) -> None:
+    logprobs = {0: -3.0, 1: -1.0, 2: -2.0}
+
+    def speech_of(call: GenerationCall) -> Speech:
+        seed = call.options.sampling.seed or 0
+        return Speech((f"s{seed}",), logprob=logprobs[seed])
+
+    world = World(writing_store, speech_of)
+    reply = await world.service.complete(question(choices=2, best_of=3, options=seeded(0)))
+    assert [one.text for one in reply.completions] == ["s1", "s2"]
+    assert [one.text for one in reply.passed_over] == ["s0"]
+    assert {call.options.logprobs for call in world.generator.calls} == {0}
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "path"),
+    [
+        ({"model_id": EMBEDDER}, WrongTask, "model"),
+        ({"model_id": "no/such"}, UnknownModel, "model"),
+        ({"choices": 9}, InvalidField, "choices"),
+        ({"choices": 0}, InvalidField, "choices"),
+        ({"best_of": 9}, InvalidField, "best_of"),
+        ({"choices": 3, "best_of": 2}, InvalidField, "best_of"),
+        ({"further_prompts": ("a",) * 40, "choices": 8}, TooManyItems, "prompt"),
+        ({"request": RequestOptions(use_gpu=True)}, HardwareUnavailable, "options.use_gpu"),
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_and_recorded(
+    told: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
+) -> None:
+    world = World(writing_store)
+    for ask in (world.service.complete, world.service.stream):
+        with pytest.raises(kind) as refused:
+            await ask(question(**told))
+        assert refused.value.field == path
+        assert refused.value.recorded
+    assert world.statuses == [kind.status] * 2
+    assert world.generator.calls == []
+    assert world.is_idle()
+
+
+async def test_the_tasks_of_a_model_that_does_not_write_are_named(writing_store: Path) -> None:
+    with pytest.raises(WrongTask, match="`feature-extraction`"):
+        await World(writing_store).service.complete(question(model_id=EMBEDDER))
+    with pytest.raises(WrongTask, match="No model here generates text"):
+        await World(writing_store, models=(EMBEDDER,)).service.complete(ASKED)
+
+
+async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> None:
+    def speech_of(call: GenerationCall) -> Speech:
+        if call.options.sampling.seed == 1:
+            return Speech(breaks=EngineFailed("broken"))
+        return Speech(hangs=True)
+
+    world = World(writing_store, speech_of)
+    with pytest.raises(EngineFailed, match="broken"):
+        await world.service.complete(question(choices=3, options=seeded(0)))
+    assert len(world.generator.calls) == 3
+    assert world.is_idle()
+    assert world.statuses == [500]
+
+
+async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> None:
+    def speech_of(call: GenerationCall) -> Speech:
+        error = InputTooLong("`prompt` has 9 tokens", field="prompt")
+        return Speech(refusal=error if call.prompt == "long" else None)
+
+    world = World(writing_store, speech_of)
+    many = question(prompt="a", further_prompts=("b", "long"))
+    for ask in (world.service.complete, world.service.stream):
+        with pytest.raises(InputTooLong) as refused:
+            await ask(many)
+        assert refused.value.field == "prompt[2]"
+        assert refused.value.message == "`prompt[2]` has 9 tokens"
+        with pytest.raises(InputTooLong) as refused:
+            await ask(question(prompt="long"))
+        assert refused.value.field == "prompt"
+    assert world.statuses == [422] * 4
+
+
+async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> None:
+    world = World(writing_store, lambda call: Speech(hangs=True))
+    asking = asyncio.ensure_future(world.service.complete(question(choices=4)))
+    await until(lambda: world.generator.open == 4)
+    assert world.service.inflight_generations == 4
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert world.is_idle()
+    assert world.statuses == [499]
+
+
+async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
+    world = World(writing_store, lambda call: Speech(hangs=True), settings)
+    stream = await world.service.stream(question(choices=3))
+    with pytest.raises(Overloaded):
+        await world.service.complete(question(choices=2))
+    await stream.aclose()
+    assert world.is_idle()
+    again = await world.service.stream(question(choices=4))
+    await again.aclose()
+    assert world.statuses == [429, 499, 499]
+
+
+async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) -> None:
+    settings = IngressUserConfig(generation_timeout_s=0.05)
+    world = World(writing_store, lambda call: Speech(hangs=True), settings)
+    with pytest.raises(DeadlineExceeded):
+        await world.service.complete(ASKED)
+    stream = await world.service.stream(ASKED)
+    with pytest.raises(DeadlineExceeded):
+        _ = [part async for part in stream]
+    await stream.aclose()
+    assert world.is_idle()
+    assert world.statuses == [504, 504]
+
+
+async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
+    writing_store: Path,
+) -> None:
+    settings = IngressUserConfig(loading_wait_s=0.02, generation_timeout_s=0.2)
+    world = World(writing_store, lambda call: Speech(silent=True), settings, running=0)
+    for ask in (world.service.complete, world.service.stream):
+        with pytest.raises(ModelLoading, match=DECODER):
+            await ask(ASKED)
+    assert world.is_idle()
+    assert world.statuses == [503, 503]
+
+
+async def test_a_generator_that_has_started_meanwhile_goes_on(writing_store: Path) -> None:
+    settings = IngressUserConfig(loading_wait_s=0.02, generation_timeout_s=0.1)
+    world = World(writing_store, lambda call: Speech(hangs=True), settings, running=0)
+    asking = asyncio.ensure_future(world.service.complete(ASKED))
+    await until(lambda: world.generator.open == 1)
+    world.running = 1
+    with pytest.raises(DeadlineExceeded):
+        await asking
+
+
+async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
+    world = World(writing_store)
+    stream = await world.service.stream(question(choices=2))
+    assert [one.prompt_tokens for one in stream.started] == [4, 4]
+    parts = [part async for part in stream]
+    for choice in (0, 1):
+        chunks = [part.chunk for part in parts if part.choice == choice]
+        assert "".join(chunk.text for chunk in chunks) == "Hello"
+        assert chunks[-1].finished is not None
+        assert chunks[-1].finished.reason is FinishReason.END
+    assert world.is_idle()
+    assert world.statuses == [200]
+    assert world.recorder.records[0].timings.tokens == 4 + 2 * 3
+    await stream.aclose()
+    assert world.statuses == [200], "recorded once"
+
+
+async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) -> None:
+    def speech_of(call: GenerationCall) -> Speech:
+        return Speech(hangs=call.options.sampling.seed == 0)
+
+    world = World(writing_store, speech_of)
+    stream = await world.service.stream(question(choices=2, options=seeded(0)))
+    seen = []
+    async for part in stream:
+        seen.append(part)
+        if part.chunk.finished is not None:
+            break
+    assert seen[-1].choice == 1
+    assert world.generator.open == 1
+    await stream.aclose()
+    assert world.is_idle()
+    assert world.statuses == [499]
+
+
+async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_opened(
+    writing_store: Path,
+) -> None:
+    def speech_of(call: GenerationCall) -> Speech:
+        bad = InvalidField("no such form", field="grammar")
+        return Speech(refusal=bad) if call.options.sampling.seed == 1 else Speech(hangs=True)
+
+    world = World(writing_store, speech_of)
+    with pytest.raises(InvalidField):
+        await world.service.stream(question(choices=2, options=seeded(0)))
+    assert world.is_idle()
+    assert world.statuses == [400]
+
+
+async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
+    writing_store: Path,
+) -> None:
+    def speech_of(call: GenerationCall) -> Speech:
+        last = call.options.sampling.seed == 1
+        return Speech(breaks=EngineFailed("broken")) if last else Speech(hangs=True)
+
+    world = World(writing_store, speech_of)
+    stream = await world.service.stream(question(choices=2, options=seeded(0)))
+    said: list[str] = []
+
+    async def read() -> None:
+        async for part in stream:
+            said.extend([part.chunk.text] * part.choice)
+
+    with pytest.raises(EngineFailed):
+        await read()
+    assert said == ["Hel", "lo"]
+    await until(world.is_idle)
+    assert world.statuses == [500]
+
+
+async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_store: Path) -> None:
+    class Cut(SpeakingGenerator):
+        async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
+            async for what in super().stream(call):
+                if getattr(what, "finished", None) is None:
+                    yield what
+
+    world = World(writing_store)
+    world.service._clients = {Device.CPU: Cut()}
+    stream = await world.service.stream(ASKED)
+    with pytest.raises(EngineFailed):
+        _ = [part async for part in stream]
+    assert world.statuses == [500]
+
+
+async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_store: Path) -> None:
+    world = World(writing_store, lambda call: Speech(silent=True))
+    asking = asyncio.ensure_future(world.service.stream(question(choices=2)))
+    await until(lambda: world.generator.open == 2)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert world.is_idle()
+    assert world.statuses == [499]
+
+
+async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -> None:
+    long = Speech(("x",) * (5 * MOST_WAITING))
+    world = World(writing_store, lambda call: long)
+    stream = await world.service.stream(ASKED)
+    for _ in range(20 * MOST_WAITING):
+        await asyncio.sleep(0)
+    assert world.generator.said <= MOST_WAITING + 2
+    batches = [parts async for parts in stream.batches()]
+    assert sum(map(len, batches)) == 5 * MOST_WAITING + 1
+    assert len(batches[0]) == MOST_WAITING, "what is ready together comes together"
+    assert world.is_idle()
+
+
+async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
+    world = World(writing_store)
+    with pytest.raises(InvalidField) as refused:
+        await world.service.stream(question(best_of=2))
+    assert refused.value.field == "best_of"
+
+
+async def test_an_answer_that_is_there_at_once_is_recorded_whole(writing_store: Path) -> None:
+    class Quick(SpeakingGenerator):
+        async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
+            for what in [what async for what in super().stream(call)]:
+                yield what
+
+    world = World(writing_store)
+    world.service._clients = {Device.CPU: Quick()}
+    stream = await world.service.stream(ASKED)
+    assert len([part async for part in stream]) == 3
+    (record,) = world.recorder.records
+    assert (record.compute, record.timings.tokens) == (COMPUTE_TYPE, 7)

@@ -1,0 +1,54 @@
+"""Streams that their reader ends on purpose; what else they do is in test_generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import EngineFailed
+from deployments.generation.messages import FinishReason
+from tests.support.fakes import until
+from tests.support.generators import Speech
+from tests.unit.deployments.ingress.test_generation import World, question
+
+HANGS = Speech(("a", "b", "c"), hangs=True)
+
+
+async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
+    world = World(writing_store, lambda call: HANGS)
+    stream = await world.service.stream(question(choices=2))
+    await until(lambda: world.generator.said == 2 * 4)
+    parts = await stream.enough()
+    said = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
+    assert said == ["abc", "abc"]
+    ends = [part.chunk.finished for part in parts if part.chunk.finished is not None]
+    assert [(one.reason, one.generated_tokens) for one in ends] == [(FinishReason.LENGTH, 3)] * 2
+    assert all(one.timings.decode_s > 0 for one in ends)
+    assert world.is_idle()
+    (record,) = world.recorder.records
+    assert record.status == 200
+    assert record.timings.tokens == 4 + 2 * 3
+    await stream.aclose()
+    assert world.statuses == [200]
+
+
+async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> None:
+    world = World(writing_store)
+    stream = await world.service.stream(question())
+    await until(lambda: len(stream.finished) == 1)
+    parts = await stream.enough()
+    (finished,) = [part.chunk.finished for part in parts if part.chunk.finished is not None]
+    assert finished.reason is FinishReason.END
+    assert await stream.enough() == []
+    assert world.statuses == [200]
+
+
+async def test_enough_of_what_failed_is_the_failure(writing_store: Path) -> None:
+    world = World(writing_store, lambda call: Speech(breaks=EngineFailed("the engine failed")))
+    stream = await world.service.stream(question())
+    await until(world.is_idle)
+    with pytest.raises(EngineFailed):
+        await stream.enough()
+    await stream.aclose()
+    assert world.statuses == [500]

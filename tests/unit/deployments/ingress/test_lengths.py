@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.errors import InputTooLong
+from deployments.ingress.limits import within_characters, within_total
+from deployments.messages import Text, Truncation
+from deployments.tasks import TaskInput
+
+
+def parsed(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> TaskInput:
+    fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
+    return TaskInput(texts, fields, None, truncation)
+
+
+def test_texts_within_the_limit_pass_as_they_are() -> None:
+    whole = parsed("abcd", ("abcd", "efgh"))
+    assert within_characters(whole, 4) is whole
+
+
+@pytest.mark.parametrize("text", ["abcde", ("abcde", ""), ("a", "bcdef")])
+def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Text) -> None:
+    with pytest.raises(InputTooLong, match="has 5 characters, at most 4") as refusal:
+        within_characters(parsed("a", text), 4)
+    assert refusal.value.field == "inputs[1]"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [
+        (Truncation.KEEP_START, ("abc", ("abc", "d"))),
+        (Truncation.KEEP_END, ("cde", ("bcd", "d"))),
+    ],
+)
+def test_each_segment_is_cut_on_its_own(truncation: Truncation, kept: tuple[Text, ...]) -> None:
+    cut = within_characters(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
+    assert cut.texts == kept
+
+
+def test_a_text_counts_as_often_as_it_is_read() -> None:
+    pairs = parsed(*[("query", "text")] * 3)
+    assert within_total(pairs, 27) is pairs
+    with pytest.raises(InputTooLong, match="27 characters to read, at most 26") as refusal:
+        within_total(pairs, 26)
+    assert refusal.value.field == "inputs"
+
+
+def test_too_many_characters_are_told_where_there_are_many() -> None:
+    searched = TaskInput(
+        ("query", *["text"] * 3),
+        ("inputs.query", *(f"inputs.texts[{i}]" for i in range(3))),
+        None,
+        Truncation.REFUSE,
+        many="inputs.texts",
+    )
+    with pytest.raises(InputTooLong, match="makes 17 characters") as refusal:
+        within_total(searched, 16)
+    assert refusal.value.field == "inputs.texts"

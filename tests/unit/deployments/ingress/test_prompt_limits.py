@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import InputTooLong, ServeError, TooManyItems
+from deployments.generation.messages import Chat, Prompt
+from deployments.ingress.limits import check_prompts
+from tests.support.decoder_artifacts import DECODER
+from tests.support.generators import SpeakingGenerator
+from tests.support.in_process import InProcess
+
+LIMITS = LimitSettings(items=4, item_chars=100, request_chars=250)
+LONG = "x" * 101
+FUNCTION = {"type": "function", "function": {"name": "f", "arguments": "y" * 60}}
+
+
+def chat(*contents: str, **more: Any) -> Chat:
+    return Chat(tuple({"role": "user", "content": one, **more} for one in contents))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "times"),
+    [
+        (["x" * 100], 1),
+        ([(1,) * 100], 1),
+        (["x" * 60] * 4, 1),
+        (["x" * 60], 4),
+        ([chat("x" * 50, "y" * 50)], 2),
+    ],
+)
+def test_what_is_within_the_limits_is_taken(prompts: list[Prompt], times: int) -> None:
+    check_prompts(prompts, times, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "times", "error", "field"),
+    [
+        ([LONG], 1, InputTooLong, "prompt"),
+        ([(1,) * 101], 1, InputTooLong, "prompt"),
+        (["a", LONG], 1, InputTooLong, "prompt[1]"),
+        (["x" * 90] * 3, 1, InputTooLong, "prompt"),
+        (["x" * 90], 3, InputTooLong, "prompt"),
+        (["a"] * 5, 1, TooManyItems, "prompt"),
+        ([chat("a", LONG)], 1, InputTooLong, "prompt[1].content"),
+        ([chat("x" * 60, "y" * 60)], 1, InputTooLong, "prompt"),
+        ([chat("x" * 60, tool_calls=[FUNCTION])], 1, InputTooLong, "prompt"),
+        ([Chat(chat("x").messages, (FUNCTION, FUNCTION))], 1, InputTooLong, "prompt"),
+        ([chat(*["a"] * 5)], 1, TooManyItems, "prompt"),
+    ],
+)
+def test_what_is_too_much_is_named(
+    prompts: list[Prompt], times: int, error: type[ServeError], field: str
+) -> None:
+    with pytest.raises(error, match=rf"`{field.replace('[', '.').replace(']', '.')}`") as refused:
+        check_prompts(prompts, times, LIMITS)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/generate", {"inputs": LONG}, "inputs"),
+        ("/generate_stream", {"inputs": LONG}, "inputs"),
+        (f"/models/{DECODER}", {"inputs": ["a", LONG]}, "inputs[1]"),
+    ],
+)
+async def test_every_api_has_them_and_says_it_in_its_words(
+    path: str, body: dict[str, Any], field: str, writing_store: Path
+) -> None:
+    generator = SpeakingGenerator()
+    settings = IngressUserConfig(limits=LIMITS)
+    world = InProcess(writing_store, models=(DECODER,), generator=generator, settings=settings)
+    async with world.client() as http:
+        reply = await http.post(path, json=body)
+    assert reply.status_code == 422
+    assert f"`{field}" in reply.text
+    assert generator.calls == []

@@ -1,0 +1,244 @@
+"""Limits, memory, deadlines and records: what holds for every family of routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.artifacts.manifest import Device, TaskName
+from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
+from deployments.errors import EngineFailed, Overloaded
+from deployments.ingress.request_log import log_level
+from deployments.ingress.response_cache import STRING_BYTES, answer_bytes
+from deployments.messages import Answer, BatchKey, ModelRef
+from deployments.tasks.token_classification import TokenClassification
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
+from tests.support.fakes import FailingLane, SilentLane, in_groups_of, until
+from tests.support.in_process import InProcess
+
+EMBED = f"/models/{EMBEDDER}"
+HASTY = IngressUserConfig(timeout_s=0.1, loading_wait_s=0.05)
+
+
+async def compute_types(http: httpx.AsyncClient, *bodies: dict[str, object]) -> list[str]:
+    return [(await http.post(EMBED, json=body)).headers["x-compute-type"] for body in bodies]
+
+
+async def test_the_same_question_is_answered_from_memory(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        first, second = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
+    assert first.headers["x-compute-type"] == "cpu-fp32"
+    assert second.headers["x-compute-type"] == "cache"
+    assert second.json() == first.json()
+    assert second.headers["x-compute-tokens"] == first.headers["x-compute-tokens"]
+
+
+async def test_only_the_very_same_question_is_the_same(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        assert await compute_types(
+            http,
+            {"inputs": "night"},
+            {"inputs": "Night"},
+            {"inputs": "night", "parameters": {"normalize": False}},
+            {"inputs": "night", "parameters": {"truncate": True}},
+            {"inputs": {"source_sentence": "night", "sentences": ["night"]}},
+            {"inputs": "night", "options": {"wait_for_model": True}},
+        ) == ["cpu-fp32"] * 5 + ["cache"]
+
+
+def test_words_of_parameters_count_as_memory() -> None:
+    def kept_bytes(*ignored: str) -> int:
+        task_input = TokenClassification().parse(
+            "a", {"ignore_labels": list(ignored)}, tiny_manifest(labels=("O", "PER"))
+        )
+        key = BatchKey(ModelRef("m", "1"), TaskName.TOKEN_CLASSIFICATION, Device.CPU, long=False)
+        return answer_bytes((key, task_input), Answer([], "cpu-fp32"))
+
+    assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
+
+
+async def test_who_wants_no_memory_gets_none(tiny_store: Path) -> None:
+    fresh = {"inputs": "night", "options": {"use_cache": False}}
+    async with InProcess(tiny_store).client() as http:
+        assert await compute_types(http, fresh, fresh, {"inputs": "night"}) == ["cpu-fp32"] * 3
+    nothing_kept = IngressUserConfig(cache=CacheSettings(max_bytes=0))
+    async with InProcess(tiny_store, settings=nothing_kept).client() as http:
+        assert await compute_types(http, {"inputs": "a"}, {"inputs": "a"}) == ["cpu-fp32"] * 2
+
+
+async def test_a_failure_is_not_remembered(tiny_store: Path) -> None:
+    failing = FailingLane(EngineFailed("the engine gave up"))
+    async with InProcess(tiny_store, lane=failing).client() as http:
+        replies = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
+    assert [(r.status_code, r.json()["code"]) for r in replies] == [(500, "engine_failed")] * 2
+
+
+async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
+    world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
+    async with world.client() as http:
+        waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))
+        await until(lambda: world.service.inflight_items == 2)
+        refused = await http.post(EMBED, json={"inputs": ["c", "d"]})
+        in_openai_words = await http.post("/v1/embeddings", json={"input": ["c", "d"]})
+        fits, first = await asyncio.gather(http.post(EMBED, json={"inputs": "e"}), waiting)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json() == {
+        "error": "Model is overloaded: too many texts are asked for at once",
+        "code": "overloaded",
+        "error_type": "overloaded",
+    }
+    assert in_openai_words.status_code == 429
+    assert in_openai_words.json()["error"]["type"] == "rate_limit_error"
+    assert in_openai_words.headers["retry-after"] == "1"
+    assert in_openai_words.headers["x-should-retry"] == "true"
+    assert (first.status_code, fits.status_code) == (200, 200)
+    assert world.service.inflight_items == 0
+
+
+async def test_a_full_lane_answers_429_too(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, lane=FailingLane(Overloaded("full"))).client() as http:
+        reply = await http.post(EMBED, json={"inputs": "a"})
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+
+
+async def test_a_request_that_takes_too_long_ends_with_504(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, lane=SilentLane(), settings=HASTY).client() as http:
+        reply = await http.post(EMBED, json={"inputs": "a"})
+    assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
+    assert "retry-after" not in reply.headers
+
+
+async def test_a_lane_that_is_starting_answers_503_with_an_estimate(tiny_store: Path) -> None:
+    starting = InProcess(tiny_store, lane=SilentLane(), settings=HASTY, running={"Tokenizer": 1})
+    async with starting.client() as http:
+        hugging_face = await http.post(EMBED, json={"inputs": "a"})
+        openai = await http.post("/v1/embeddings", json={"input": "a"})
+    assert hugging_face.status_code == openai.status_code == 503
+    assert hugging_face.headers["retry-after"] == openai.headers["retry-after"] == "20"
+    assert hugging_face.json() == {
+        "error": f"Model {EMBEDDER} is currently loading",
+        "code": "model_loading",
+        "estimated_time": 20.0,
+    }
+    assert openai.json()["error"]["code"] == "model_loading"
+    assert openai.json()["error"]["type"] == "server_error"
+
+
+async def test_who_waits_for_the_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
+    settings = IngressUserConfig(timeout_s=0.6, loading_wait_s=0.0)
+    starting = InProcess(tiny_store, lane=SilentLane(), settings=settings, running={})
+    clock = asyncio.get_running_loop().time
+    async with starting.client() as http:
+        waited = []
+        for options in ({}, {"wait_for_model": True}):
+            started_s = clock()
+            reply = await http.post(EMBED, json={"inputs": "a", "options": options})
+            waited.append(clock() - started_s)
+            assert (reply.status_code, reply.json()["code"]) == (503, "model_loading")
+    assert waited[0] < 0.5
+    assert waited[1] >= 0.59
+
+
+async def test_a_sleeping_gpu_lane_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
+    one_sleeps = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 0}
+    world = InProcess(tiny_store, gpus=1, running=one_sleeps, lane=SilentLane(), settings=HASTY)
+    async with world.client() as http:
+        asleep = await http.post(EMBED, json={"inputs": "a"}, headers={"x-use-gpu": "1"})
+        awake = await http.post(EMBED, json={"inputs": "a"})
+    assert asleep.json()["code"] == "model_loading"
+    assert awake.json()["code"] == "deadline_exceeded"
+
+
+async def test_every_request_is_recorded_once_with_what_is_known_of_it(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    async with world.client() as http:
+        await http.post(EMBED, json={"inputs": ["a", "b"]})
+        await http.post(EMBED, json={"inputs": ["a", "b"]})
+        await http.post(EMBED, json={"inputs": ""})
+        await http.post("/models/no/such", json={"inputs": "a"})
+        await http.post(f"/models/{CLASSIFIER}", json={"inputs": "a b"})
+    known = [(r.model, r.task, r.compute, r.status, r.items) for r in world.recorder.records]
+    assert known == [
+        (EMBEDDER, "feature-extraction", "cpu-fp32", 200, 2),
+        (EMBEDDER, "feature-extraction", "cache", 200, 2),
+        (EMBEDDER, "feature-extraction", "none", 400, 0),
+        ("none", "none", "none", 404, 0),
+        (CLASSIFIER, "text-classification", "cpu-fp32", 200, 1),
+    ]
+    assert all(0 < r.total_s < 30 for r in world.recorder.records)
+
+
+async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    async with world.client() as http:
+        await http.post(EMBED, content=b"[")
+        await http.post(EMBED, content=b"1" * 3_000_000)
+        await http.get("/nothing")
+        await http.post("/v1/chat/completions", json={"messages": []})
+        await http.post("/rerank", json={"query": "a", "documents": []})
+        await http.get("/health")
+    assert [(r.model, r.status) for r in world.recorder.records] == [
+        ("none", 400),
+        ("none", 413),
+        ("none", 404),
+        ("none", 400),
+        ("none", 400),
+    ]
+    assert all(0 < r.total_s < 30 for r in world.recorder.records)
+
+
+@pytest.mark.parametrize(
+    ("status", "total_s", "level"),
+    [
+        (200, 0.01, logging.DEBUG),
+        (200, 1.5, logging.INFO),
+        (404, 0.01, logging.INFO),
+        (500, 0.01, logging.WARNING),
+        (503, 0.01, logging.WARNING),
+    ],
+)
+def test_only_slow_and_failed_requests_are_told_aloud(
+    status: int, total_s: float, level: int
+) -> None:
+    assert log_level(status, total_s) == level
+
+
+async def test_no_log_line_holds_the_text(
+    tiny_store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "ray.serve.hundredfold")
+    async with InProcess(tiny_store).client() as http:
+        await http.post(EMBED, json={"inputs": "secretword"})
+        await http.post(EMBED, json={"inputs": ["secretword " * 40]})
+    told = [r.getMessage() for r in caplog.records if r.name == "ray.serve.hundredfold"]
+    assert len(told) == 2
+    assert not any("secretword" in line for line in told)
+
+
+async def test_new_settings_hold_for_new_requests_without_a_restart(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    async with world.client() as http:
+        before = await http.post(EMBED, json={"inputs": ["a", "b"]})
+        world.service.configure(IngressUserConfig(limits=LimitSettings(items=1)))
+        after = await http.post(EMBED, json={"inputs": ["a", "b"]})
+    assert (before.status_code, after.status_code) == (200, 422)
+
+
+async def test_the_header_and_the_records_say_whether_the_cache_knew_it(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    past_the_cache = {"inputs": "night", "options": {"use_cache": False}}
+    async with world.client() as http:
+        replies = [
+            await http.post(EMBED, json=body)
+            for body in ({"inputs": "night"}, {"inputs": "night"}, past_the_cache)
+        ]
+        await http.post(EMBED, json={"inputs": ""})
+    assert [r.headers["x-cache"] for r in replies] == ["miss", "hit", "miss"]
+    assert [r.cache for r in world.recorder.records] == ["miss", "hit", "none", "none"]
+    assert all(r.cache_bytes > 0 for r in world.recorder.records)

@@ -1,0 +1,169 @@
+"""Tokens of texts, texts of tokens, and token ids in place of texts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import EngineFailed
+from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
+from tests.support.artifacts import CLASSIFIER, EMBEDDER
+from tests.support.fakes import in_groups_of
+from tests.support.in_process import InProcess
+
+TEXT = "Good Café 😀 night"
+
+
+async def tokens_of(store: Path, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    async with InProcess(store).client() as http:
+        reply = await http.post("/tokenize", json=body)
+    assert reply.status_code == 200
+    found: list[list[dict[str, Any]]] = reply.json()
+    return found
+
+
+async def test_tokens_stand_at_characters_also_behind_accents_and_emoji(tiny_store: Path) -> None:
+    (tokens,) = await tokens_of(tiny_store, {"inputs": TEXT})
+    first, *inner, last = tokens
+    assert (first["text"], first["special"], first["start"], first["stop"]) == (
+        "[CLS]", True, None, None,
+    )  # fmt: skip
+    assert (last["text"], last["special"]) == ("[SEP]", True)
+    assert all(TEXT[t["start"] : t["stop"]] == t["text"] and not t["special"] for t in inner)
+    assert [t["text"] for t in inner] == ["Good", "C", "a", "f", "é", "😀", "night"]
+    assert (inner[-1]["start"], inner[-1]["stop"]) == (12, 17)
+
+
+async def test_special_tokens_are_left_out_when_asked(tiny_store: Path) -> None:
+    first, second = await tokens_of(
+        tiny_store, {"inputs": ["good night", "a"], "add_special_tokens": False}
+    )
+    assert [t["text"] for t in first] == ["good", "night"]
+    assert [t["special"] for t in (*first, *second)] == [False] * 3
+
+
+async def test_texts_longer_than_the_model_reads_are_tokenized_whole(tiny_store: Path) -> None:
+    (tokens,) = await tokens_of(tiny_store, {"inputs": "good " * 40})
+    assert len(tokens) == 42
+
+
+async def test_tokens_can_be_read_back(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        path = f"/models/{CLASSIFIER}"
+        told = await http.post(f"{path}/tokenize", json={"inputs": ["good night", "the film"]})
+        ids = [[token["id"] for token in tokens] for tokens in told.json()]
+        both = await http.post(f"{path}/decode", json={"ids": ids})
+        one = await http.post("/decode", json={"ids": ids[1]})
+        whole = await http.post("/decode", json={"ids": ids[1], "skip_special_tokens": False})
+    assert both.json() == ["good night", "the film"]
+    assert one.json() == ["the film"]
+    assert whole.json() == ["[CLS] the film [SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "told"),
+    [
+        ("/v1/embeddings", "input", lambda reply: [one["embedding"] for one in reply["data"]]),
+        ("/embed", "inputs", lambda reply: reply),
+    ],
+)
+async def test_token_ids_are_embedded_as_the_text_they_stand_for(
+    path: str, key: str, told: Any, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        tokens = await http.post("/tokenize", json={"inputs": ["good night", "the film"]})
+        first, second = [[token["id"] for token in one] for one in tokens.json()]
+
+        async def vectors(value: Any) -> Any:
+            reply = await http.post(path, json={key: value})
+            assert reply.status_code == 200
+            return told(reply.json())
+
+        expected = await vectors(["good night", "the film"])
+        assert await vectors(first) == expected[:1], "a list of numbers is one sequence"
+        assert await vectors(first[1:-1]) == expected[:1], "also without special tokens"
+        assert await vectors([first, second]) == expected
+        assert await vectors([first, "the film"]) == expected
+
+
+async def test_usage_counts_the_tokens_that_the_model_read(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        tokens = (await http.post("/tokenize", json={"inputs": "good night"})).json()[0]
+        ids = [token["id"] for token in tokens if not token["special"]]
+        reply = await http.post("/v1/embeddings", json={"input": [ids, ids]})
+    assert reply.json()["usage"]["prompt_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "code", "param"),
+    [
+        ([10**6], 422, "unknown_token", "input"),
+        ([[5], [10**6]], 422, "unknown_token", "input"),
+        ([-1], 400, "invalid_field", "input[0]"),
+        ([5, "a"], 400, "invalid_field", "input[1]"),
+        ([5, 1.5], 400, "invalid_field", "input[1]"),
+        ([[5], []], 400, "empty_input", "input[1]"),
+        ([[5]] * 4, 422, "too_many_items", "input"),
+        ([2], 400, "empty_input", "input"),  # nothing but a special token
+    ],
+)
+async def test_token_ids_are_refused_where_they_stand(
+    value: Any, status: int, code: str, param: str, tiny_store: Path
+) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(items=3))
+    async with InProcess(tiny_store, settings=settings).client() as http:
+        reply = await http.post("/v1/embeddings", json={"input": value})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+async def test_requests_for_tokens_are_recorded_like_others(tiny_store: Path) -> None:
+    world = InProcess(tiny_store)
+    async with world.client() as http:
+        await http.post("/tokenize", json={"inputs": ["a", "b"]})
+        await http.post("/decode", json={"ids": [[5], [10**6]]})
+        await http.post("/embed", json={"inputs": [5]})
+    known = [(r.model, r.task, r.compute, r.status, r.items) for r in world.recorder.records]
+    assert known == [
+        (EMBEDDER, "tokenize", "none", 200, 2),
+        (EMBEDDER, "decode", "none", 422, 2),
+        (EMBEDDER, "feature-extraction", "cpu-fp32", 200, 1),
+    ]
+
+
+class StuckTokenizer:
+    """A TokenizerClient that fails one way and hangs the other."""
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        raise EngineFailed("the replica was lost twice while computing")
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        await asyncio.Event().wait()
+        raise AssertionError("this is a bug: an event nobody sets was set")
+
+
+async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None:
+    hasty = IngressUserConfig(timeout_s=0.05)
+    world = InProcess(tiny_store, settings=hasty, tokenizer=StuckTokenizer())
+    async with world.client() as http:
+        failed = await http.post("/tokenize", json={"inputs": "a"})
+        hanging = await http.post("/decode", json={"ids": [5]})
+        embedding = await http.post("/v1/embeddings", json={"input": [5]})
+    assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
+    assert (hanging.status_code, embedding.status_code) == (504, 504)
+    assert world.service.inflight_items == 0
+
+
+async def test_a_full_house_refuses_tokens_too(tiny_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
+    world = InProcess(tiny_store, settings=settings, batched=in_groups_of(1))
+    async with world.client() as http:
+        world.service.inflight_items = 1
+        refused = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
+        fits = await http.post("/decode", json={"ids": [[5], [6]]})
+    assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
+    assert fits.status_code == 200

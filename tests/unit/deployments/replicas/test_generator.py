@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.manifest import Device
+from deployments.config import AppArgs, GeneratorSettings, ModelSettings, SchedulingSettings
+from deployments.engines.decoder import DecoderInfo, DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    EngineLost,
+    InputTooLong,
+    InvalidField,
+    ServeError,
+    UnknownModel,
+    UnknownToken,
+)
+from deployments.generation.grammar import Constraint, GrammarCompiler
+from deployments.generation.messages import (
+    Chat,
+    Chunk,
+    Completion,
+    FinishReason,
+    GenerationCall,
+    GenerationOptions,
+    Grammar,
+    Prompt,
+    Sampling,
+    Started,
+)
+from deployments.messages import ModelRef
+from deployments.records import StepRecord
+from deployments.registry import OpenModel, Registry
+from deployments.replicas.generator import GeneratorReplica
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.fakes import ListRecorder, until
+
+GREEDY = Sampling(temperature=0)
+SAYS = "Hi you!"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("generators")
+    seal_tiny_decoder(store)
+    seal_tiny_decoder(store, "tiny/speaker", says=SAYS)
+    return store
+
+
+@pytest.fixture
+def refs(store: Path) -> dict[str, ModelRef]:
+    return {model.ref.id: model.ref for model in Registry.of(args(store)).open_models()}
+
+
+def args(store: Path) -> AppArgs:
+    return AppArgs(
+        store=store,
+        models=(ModelSettings(id=DECODER), ModelSettings(id="tiny/speaker")),
+        lanes={},
+        generators={Device.CPU: GeneratorSettings(rows=2, context_tokens=200)},
+    )
+
+
+@asynccontextmanager
+async def replica(
+    store: Path, rules: SchedulingSettings | None = None
+) -> AsyncIterator[GeneratorReplica]:
+    steps: ListRecorder[StepRecord] = ListRecorder()
+    running = GeneratorReplica(args(store), Device.CPU, steps)
+    running.start()
+    if rules is not None:
+        running.configure(rules)
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+def call(
+    model: ModelRef,
+    prompt: Prompt = "Once upon a time",
+    *,
+    deadline_s: float | None = None,
+    **options: object,
+) -> GenerationCall:
+    chosen = GenerationOptions(**{"sampling": GREEDY, "max_new_tokens": 12} | options)
+    return GenerationCall(model, prompt, chosen, deadline_s or time.time() + 60)
+
+
+async def whole(running: GeneratorReplica, asked: GenerationCall) -> Completion:
+    outcome = await running.complete(asked)
+    assert isinstance(outcome, Completion), outcome
+    return outcome
+
+
+async def test_an_answer_in_one_piece_is_the_stream_put_together(store, refs) -> None:
+    async with replica(store) as running:
+        completion = await whole(running, call(refs[DECODER]))
+        news = [what async for what in running.stream(call(refs[DECODER]))]
+    started, *chunks = news
+    assert isinstance(started, Started)
+    assert started.prompt_tokens == completion.started.prompt_tokens
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    assert "".join(chunk.text for chunk in chunks) == completion.text
+    assert tuple(token for chunk in chunks for token in chunk.tokens) == completion.tokens
+    assert completion.finished.reason is FinishReason.LENGTH
+    assert completion.finished.generated_tokens == len(completion.tokens) == 12
+
+
+async def test_a_chat_is_answered_to_its_end(store, refs) -> None:
+    chat = Chat(({"role": "user", "content": "Good day"},))
+    async with replica(store) as running:
+        completion = await whole(running, call(refs["tiny/speaker"], chat, max_new_tokens=50))
+    assert completion.text == SAYS
+    assert completion.finished.reason is FinishReason.END
+
+
+@pytest.mark.parametrize(
+    ("keep_stop", "text"),
+    [pytest.param(False, "Hi", id="left out"), pytest.param(True, "Hi you", id="kept")],
+)
+async def test_a_stop_string_across_tokens_ends_the_text(store, refs, keep_stop, text) -> None:
+    chat = Chat(({"role": "user", "content": "Good day"},))
+    async with replica(store) as running:
+        completion = await whole(
+            running, call(refs["tiny/speaker"], chat, stop=(" you",), keep_stop=keep_stop)
+        )
+    assert (completion.text, completion.finished.reason) == (text, FinishReason.STOP)
+
+
+async def test_the_end_does_not_count_before_the_least(store, refs) -> None:
+    chat = Chat(({"role": "user", "content": "Good day"},))
+    async with replica(store) as running:
+        completion = await whole(
+            running, call(refs["tiny/speaker"], chat, min_new_tokens=20, max_new_tokens=30)
+        )
+    assert completion.finished.generated_tokens >= 20
+
+
+async def test_logprobs_and_alternatives_are_told_when_asked_for(store, refs) -> None:
+    async with replica(store) as running:
+        completion = await whole(running, call(refs[DECODER], logprobs=3))
+        plain = await whole(running, call(refs[DECODER]))
+    assert [token.id for token in completion.tokens] == [token.id for token in plain.tokens]
+    assert plain.tokens[0].logprob is None
+    for token in completion.tokens:
+        assert token.logprob is not None
+        assert len(token.alternatives) == 3
+        assert token.alternatives[0].id == token.id, "greedy: the likeliest comes"
+        assert token.alternatives[0].logprob == pytest.approx(token.logprob)
+
+
+async def test_a_seed_gives_the_same_text_in_any_company(store, refs) -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.95, seed=7)
+    asked = call(refs[DECODER], sampling=sampling, max_new_tokens=30)
+    async with replica(store) as running:
+        alone = await whole(running, asked)
+        crowd = [call(refs[DECODER], f"{n} others") for n in range(6)]
+        together = await asyncio.gather(*(running.complete(one) for one in [*crowd, asked, *crowd]))
+    again = together[len(crowd)]
+    assert isinstance(again, Completion)
+    assert (again.text, again.started.seed) == (alone.text, 7)
+
+
+async def test_a_drawn_seed_is_told_and_gives_the_text_again(store, refs) -> None:
+    async with replica(store) as running:
+        drawn = await whole(running, call(refs[DECODER], sampling=Sampling()))
+        sampling = Sampling(seed=drawn.started.seed)
+        again = await whole(running, call(refs[DECODER], sampling=sampling))
+    assert again.text == drawn.text
+
+
+async def test_text_follows_a_grammar(store, refs) -> None:
+    grammar = Grammar("regex", "(yes|no), [0-9]{3}")
+    async with replica(store) as running:
+        completion = await whole(
+            running,
+            call(refs[DECODER], grammar=grammar, sampling=Sampling(seed=3), max_new_tokens=40),
+        )
+    word, digits = completion.text.split(", ")
+    assert word in {"yes", "no"}
+    assert len(digits) == 3
+    assert digits.isdecimal()
+    assert completion.finished.reason is FinishReason.END
+
+
+async def test_nobody_waits_for_the_grammar_of_another_one(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, done = threading.Event(), threading.Event()
+    compiled = GrammarCompiler.compile
+
+    def slowly(compiler: GrammarCompiler, grammar: Grammar) -> Constraint:
+        compiling.set()
+        assert done.wait(20)
+        return compiled(compiler, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    asked = call(refs[DECODER], grammar=Grammar("regex", "yes|no"))
+    async with replica(store) as running:
+        slow = asyncio.create_task(whole(running, asked))
+        assert await asyncio.to_thread(compiling.wait, 20)
+        await asyncio.wait_for(whole(running, call(refs[DECODER])), 20)
+        assert not slow.done()
+        done.set()
+        assert (await slow).text in {"yes", "no"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "field"),
+    [
+        pytest.param("x" * 5_000, {}, InputTooLong, "prompt", id="too long"),
+        pytest.param((5, 10_000), {}, UnknownToken, "prompt", id="no such token"),
+        pytest.param("", {}, EmptyInput, "prompt", id="empty"),
+        pytest.param(
+            "a", {"grammar": Grammar("regex", "(")}, InvalidField, "grammar", id="grammar"
+        ),
+        pytest.param(
+            "a",
+            {"sampling": Sampling(logit_bias=((10_000, 1.0),))},
+            UnknownToken,
+            "logit_bias",
+            id="bias",
+        ),
+    ],
+)
+async def test_what_cannot_be_answered_is_told(store, refs, prompt, options, error, field) -> None:
+    async with replica(store) as running:
+        outcome = await running.complete(call(refs[DECODER], prompt, **options))
+        assert isinstance(outcome, error)
+        assert outcome.field == field
+        assert (await whole(running, call(refs[DECODER]))).text, "the next one is answered"
+
+
+async def test_a_long_prompt_may_be_cut_to_its_last_tokens(store, refs) -> None:
+    async with replica(store) as running:
+        completion = await whole(running, call(refs[DECODER], "x" * 5_000, keep_last=50))
+    assert completion.started.prompt_tokens == 50
+
+
+async def test_a_model_that_is_not_here_is_told(store) -> None:
+    async with replica(store) as running:
+        outcome = await running.complete(call(ModelRef("tiny/other", "0" * 12)))
+    assert isinstance(outcome, UnknownModel)
+
+
+async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
+    endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
+    async with replica(store) as running:
+        loop = running._served[refs[DECODER]].loop
+        async with aclosing(running.stream(endless)) as stream:
+            async for news in stream:
+                if isinstance(news, Chunk):
+                    break
+            assert loop.load[0] == 1
+        await until(lambda: loop.load == (0, 0))
+        waiting = asyncio.create_task(running.complete(endless))
+        await until(lambda: loop.load[0] == 1)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        await until(lambda: loop.load == (0, 0))
+        assert not running._readers
+
+
+async def test_a_slow_reader_is_dropped_and_stalls_nobody(store, refs) -> None:
+    asked = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
+    rules = SchedulingSettings(buffer_tokens=20)
+    async with replica(store, rules) as running, aclosing(running.stream(asked)) as slow:
+        first = await anext(slow)
+        assert isinstance(first, Started)
+        loop = running._served[refs[DECODER]].loop
+        await until(lambda: loop.load == (0, 0))
+        assert isinstance(await running.complete(call(refs[DECODER])), Completion)
+        rest = [news async for news in slow]
+    assert isinstance(rest[-1], DeadlineExceeded)
+    assert isinstance(rest[-1], ServeError)
+
+
+async def test_a_call_that_comes_too_late_is_told(store, refs) -> None:
+    async with replica(store) as running:
+        late = call(refs[DECODER], deadline_s=time.time() - 1)
+        news = [what async for what in running.stream(late)]
+    (only,) = news
+    assert isinstance(only, DeadlineExceeded)
+
+
+async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) -> None:
+    prompts = [f"Say {n} again and again" for n in range(5)]
+    async with replica(store) as running:
+        expected = [(await whole(running, call(refs[DECODER], p))).text for p in prompts]
+        tasks = []
+        for number in range(200):
+            prompt = prompts[number % len(prompts)]
+            tasks.append(asyncio.create_task(running.complete(call(refs[DECODER], prompt))))
+            if number % 3 == 0:
+                asyncio.get_running_loop().call_later(number % 7 / 500, tasks[-1].cancel)
+            if number % 10 == 9:
+                await asyncio.gather(*tasks[-10:], return_exceptions=True)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        loop = running._served[refs[DECODER]].loop
+        await until(lambda: loop.load == (0, 0))
+        assert not running._readers
+    survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
+    assert len(survivors) >= 130
+    assert any(isinstance(o, asyncio.CancelledError) for o in outcomes)
+    for number, completion in survivors:
+        assert completion.text == expected[number % len(prompts)]
+
+
+async def test_a_replica_whose_engine_is_lost_says_so(store, refs) -> None:
+    async with replica(store) as running:
+        await whole(running, call(refs[DECODER]))
+        running._served[refs[DECODER]].loop.lost = EngineLost("all processes have ended")
+        with pytest.raises(EngineLost, match="have ended"):
+            await running.check()
+
+
+async def test_a_replica_whose_step_hangs_says_so(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replica(store) as running:
+        await running.check()
+        monkeypatch.setattr("deployments.replicas.generator.STUCK_AFTER_S", -1.0)
+        with pytest.raises(EngineFailed, match="tiny/"):
+            await running.check()
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Refusing:
+        def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
+            raise EngineFailed(f"{model.ref.id}: no such desk")
+
+    monkeypatch.setattr("deployments.replicas.generator.Preparation", Refusing)
+    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self.info.compute_type))
+    async with replica(store) as running:
+        told = [await running.complete(call(refs[DECODER])) for _ in range(3)]
+    assert closed == ["cpu-fp32", "cpu-fp32"], "one of each model"
+    assert all(isinstance(one, EngineFailed) and "no such desk" in one.message for one in told)
+    assert len({id(one) for one in told}) == 3, "each has its own traceback"
+    assert not any(error.__traceback__ for error in running._failed.values())
+
+
+def test_a_decoder_that_fails_at_its_first_calls_is_closed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: OnnxDecoder, *given: object, **named: object) -> None:
+        raise EngineFailed("no memory left")
+
+    closed: list[OnnxDecoder] = []
+    monkeypatch.setattr(OnnxDecoder, "decode", broken)
+    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self))
+    model = next(Registry.of(args(store)).open_models())
+    spec = DecoderSpec.of(model.directory, model.manifest, model.manifest.candidates[0])
+    with pytest.raises(EngineFailed, match="no memory left"):
+        open_decoder(spec, GeneratorSettings(rows=2, context_tokens=100))
+    assert len(closed) == 1

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.manifest import Device, TaskName
+from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InputTooLong,
+    ServeError,
+    UnknownModel,
+    UnknownToken,
+)
+from deployments.messages import (
+    BatchKey,
+    Call,
+    CallBatch,
+    DecodeRequest,
+    EncodedCall,
+    ModelRef,
+    Text,
+    TokenizeRequest,
+    Truncation,
+)
+from deployments.records import EncodeRecord, EncodeRecorder
+from deployments.registry import Registry
+from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
+from deployments.tokenization.tokenizer import Encoded, Encoder
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
+from tests.support.fakes import PATIENCE_S, EncodeLog, soon, until
+
+LONG = "a " * INLINE_CHARACTERS  # not encoded on the event loop
+
+
+@pytest.fixture
+def make_replica(tiny_store: Path) -> Iterator[object]:
+    """Tokenizer replicas over the tiny store, closed at the end."""
+    made: list[TokenizerReplica] = []
+
+    def make(recorder: EncodeRecorder) -> TokenizerReplica:
+        made.append(TokenizerReplica(args(tiny_store), recorder))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.close()
+
+
+def args(store: Path) -> AppArgs:
+    models = (ModelSettings(id=EMBEDDER), ModelSettings(id=CLASSIFIER))
+    return AppArgs(store=store, models=models, lanes={Device.CPU: LaneSettings()})
+
+
+def batch(store: Path, *calls: Call, model: str = EMBEDDER) -> CallBatch:
+    ref = Registry.of(args(store)).find(model).ref
+    return CallBatch(BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False), calls)
+
+
+def call(*texts: Text, options: object = None, truncate: bool = False) -> Call:
+    fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
+    truncation = Truncation.KEEP_START if truncate else Truncation.REFUSE
+    return Call(texts, fields, options, truncation, soon())
+
+
+async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    first, second = call("good film", "night", options="first"), call("the", options="second")
+    encoded = await make_replica(log).encode(batch(tiny_store, first, second))
+    assert encoded.calls == (
+        EncodedCall((4, 3), 0, "first", first.deadline_s),
+        EncodedCall((3,), 0, "second", second.deadline_s),
+    )
+    assert [len(item.ids) for item in encoded.items()] == [4, 3, 3]
+    assert encoded.encode_s > 0
+    assert [(done.model, done.texts, done.kept) for done in log.records] == [(EMBEDDER, 3, 0)]
+
+
+@pytest.mark.parametrize("filler", ["", LONG], ids=["on the loop", "in the thread"])
+async def test_a_call_too_long_leaves_no_gap_in_the_ids(
+    filler: str, make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    calls = (
+        call("good film"),
+        call("good " * 20),
+        call("night"),
+        call(filler or "a", truncate=True),
+    )
+    encoded = await replica.encode(batch(tiny_store, *calls))
+    alone = await replica.encode(batch(tiny_store, call("night")))
+    before, refused, after, cut = encoded.calls
+    assert isinstance(refused, InputTooLong)
+    assert (before.lengths, after.lengths) == ((4,), (3,))
+    assert cut.truncated == (1 if filler else 0)
+    assert encoded.items()[1].ids.tolist() == alone.items()[0].ids.tolist()
+    assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
+
+
+async def test_pairs_travel_with_their_second_segments_and_others_without(
+    make_replica, tiny_store: Path
+) -> None:
+    single, paired = call("good film"), call("night", ("good film", "the"))
+    encoded = await make_replica(EncodeLog()).encode(batch(tiny_store, single, paired))
+    assert [outcome.second_from for outcome in encoded.calls] == [(), (3, 4)]
+    assert [item.second_from for item in encoded.items()] == [4, 3, 4]
+
+
+async def test_a_model_that_is_not_here_is_every_calls_outcome(
+    make_replica, tiny_store: Path
+) -> None:
+    known = batch(tiny_store, call("a"), call("b"))
+    unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
+    encoded = await make_replica(EncodeLog()).encode(unknown)
+    assert [type(outcome) for outcome in encoded.calls] == [UnknownModel, UnknownModel]
+    assert encoded.items() == []
+
+
+class HeldRecorder:
+    """Holds the thread that records first until `release`."""
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+        self.release = threading.Event()
+
+    def record(self, done: EncodeRecord) -> None:
+        self.recorded.append(threading.current_thread().name)
+        if len(self.recorded) == 1:
+            assert self.release.wait(PATIENCE_S)
+
+
+async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
+    make_replica, tiny_store: Path
+) -> None:
+    recorder = HeldRecorder()
+    replica = make_replica(recorder)
+    gone = asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG, truncate=True))))
+    await until(lambda: bool(recorder.recorded))
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    short = asyncio.ensure_future(replica.encode(batch(tiny_store, call("night"))))
+    await asyncio.sleep(0.02)
+    assert not short.done(), "encoders are not thread-safe"
+    recorder.release.set()
+    assert (await short).calls[0].lengths == (3,)
+    assert all(name.startswith("tokenizer") for name in recorder.recorded)
+
+
+async def test_a_short_list_is_not_worth_the_way_to_the_thread(
+    make_replica, tiny_store: Path
+) -> None:
+    recorder = HeldRecorder()
+    recorder.release.set()
+    replica = make_replica(recorder)
+    await replica.encode(batch(tiny_store, call("night")))
+    await replica.encode(batch(tiny_store, call(LONG, truncate=True)))
+    assert recorder.recorded[0] == threading.main_thread().name
+    assert recorder.recorded[1].startswith("tokenizer")
+
+
+async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path) -> None:
+    replica = make_replica(EncodeLog())
+    plain = await replica.encode(batch(tiny_store, call("good film")))
+    for cache_bytes in (1_000_000, 0):
+        replica.configure(TokenizerUserConfig(cache_bytes=cache_bytes))
+        for _ in range(2):
+            again = await replica.encode(batch(tiny_store, call("good film")))
+            assert again.ids == plain.ids
+
+
+async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
+    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    encode = Encoder.encode
+
+    def slowly(self: Encoder, calls: Sequence[Call]) -> list[Encoded | ServeError]:
+        assert held.wait(PATIENCE_S)
+        return encode(self, calls)
+
+    monkeypatch.setattr(Encoder, "encode", slowly)
+    replica = make_replica(EncodeLog())
+    lists = [asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG)))) for _ in range(3)]
+    await until(lambda: replica._began_s is not None)
+    await replica.check()
+    monkeypatch.setattr("deployments.replicas.tokenizer.STUCK_AFTER_S", 0.0)
+    with pytest.raises(EngineFailed, match="hangs"):
+        await replica.check()
+    held.set()
+    await asyncio.gather(*lists)
+    await replica.check()
+
+
+async def test_what_nobody_waits_for_is_not_encoded(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    late = call("night")._replace(deadline_s=time.time() - 1)
+    encoded = await make_replica(log).encode(
+        batch(tiny_store, call("good film"), late, call("the"))
+    )
+    first, told, last = encoded.calls
+    assert isinstance(told, DeadlineExceeded)
+    assert [one.lengths for one in (first, last)] == [(4,), (3,)]
+    assert [len(item.ids) for item in encoded.items()] == [4, 3]
+    assert [done.texts for done in log.records] == [2]
+
+
+async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store: Path) -> None:
+    log = EncodeLog()
+    replica = make_replica(log)
+    replica.configure(TokenizerUserConfig(cache_bytes=10_000))
+    replica._thread.submit(int).result()  # the setting is applied in the thread
+    for _ in range(2):
+        await replica.encode(batch(tiny_store, call("good film", "night")))
+    assert [(done.texts, done.kept) for done in log.records] == [(2, 0), (2, 2)]
+
+
+async def test_tokens_are_told_and_read_back_off_the_event_loop(
+    make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    model = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    told = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
+    assert [len(tokens.ids) for tokens in told] == [2]
+    ids = tuple(told[0].ids.tolist())
+    assert await replica.decode(DecodeRequest(model, (ids,), skip_special=True)) == ("good film",)
+
+
+async def test_what_cannot_be_told_is_an_error_of_the_answer(
+    make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(EncodeLog())
+    known = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    gone = ModelRef("no/such", "0123456789ab")
+    missing = await replica.tokenize(TokenizeRequest(gone, ("a",), special=True))
+    unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
+    assert isinstance(missing, UnknownModel)
+    assert isinstance(unknown, UnknownToken)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from deployments.artifacts.manifest import ArtifactManifest, TaskName
+from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
+from deployments.messages import Truncation
+from deployments.tasks.base import Computed
+from deployments.tasks.ranking import RankingOptions, TextRanking
+from tests.support.artifacts import tiny_manifest
+
+TASK = TextRanking()
+CROSS_ENCODER = tiny_manifest(labels=("SCORE",))
+EMBEDDER = tiny_manifest()
+SEARCH = {"query": "what?", "texts": ["this", "that", "those"]}
+PLAIN = RankingOptions(raw_scores=False, texts=None)
+
+
+def with_prompts(default: str | None = None, **prompts: str) -> ArtifactManifest:
+    return EMBEDDER.model_copy(update={"prompts": prompts, "default_prompt": default})
+
+
+def tagger() -> ArtifactManifest:
+    tasks = (TaskName.TOKEN_CLASSIFICATION,)
+    return CROSS_ENCODER.model_copy(update={"tasks": tasks})
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [
+        (CROSS_ENCODER, True),
+        (EMBEDDER, True),
+        (tiny_manifest(labels=("NO", "YES")), False),
+        (tagger(), False),
+    ],
+)
+def test_one_score_or_a_vector_ranks(model: ArtifactManifest, fits: bool) -> None:
+    assert TASK.fits(model) is fits
+
+
+@pytest.mark.parametrize(
+    ("inputs", "claims"),
+    [(SEARCH, True), ({"query": "a"}, False), ({"texts": ["a"]}, False), ("query, texts", False)],
+)
+def test_a_query_with_texts_is_meant_for_it(inputs: Any, claims: bool) -> None:
+    assert TASK.claims(inputs, {}) is claims
+
+
+def test_a_cross_encoder_reads_query_and_text_together() -> None:
+    parsed = TASK.parse(SEARCH, {}, CROSS_ENCODER)
+    assert parsed.texts == (("what?", "this"), ("what?", "that"), ("what?", "those"))
+    assert parsed.fields == ("inputs.texts[0]", "inputs.texts[1]", "inputs.texts[2]")
+
+
+def test_an_embedder_reads_query_and_texts_apart() -> None:
+    parsed = TASK.parse(SEARCH, {}, EMBEDDER)
+    assert parsed.texts == ("what?", "this", "that", "those")
+    assert parsed.fields == (
+        "inputs.query",
+        "inputs.texts[0]",
+        "inputs.texts[1]",
+        "inputs.texts[2]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "query", "text"),
+    [
+        (with_prompts(), "what?", "this"),
+        (with_prompts(query="Q: "), "Q: what?", "this"),
+        (with_prompts(query="Q: ", document="D: "), "Q: what?", "D: this"),
+        (with_prompts(query="Q: ", corpus="C: ", passage="P: "), "Q: what?", "P: this"),
+        (with_prompts("other", query="Q: ", other="O: "), "Q: what?", "O: this"),
+        (with_prompts(similar="S: "), "what?", "this"),
+    ],
+)
+def test_prompts_of_a_search_stand_before_the_texts(
+    model: ArtifactManifest, query: str, text: str
+) -> None:
+    asked = {"query": "what?", "texts": ["this"]}
+    parsed = TASK.parse(asked, {"return_text": True}, model)
+    assert parsed.texts == (query, text)
+    assert parsed.options.texts == ("this",)  # what is returned is what was sent
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options"),
+    [
+        ({}, PLAIN),
+        ({"raw_scores": None, "return_text": None}, PLAIN),
+        ({"raw_scores": True}, RankingOptions(True, None)),
+        ({"return_text": True}, RankingOptions(False, ("this", "that", "those"))),
+    ],
+)
+@pytest.mark.parametrize("model", [CROSS_ENCODER, EMBEDDER], ids=["cross-encoder", "embedder"])
+def test_scores_are_raw_and_texts_returned_when_asked_for(
+    model: ArtifactManifest, parameters: dict[str, Any], options: RankingOptions
+) -> None:
+    assert TASK.parse(SEARCH, parameters, model).options == options
+
+
+def test_long_texts_are_refused_unless_they_may_be_cut() -> None:
+    assert TASK.parse(SEARCH, {}, CROSS_ENCODER).truncation is Truncation.REFUSE
+    cut = {"truncate": True, "truncation_direction": "right"}
+    assert TASK.parse(SEARCH, cut, CROSS_ENCODER).truncation is Truncation.KEEP_START
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "error", "field"),
+    [
+        ("what?", {}, InvalidField, "inputs"),
+        ({"query": "a"}, {}, InvalidField, "inputs.texts"),
+        ({"texts": ["a"]}, {}, InvalidField, "inputs.query"),
+        ({"query": "a", "texts": "b"}, {}, InvalidField, "inputs.texts"),
+        ({"query": ["a"], "texts": ["b"]}, {}, InvalidField, "inputs.query"),
+        ({"query": "a", "texts": ["b", 3]}, {}, InvalidField, "inputs.texts[1]"),
+        ({"query": "", "texts": ["b"]}, {}, EmptyInput, "inputs.query"),
+        ({"query": "a", "texts": []}, {}, EmptyInput, "inputs.texts"),
+        ({"query": "a", "texts": ["b", ""]}, {}, EmptyInput, "inputs.texts[1]"),
+        (SEARCH, {"raw_scores": "yes"}, InvalidField, "parameters.raw_scores"),
+        (SEARCH, {"top_k": 2}, UnknownParameter, "parameters.top_k"),
+    ],
+)
+@pytest.mark.parametrize("model", [CROSS_ENCODER, EMBEDDER], ids=["cross-encoder", "embedder"])
+def test_what_cannot_be_ranked_is_refused_by_name(
+    model: ArtifactManifest,
+    inputs: Any,
+    parameters: dict[str, Any],
+    error: type[ServeError],
+    field: str,
+) -> None:
+    with pytest.raises(error) as refusal:
+        TASK.parse(inputs, parameters, model)
+    assert refusal.value.field == field
+
+
+def decoded(model: ArtifactManifest, options: RankingOptions, *rows: list[float]) -> Any:
+    outputs = [np.array(row, dtype=np.float32) for row in rows]
+    return TASK.decode(Computed(rows=outputs, items=(), layouts=(), manifest=model), options)
+
+
+def test_a_logit_becomes_a_probability_and_the_best_comes_first() -> None:
+    ln3 = float(np.log(3))
+    answer = decoded(CROSS_ENCODER, PLAIN, [-ln3], [ln3], [0.0])
+    assert answer == [
+        {"index": 1, "score": pytest.approx(0.75, abs=1e-6)},
+        {"index": 2, "score": 0.5},
+        {"index": 0, "score": pytest.approx(0.25, abs=1e-6)},
+    ]
+    assert {(type(entry["index"]), type(entry["score"])) for entry in answer} == {(int, float)}
+    TypeAdapter(TextRanking.answer).validate_python(answer, strict=True)
+
+
+def test_raw_scores_are_the_logits_and_texts_come_along() -> None:
+    options = RankingOptions(raw_scores=True, texts=("this", "that"))
+    answer = decoded(CROSS_ENCODER, options, [-2.5], [7.0])
+    assert answer == [
+        {"index": 1, "score": 7.0, "text": "that"},
+        {"index": 0, "score": -2.5, "text": "this"},
+    ]
+    TypeAdapter(TextRanking.answer).validate_python(answer, strict=True)
+
+
+def test_logits_whose_probabilities_are_equal_keep_their_order() -> None:
+    with np.errstate(over="raise"):
+        answer = decoded(CROSS_ENCODER, PLAIN, [500.0], [1000.0], [-1000.0], [-500.0])
+    assert [(entry["index"], entry["score"]) for entry in answer] == [
+        (1, 1.0),
+        (0, 1.0),
+        (3, 0.0),
+        (2, 0.0),
+    ]
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_an_embedder_ranks_by_cosine_whatever_the_lengths(raw_scores: bool) -> None:
+    options = RankingOptions(raw_scores, texts=("opposite", "same way", "across", "nothing"))
+    answer = decoded(EMBEDDER, options, [2, 0], [-9, 0], [0.3, 0], [0, 50], [0, 0])
+    assert answer == [
+        {"index": 1, "score": pytest.approx(1.0), "text": "same way"},
+        {"index": 2, "score": 0.0, "text": "across"},
+        {"index": 3, "score": 0.0, "text": "nothing"},
+        {"index": 0, "score": pytest.approx(-1.0), "text": "opposite"},
+    ]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
+from deployments.tasks.base import Computed
+from deployments.tasks.text_classification import ClassificationOptions, TextClassification
+from tests.support.artifacts import tiny_manifest
+
+LABELS = ("NEGATIVE", "NEUTRAL", "POSITIVE")
+MANIFEST = tiny_manifest(labels=LABELS)
+
+
+def manifest(problem: str | None, labels: tuple[str, ...] = LABELS) -> ArtifactManifest:
+    return MANIFEST.model_copy(update={"problem": problem, "labels": labels})
+
+
+def computed(*logits: list[float]) -> Computed:
+    """What a lane knows of texts with these logits."""
+    rows = [np.array(row, dtype=np.float32) for row in logits]
+    return Computed(rows=rows, items=(), layouts=(), manifest=MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("model", "function"),
+    [
+        (manifest("single_label"), "softmax"),
+        (manifest(None), "softmax"),
+        (manifest("multi_label"), "sigmoid"),
+        (manifest("single_label", labels=("SPAM",)), "sigmoid"),
+        (manifest("regression"), "none"),
+        (manifest("regression", labels=("STARS",)), "none"),
+    ],
+)
+def test_the_models_own_kind_of_problem_decides_the_function(
+    model: ArtifactManifest, function: str
+) -> None:
+    parse = TextClassification().parse
+    assert parse("a", {}, model).options.function == function
+    assert parse("a", {"function_to_apply": "none"}, model).options.function == "none"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "top_k"), [({}, 3), ({"top_k": None}, 3), ({"top_k": 1}, 1), ({"top_k": 99}, 99)]
+)
+def test_all_labels_come_unless_fewer_are_asked_for(parameters: dict[str, Any], top_k: int) -> None:
+    assert TextClassification().parse("a", parameters, MANIFEST).options.top_k == top_k
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "error", "field"),
+    [
+        ("", {}, EmptyInput, "inputs"),
+        (["a", ""], {}, EmptyInput, "inputs[1]"),
+        ({"text_pair": "a"}, {}, InvalidField, "inputs.text"),
+        ({"text": "a", "text_pair": ""}, {}, EmptyInput, "inputs.text_pair"),
+        (["a", {"text": 3}], {}, InvalidField, "inputs[1].text"),
+        (3, {}, InvalidField, "inputs"),
+        ("a", {"top_k": 0}, InvalidField, "parameters.top_k"),
+        ("a", {"top_k": "1"}, InvalidField, "parameters.top_k"),
+        ("a", {"function_to_apply": "argmax"}, InvalidField, "parameters.function_to_apply"),
+        ("a", {"normalize": True}, UnknownParameter, "parameters.normalize"),
+    ],
+)
+def test_what_cannot_be_classified_is_refused_by_name(
+    inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
+) -> None:
+    with pytest.raises(error) as refusal:
+        TextClassification().parse(inputs, parameters, MANIFEST)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts", "fields"),
+    [
+        ("a", ("a",), ("inputs",)),
+        ({"text": "a"}, ("a",), ("inputs",)),
+        ({"text": "a", "text_pair": None}, ("a",), ("inputs",)),
+        ({"text": "a", "text_pair": "b"}, (("a", "b"),), ("inputs",)),
+        (["a", {"text": "b", "text_pair": "c"}], ("a", ("b", "c")), ("inputs[0]", "inputs[1]")),
+    ],
+)
+def test_texts_and_pairs_of_texts_are_items(
+    inputs: Any, texts: tuple[Any, ...], fields: tuple[str, ...]
+) -> None:
+    parsed = TextClassification().parse(inputs, {}, MANIFEST)
+    assert (parsed.texts, parsed.fields) == (texts, fields)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "claimed"),
+    [
+        ({"text": "a"}, {}, True),
+        ([{"text": "a", "text_pair": "b"}], {}, True),
+        ("a", {"function_to_apply": "none"}, True),
+        ("a", {"top_k": 2}, False),  # other tasks have it too
+        (["a"], {}, False),
+        ([], {}, False),
+        ({"question": "a"}, {}, False),
+    ],
+)
+def test_pairs_and_functions_are_meant_for_classification(
+    inputs: Any, parameters: dict[str, Any], claimed: bool
+) -> None:
+    assert TextClassification().claims(inputs, parameters) is claimed
+
+
+def labelled(options: ClassificationOptions, *logits: list[float]) -> list[list[str]]:
+    decoded = TextClassification().decode(computed(*logits), options)
+    return [[entry["label"] for entry in entries] for entries in decoded]
+
+
+def test_every_text_has_its_own_list_with_the_best_label_first() -> None:
+    options = ClassificationOptions(top_k=3, function="softmax")
+    assert labelled(options, [1, 3, 2], [9, 0, 5]) == [
+        ["NEUTRAL", "POSITIVE", "NEGATIVE"],
+        ["NEGATIVE", "POSITIVE", "NEUTRAL"],
+    ]
+
+
+def test_equal_scores_come_in_label_order() -> None:
+    assert labelled(ClassificationOptions(3, "none"), [5, 5, 5]) == [list(LABELS)]
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3)])
+def test_no_more_labels_come_than_asked_for(top_k: int, count: int) -> None:
+    (labels,) = labelled(ClassificationOptions(top_k, "softmax"), [1, 3, 2])
+    assert labels == ["NEUTRAL", "POSITIVE", "NEGATIVE"][:count]
+
+
+def test_scores_are_plain_numbers_for_the_wire() -> None:
+    options = ClassificationOptions(top_k=3, function="softmax")
+    ((best, *_),) = TextClassification().decode(computed([0, np.log(3), -1000]), options)
+    assert type(best["score"]) is float
+    assert best == {"label": "NEUTRAL", "score": pytest.approx(0.75, abs=1e-6)}

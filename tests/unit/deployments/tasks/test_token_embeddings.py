@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from pydantic import TypeAdapter
+
+from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
+from deployments.messages import Truncation
+from deployments.tasks.base import Computed
+from deployments.tasks.token_embeddings import TokenEmbeddings
+from tests.support.artifacts import WIDTH, tiny_manifest
+
+MANIFEST = tiny_manifest()
+PROMPTED = MANIFEST.model_copy(update={"prompts": {"query": "the query: "}})
+
+
+def test_texts_come_alone_or_in_a_list_behind_a_prompt() -> None:
+    single = TokenEmbeddings().parse("a", {"prompt_name": "query", "truncate": True}, PROMPTED)
+    assert (single.texts, single.fields) == (("the query: a",), ("inputs",))
+    assert single.truncation is Truncation.KEEP_START
+    several = TokenEmbeddings().parse(["a", "b"], {}, PROMPTED)
+    assert (several.texts, several.fields) == (("a", "b"), ("inputs[0]", "inputs[1]"))
+    assert several.truncation is Truncation.REFUSE
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "error", "field"),
+    [
+        ("", {}, EmptyInput, "inputs"),
+        (["a", ""], {}, EmptyInput, "inputs[1]"),
+        ({"text": "a"}, {}, InvalidField, "inputs"),
+        ("a", {"prompt_name": "poem"}, InvalidField, "parameters.prompt_name"),
+        ("a", {"normalize": True}, UnknownParameter, "parameters.normalize"),
+        ("a", {"dimensions": 3}, UnknownParameter, "parameters.dimensions"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(
+    inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
+) -> None:
+    with pytest.raises(error) as refusal:
+        TokenEmbeddings().parse(inputs, parameters, MANIFEST)
+    assert refusal.value.field == field
+
+
+def test_no_body_is_plainly_meant_for_it() -> None:
+    assert not TokenEmbeddings().claims("a", {"prompt_name": "query"})
+
+
+def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
+    batch = np.arange(2 * 3 * WIDTH, dtype=np.float32).reshape(2, 3, WIDTH)
+    computed = Computed(rows=[batch[0], batch[1, :2]], items=(), layouts=(), manifest=MANIFEST)
+    value = TokenEmbeddings().decode(computed, None)
+    assert [rows.shape for rows in value] == [(3, WIDTH), (2, WIDTH)]
+    np.testing.assert_array_equal(value[1], batch[1, :2])
+    assert not any(np.shares_memory(rows, batch) for rows in value)
+    told = orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert TypeAdapter(TokenEmbeddings.answer).validate_python(told) == told

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.artifacts.manifest import Device
+from deployments.config import (
+    STORE_VARIABLE,
+    USER_CONFIGS,
+    AppArgs,
+    BatchSettings,
+    IngressUserConfig,
+    LaneUserConfig,
+    TokenizerUserConfig,
+)
+from deployments.errors import BadSetting
+
+SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+
+
+def minimal_args() -> dict[str, Any]:
+    return {"models": [{"id": "org/name"}], "lanes": {"cpu": {}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "named"),
+    [
+        (IngressUserConfig, {"timout_s": 3}, "`timout_s`"),
+        (IngressUserConfig, {"limits": {"itmes": 3}}, "`limits.itmes`"),
+        (IngressUserConfig, {"limits": {"items": 0}}, "`limits.items`"),
+        (IngressUserConfig, {"limits": {"body_wait_s": 0}}, "`limits.body_wait_s`"),
+        (IngressUserConfig, {"limits": {"inflight_body_bytes": 9}}, "`inflight_body_bytes`"),
+        (IngressUserConfig, {"limits": {"inflight_items": 9}}, "`inflight_items` must be at"),
+        (IngressUserConfig, {"timeout_s": 0}, "`timeout_s`"),
+        (IngressUserConfig, {"cache": {"max_bytes": -1}}, "`cache.max_bytes`"),
+        (IngressUserConfig, {"batching": {"batch_wait_timeout_s": -1}}, "batch_wait_timeout_s"),
+        (TokenizerUserConfig, {"cache_bytes": "much"}, "`cache_bytes`"),
+        (LaneUserConfig, {"batching": {"budget_tokens": 0}}, "`batching.budget_tokens`"),
+        (LaneUserConfig, {"batching": {"budget": 9}}, "`batching.budget`"),
+        (AppArgs, {}, "`models`"),
+        (AppArgs, minimal_args() | {"models": []}, "`models`"),
+        (AppArgs, minimal_args() | {"lanes": {"tpu": {}}}, "`lanes.tpu"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"available": "no"}}}, "lanes.cpu.available"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": "often"}}}, "lanes.cpu.tune"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": True}}}, "lanes.cpu.tune"),
+        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune_seconds": 0}}}, "cpu.tune_seconds"),
+        (AppArgs, minimal_args() | {"extra": 1}, "`extra`"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_its_path(
+    kind: type[Any], raw: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadSetting) as refusal:
+        kind.parse(raw)
+    assert named in refusal.value.message
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(BadSetting, match=r"`timeout_s`.*`limits\.items`|`limits\.items`.*`timeo"):
+        IngressUserConfig.parse({"timeout_s": 0, "limits": {"items": 0}})
+
+
+@pytest.mark.parametrize("kind", set(USER_CONFIGS.values()))
+def test_a_deployment_without_user_config_has_defaults(kind: type[Any]) -> None:
+    assert kind.parse(None) == kind.parse({}) == kind()
+
+
+def test_settings_never_change_after_they_are_parsed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        BatchSettings().max_items = 5
+
+
+@pytest.mark.parametrize("text", ["off", "'off'"])
+def test_off_needs_no_quotes(text: str) -> None:
+    lanes = yaml.safe_load(f"cpu: {{tune: {text}}}")
+    assert AppArgs.parse(minimal_args() | {"lanes": lanes}).lanes[Device.CPU].tune == "off"
+
+
+def test_lanes_are_keyed_by_device() -> None:
+    args = AppArgs.parse(minimal_args() | {"lanes": {"cpu": {"runs": 2}, "gpu": {}}})
+    assert args.lanes[Device.CPU].runs == 2
+    assert set(args.lanes) == {Device.CPU, Device.GPU}
+
+
+@pytest.mark.parametrize(
+    ("setting", "variable", "store"),
+    [
+        ("/from/settings", "/from/environment", Path("/from/settings")),
+        ("~/own", None, Path.home() / "own"),
+        (None, "/from/environment", Path("/from/environment")),
+        (None, None, Path.home() / ".cache" / "hundredfold" / "store"),
+    ],
+)
+def test_the_store_is_named_by_settings_then_environment_then_home(
+    setting: str | None,
+    variable: str | None,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(STORE_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(STORE_VARIABLE, variable)
+    assert AppArgs.parse(minimal_args() | {"store": setting}).store_path() == store
+
+
+def test_the_shipped_serve_config_parses_into_these_settings() -> None:
+    (app,) = yaml.safe_load(SERVE_CONFIG.read_text(encoding="utf-8"))["applications"]
+    args = AppArgs.parse(app["args"])
+    parsed = {
+        d["name"]: USER_CONFIGS[d["name"]].parse(d["user_config"]) for d in app["deployments"]
+    }
+    assert set(parsed) == set(USER_CONFIGS)
+    assert set(args.lanes) == set(Device)
+    assert "sentence-transformers/all-MiniLM-L6-v2" in {model.id for model in args.models}

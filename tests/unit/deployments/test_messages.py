@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+
+from deployments.artifacts.manifest import Device, TaskName
+from deployments.errors import InputTooLong
+from deployments.messages import BatchKey, EncodedBatch, EncodedCall, ModelRef, characters
+
+KEY = BatchKey(
+    ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
+)
+
+
+def encoded(*items: list[int]) -> bytes:
+    return np.array([i for ids in items for i in ids], dtype="<i4").tobytes()
+
+
+def test_ragged_items_come_back_in_order_with_their_own_lengths() -> None:
+    calls = (EncodedCall((2, 1), 0, None, 0.0), EncodedCall((3,), 0, None, 0.0))
+    batch = EncodedBatch(KEY, encoded([1, 2], [3], [4, 5, 6]), calls, 0.0)
+    assert [item.ids.tolist() for item in batch.items()] == [[1, 2], [3], [4, 5, 6]]
+
+
+def test_a_call_that_could_not_be_encoded_has_no_items() -> None:
+    calls = (InputTooLong("too long", field="inputs"), EncodedCall((2,), 0, None, 0.0))
+    assert [
+        item.ids.tolist() for item in EncodedBatch(KEY, encoded([7, 8]), calls, 0.0).items()
+    ] == [[7, 8]]
+    assert EncodedBatch(KEY, b"", calls[:1], 0.0).items() == []
+
+
+def test_a_list_crosses_processes_with_its_errors() -> None:
+    calls = (InputTooLong("too long", field="inputs"), EncodedCall((1,), 0, None, 2.0))
+    sent = EncodedBatch(KEY, encoded([9]), calls, 0.5)
+    received = pickle.loads(pickle.dumps(sent))
+    assert received.key == KEY
+    assert received.calls[0].field == "inputs"
+    assert received.calls[1] == calls[1]
+    assert received.items()[0].ids.tolist() == [9]
+
+
+def test_second_segments_travel_only_where_there_are_some() -> None:
+    calls = (EncodedCall((2, 3), 0, None, 0.0), EncodedCall((3, 1), 0, None, 0.0, (2, 1)))
+    batch = EncodedBatch(KEY, encoded([1, 2], [3, 4, 5], [6, 7, 8], [9]), calls, 0.0)
+    received = pickle.loads(pickle.dumps(batch))
+    assert [item.second_from for item in received.items()] == [2, 3, 2, 1]
+    assert [item.ids.tolist() for item in received.items()][2:] == [[6, 7, 8], [9]]
+
+
+def test_characters_of_a_pair_are_those_of_both_segments() -> None:
+    assert [characters(text) for text in ("abc", ("ab", "cdef"), ("", ""))] == [3, 6, 0]

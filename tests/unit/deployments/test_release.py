@@ -1,0 +1,11 @@
+"""The release that the server tells is the one that the project is packaged as."""
+
+import tomllib
+from pathlib import Path
+
+from deployments.release import RELEASE
+
+
+def test_the_release_is_the_projects() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == RELEASE

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+import pytest
+
+from deployments.artifacts.manifest import Device
+from deployments.machine import this_processor
+from deployments.tuning.host import Host, engine_versions, this_host
+
+HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
+
+
+def test_equal_hosts_have_one_fingerprint() -> None:
+    again = Host.model_validate_json(HOST.model_dump_json())
+    assert again.fingerprint == HOST.fingerprint
+    assert len(HOST.fingerprint) == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": Device.GPU},
+        {"name": "Xeon"},
+        {"generation": "25-17-2"},
+        {"flags": ("avx2", "avx512_vnni")},
+        {"cores": 4},
+    ],
+)
+def test_whatever_differs_makes_another_fingerprint(change: dict[str, object]) -> None:
+    assert HOST.model_copy(update=change).fingerprint != HOST.fingerprint
+
+
+def test_a_cpu_host_is_named_after_its_processor() -> None:
+    host = this_host(Device.CPU)
+    assert (host.name, host.flags) == (this_processor().name, this_processor().flags)
+
+
+def test_a_gpu_host_is_named_after_its_first_gpu(fake_driver: Callable[[str], None]) -> None:
+    fake_driver("echo 'NVIDIA H200, 570.86.15'; echo 'NVIDIA A10, 570.86.15'")
+    assert this_host(Device.GPU).name == "NVIDIA H200, 570.86.15"
+    assert this_host(Device.CPU).name == this_processor().name
+
+
+def test_a_driver_that_fails_is_told_and_does_not_matter(
+    fake_driver: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_driver("echo 'NVIDIA-SMI has failed'; exit 9")
+    assert this_host(Device.GPU).name == this_processor().name
+    assert "does not tell" in caplog.text
+
+
+def test_versions_are_those_of_what_is_installed() -> None:
+    found = engine_versions(["onnxruntime", "onnxruntime"])
+    assert found == {"onnxruntime": f"onnxruntime {version('onnxruntime')}"}
+    assert engine_versions([]) == {}

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.config import LaneSettings
+from deployments.tuning import process
+from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.process import Ending
+from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.unit.deployments.tuning.test_session import STALE, somebody_tunes
+
+PATIENCE_S = 30.0
+HEAVY = {"torch", "transformers", "onnx", "ray", "starlette", "tokenizers", "openvino"}
+
+
+@pytest.fixture
+def placement(tmp_path: Path) -> Placement:
+    return seal_tunable(tmp_path)
+
+
+@pytest.fixture
+def started(placement: Placement) -> Iterator[subprocess.Popen[bytes]]:
+    """The process a replica starts, standing still until the test lets it go on."""
+    with process.start(placement) as child:
+        psutil.Process(child.pid).suspend()
+        yield child
+        child.kill()
+
+
+def ended(placement: Placement) -> tuple[int, str]:
+    """How the process for `placement` ends, and what it says."""
+    with process.start(placement) as child:
+        assert child.stderr is not None
+        said = child.stderr.read().decode()
+    return child.returncode, said
+
+
+def test_it_measures_and_keeps_the_table(placement: Placement) -> None:
+    status, said = ended(placement)
+    table = read_costs(placement)
+    assert (status, table is not None) == (Ending.TUNED, True), said
+    assert table is not None
+    assert {row.variant.candidate for row in table.rows} == {"plain", "twin"}
+    assert said.splitlines()[-1].startswith("tiny/embedder: ")
+
+
+def test_it_measures_as_the_lane_runs(placement: Placement) -> None:
+    wide = replace(placement, lane=LaneSettings(threads_per_run=2, runs=2, tune_seconds=0.1))
+    keep_table(placement, {"1x16": "plain"})
+    assert ended(wide)[0] == Ending.TUNED
+    assert read_costs(wide) is not None
+
+
+def test_a_table_of_another_runtime_is_measured_again(placement: Placement) -> None:
+    keep_table(placement, {"1x16": "plain"}, **STALE)
+    assert ended(placement)[0] == Ending.TUNED
+    assert read_costs(placement) is not None
+
+
+def test_it_leaves_at_once_when_somebody_else_is_at_it(placement: Placement) -> None:
+    with somebody_tunes(placement):
+        status, said = ended(placement)
+    assert status == Ending.BUSY
+    assert said == "tiny/embedder is being tuned by another process\n"
+
+
+def test_a_store_that_cannot_be_written_is_told_in_one_line(placement: Placement) -> None:
+    (placement.artifact / "hosts").write_text("in the way")
+    status, said = ended(placement)
+    assert status == Ending.NOT_KEPT
+    assert said.startswith(f"error: {placement.artifact} cannot keep what is measured: ")
+    assert said.count("\n") == 1
+
+
+def test_a_damaged_artifact_is_told_in_one_line(placement: Placement) -> None:
+    (placement.artifact / "tokenizer.json").write_text("{}")
+    status, said = ended(placement)
+    assert status == Ending.FAILED
+    assert said.startswith("error: ")
+    assert "tokenizer.json" in said
+    assert said.count("\n") == 1
+
+
+def test_it_ends_when_its_standard_input_is_closed(started: subprocess.Popen[bytes]) -> None:
+    assert started.stdin is not None
+    started.stdin.close()
+    psutil.Process(started.pid).resume()
+    assert started.wait(PATIENCE_S) == Ending.FAILED
+
+
+def test_by_hand_it_needs_no_standard_input(placement: Placement) -> None:
+    command = [sys.executable, "-m", "deployments.tuning", str(placement.artifact)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--seconds", "0.1"], stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == Ending.TUNED
+
+
+def test_it_stays_where_those_who_end_its_replica_find_it(
+    started: subprocess.Popen[bytes],
+) -> None:
+    own = psutil.Process()
+    assert os.getsid(started.pid) == os.getsid(own.pid)
+    assert os.getpgid(started.pid) == os.getpgid(own.pid)
+
+
+def test_it_gives_way_and_loads_only_what_it_needs(placement: Placement) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from deployments.tuning.process import main;"
+        "status = main(sys.argv[1:]);"
+        "heavy = {m.partition('.')[0] for m in sys.modules};"
+        "print(status, os.nice(0), Path('/proc/self/oom_score_adj').read_text().strip(), *heavy)"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(placement.artifact),
+        "--device",
+        "cpu",
+        "--for-replica",
+    ]
+    with subprocess.Popen(
+        [*command, "--seconds", "0.1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        status, niceness, oom_score, *loaded = child.stdout.read().split()
+    assert (status, niceness, oom_score) == ("0", "19", "1000")
+    assert {"onnxruntime", "numpy"} <= set(loaded)
+    assert not HEAVY & set(loaded)
