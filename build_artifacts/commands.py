@@ -14,23 +14,23 @@ from build_artifacts.decoders.generation_report import read_generation, told
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import Sampling
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
-from build_artifacts.recipes import SEARCHES, Recipe, placed
-from build_artifacts.report.build import travel
-from build_artifacts.report.output import keep, stored_report
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, placed
+from build_artifacts.report.build import build_report
+from build_artifacts.report.output import keep, read_report
 from build_artifacts.report.output import table as journey_table
-from build_artifacts.report.values import ReportRequest, setting_of
+from build_artifacts.report.values import ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import describe, find_garbage, remove
-from build_artifacts.storage.inspection import check, costs_view, read_store, table
+from build_artifacts.storage.inspection import check, format_costs, list_versions, table
 from build_artifacts.storage.workspace import scratch
-from deployments.artifacts.manifest import HEADS, ArtifactManifest, Head
+from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Head
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
 from deployments.tuning.costs import Placement
-from deployments.tuning.tuner import tune_once
+from deployments.tuning.tuner import tune_exclusively
 
 
 def build_model(arguments: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def build_model(arguments: argparse.Namespace) -> int:
         task=arguments.task,
         adapter=arguments.adapter,
         recipe=_recipe(arguments),
-        effort=Effort(
+        effort=BuildBudget(
             search_seconds=arguments.search_seconds,
             tune_seconds=arguments.tune_seconds,
             evaluation=arguments.eval,
@@ -54,22 +54,24 @@ def build_model(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _recipe(arguments: argparse.Namespace) -> Recipe:
+def _recipe(arguments: argparse.Namespace) -> BuildRecipe:
     recipe = placed(
-        SEARCHES[arguments.search], gpus=arguments.gpus, offloaded=arguments.offload_memory
+        SEARCH_PRESETS[arguments.search],
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        kv_offload=arguments.offload_kv_cache,
     )
     return replace(recipe, gate=recipe.gate.model_copy(update=dict(arguments.gate)))
 
 
 def _tell(result: BuildResult) -> None:
     manifest = result.manifest
-    how = "was built already" if result.was_there else "is built"
+    how = "was built already" if result.already_built else "is built"
     print(f"{manifest.id} {manifest.version} {how}: {result.directory}", flush=True)
 
 
 def show(arguments: argparse.Namespace) -> int:
     """`show`."""
-    entries = read_store(arguments.store)
+    entries = list_versions(arguments.store)
     if entries:
         print(table(entries))
     else:
@@ -93,12 +95,12 @@ def tune(arguments: argparse.Namespace) -> int:
         raise _not_for_decoders("tune", "graphs that generate are measured when they are built")
     counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
     for threads in counts:
-        lane = LaneSettings(threads_per_run=threads)
-        placement = Placement(artifact, manifest, arguments.device, lane)
+        settings = EncoderSettings(intra_op_threads=threads)
+        placement = Placement(artifact, manifest, arguments.device, settings)
         seconds = arguments.tune_seconds / len(counts)
-        costs = tune_once(placement, seconds, force=True, wait=True)
+        costs = tune_exclusively(placement, seconds, force=True, wait=True)
         assert costs is not None, "forced and waited for, so there is a table; this is a bug"
-        print(costs_view(costs), flush=True)
+        print(format_costs(costs), flush=True)
     return 0
 
 
@@ -132,12 +134,12 @@ def report(arguments: argparse.Namespace) -> int:
         sampling=Sampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
     )
-    setting = setting_of(request, manifest)
-    found = None if arguments.again else stored_report(artifact, setting, progress.title)
+    setting = read_conditions(request, manifest)
+    found = None if arguments.again else read_report(artifact, setting, progress.title)
     if found is not None:
         print(journey_table(found))
         return 0
-    fresh = travel(request, manifest, setting, progress, HuggingFaceHub())
+    fresh = build_report(request, manifest, setting, progress, HuggingFaceHub())
     print(journey_table(fresh), flush=True)  # before it is written, which a full disk may prevent
     progress.title(f"written to {keep(artifact, fresh, progress.title).parent}")
     return 0
@@ -149,7 +151,7 @@ def compact(arguments: argparse.Namespace) -> int:
 
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
-        head = HEADS[tasks_of(checkpoint, None, None)[0]]
+        head = TASK_HEADS[tasks_of(checkpoint, None, None)[0]]
         if head is Head.NEXT_TOKEN:
             raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))

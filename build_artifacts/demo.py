@@ -8,16 +8,16 @@ from pathlib import Path
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.console import Progress
 from build_artifacts.pipeline import (
+    BuildBudget,
     BuildRequest,
     BuildResult,
-    Effort,
     build,
+    find_sealed,
     planned_version,
-    sealed_already,
 )
 from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK, DecoderRecipe
 from deployments.artifacts.manifest import Gate, TaskName
-from deployments.artifacts.store import LATEST_NAME, point_latest, resolve_version
+from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.errors import ArtifactMissing
 
 # Of tuning, for each: `make serve` should not take minutes, and the graphs are few.
@@ -50,7 +50,7 @@ class DemoModel:
             adapter=self.adapter,
             revision=self.revision,
             recipe=replace(QUICK, gate=self.gate, decoders=self.decoders),
-            effort=Effort(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
+            effort=BuildBudget(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
         )
 
     def version(self, store: Path) -> str:
@@ -102,7 +102,7 @@ DEMO_MODELS = (
 def build_demo_model(model: DemoModel, store: Path, progress: Progress) -> BuildResult:
     """`model` in `store`, built only where it is missing or damaged. Raises BuildError."""
     version = model.version(store)
-    found = sealed_already(store, model.id, version)
+    found = find_sealed(store, model.id, version)
     if found is None:
         progress.title(f"building {model.id}")
         return build(model.request(store), progress)
@@ -110,5 +110,5 @@ def build_demo_model(model: DemoModel, store: Path, progress: Progress) -> Build
         # A default that somebody chose since is theirs to keep.
         resolve_version(store, model.id, LATEST_NAME)
     except ArtifactMissing:
-        point_latest(store, model.id, version)
+        set_latest(store, model.id, version)
     return found

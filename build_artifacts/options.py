@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from build_artifacts.recipes import SEARCHES
+from build_artifacts.recipes import SEARCH_PRESETS
 from deployments.artifacts.manifest import Device, Gate, TaskName
 from deployments.config import default_store
 
@@ -51,7 +51,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument("--force", action="store_true", help="build even what is there already")
     build.add_argument(
         "--search",
-        choices=tuple(SEARCHES),
+        choices=tuple(SEARCH_PRESETS),
         default="full",
         help="how many kinds of graphs to try (default: %(default)s)",
     )
@@ -64,14 +64,14 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     build.add_argument(
-        "--gpus",
+        "--tensor-parallel-size",
         type=_count,
         default=1,
         metavar="N",
         help="of a model that generates: GPUs that each replica spreads it over (default: 1)",
     )
     build.add_argument(
-        "--offload-memory",
+        "--offload-kv-cache",
         action="store_true",
         help="of a model that generates: on GPUs, keep keys and values in the host's memory",
     )

@@ -11,59 +11,65 @@ from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
 from build_artifacts.console import Progress
-from build_artifacts.decoders.build import DecoderCompilation
+from build_artifacts.decoders.build import DecoderBuild
 from build_artifacts.decoders.measurement import LIMITS
 from build_artifacts.errors import BuildError, GateFailed, UnsafeSource
 from build_artifacts.evaluation import (
-    EVERYTHING,
+    ALL_EXAMPLES,
+    EvaluatedModel,
     Evaluation,
-    ModelUnderTest,
     Sampling,
     data_digest,
     load_evaluation,
 )
-from build_artifacts.recipes import FULL, Recipe, artifact_version
-from build_artifacts.search.gate import Gatekeeper, PassedGraph
-from build_artifacts.search.graphs import Graphs
+from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
+from build_artifacts.search.gate import AcceptedGraph, AccuracyGate
+from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import (
-    Prepared,
-    dequantised_once,
-    merged_once,
-    prepared_once,
+    PreparedModel,
+    cached_dequantize,
+    cached_merge,
+    cached_prepare,
 )
-from build_artifacts.search.screening_settings import is_present
+from build_artifacts.search.screening_settings import has_device
 from build_artifacts.search.search import Search
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
-from build_artifacts.steps.seal import Identity, Sealing, assemble, build_tools, publish
-from build_artifacts.storage.workspace import StepRunner, Workspace, build_place, scratch
+from build_artifacts.steps.seal import (
+    ArtifactIdentity,
+    EncoderArtifact,
+    assemble,
+    build_tools,
+    publish,
+)
+from build_artifacts.storage.workspace import StepRunner, Workspace, build_workspace, scratch
 from deployments.artifacts.manifest import ArtifactManifest, Device, Head, TaskName
-from deployments.artifacts.store import model_directory, point_latest
+from deployments.artifacts.store import model_directory, set_latest
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.machine import usable_cores
 from deployments.tuning.costs import CostTable
-from deployments.tuning.host import this_host
+from deployments.tuning.host import read_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class BuildBudget:
     """How far a build goes to find out, beyond what its recipe says."""
 
     # Per device, of making graphs for candidates; of models that generate, of judging them too.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0
     evaluation: Path | None = None  # labelled data for the gate
-    sampling: Sampling = EVERYTHING
+    sampling: Sampling = ALL_EXAMPLES
 
 
-EFFORT = Effort()
+DEFAULT_BUDGET = BuildBudget()
 
 
-class Compilation:
+class EncoderBuild:
     """One build at work in its workspace."""
 
     def __init__(
-        self, place: Workspace, progress: Progress, recipe: Recipe, effort: Effort
+        self, place: Workspace, progress: Progress, recipe: BuildRecipe, effort: BuildBudget
     ) -> None:
         self._progress = progress
         self._steps = StepRunner(place, progress)
@@ -75,15 +81,15 @@ class Compilation:
         checkpoint: Checkpoint,
         adapter: Adapter | None,
         tasks: tuple[TaskName, ...],
-        identity: Identity,
+        identity: ArtifactIdentity,
     ) -> Path:
         """A directory that holds the whole artifact. Raises BuildError."""
         self._progress.begin()
         try:
             if checkpoint.gguf is not None:
-                checkpoint = dequantised_once(self._steps, checkpoint)
+                checkpoint = cached_dequantize(self._steps, checkpoint)
             if adapter is not None:
-                checkpoint = merged_once(self._steps, checkpoint, adapter)
+                checkpoint = cached_merge(self._steps, checkpoint, adapter)
             facts = read_facts(checkpoint, tasks)
             if facts.head is Head.NEXT_TOKEN:
                 return self._decoder().artifact(checkpoint.weights, facts, identity)
@@ -95,7 +101,7 @@ class Compilation:
         finally:
             self._progress.end()
 
-    def _decoder(self) -> DecoderCompilation:
+    def _decoder(self) -> DecoderBuild:
         if self._effort.evaluation is not None:
             raise BuildError(
                 "there is no metric for models that generate text",
@@ -107,16 +113,16 @@ class Compilation:
                 hint=f"these limits count for them: {', '.join(LIMITS)}",
             )
         effort = self._effort
-        return DecoderCompilation(
+        return DecoderBuild(
             self._steps,
             self._recipe,
             tune_seconds=effort.tune_seconds,
             search_seconds=effort.search_seconds,
         )
 
-    def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> Prepared:
+    def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> PreparedModel:
         evaluation = self._evaluation(checkpoint.weights, facts)
-        prepared = prepared_once(self._steps, checkpoint.weights, facts, evaluation)
+        prepared = cached_prepare(self._steps, checkpoint.weights, facts, evaluation)
         if not prepared.compaction.is_empty:
             with self._steps.passing("compact", "what pruning set to zero") as step:
                 step.found(prepared.compaction.describe())
@@ -125,7 +131,7 @@ class Compilation:
     def _evaluation(self, weights: Path, facts: ModelFacts) -> Evaluation | None:
         if self._effort.evaluation is None:
             return None
-        model = ModelUnderTest(
+        model = EvaluatedModel(
             directory=weights,
             max_tokens=facts.max_tokens,
             labels=facts.labels,
@@ -136,13 +142,13 @@ class Compilation:
         data, sampling = self._effort.evaluation, self._effort.sampling
         return load_evaluation(data, facts.tasks[0], model, sampling)
 
-    def _search(self, prepared: Prepared) -> Search:
-        graphs = Graphs(self._steps, prepared)
-        gatekeeper = Gatekeeper(self._steps, prepared, graphs, self._recipe.gate)
+    def _search(self, prepared: PreparedModel) -> Search:
+        graphs = CandidateGraphs(self._steps, prepared)
+        gatekeeper = AccuracyGate(self._steps, prepared, graphs, self._recipe.gate)
         seconds = self._effort.search_seconds
         return Search(self._steps, prepared, graphs, gatekeeper, self._recipe, seconds)
 
-    def _passed(self, search: Search, facts: ModelFacts) -> list[PassedGraph]:
+    def _passed(self, search: Search, facts: ModelFacts) -> list[AcceptedGraph]:
         """What is to be sealed, the best of each device first. Raises GateFailed."""
         cpu = search.best(Device.CPU)
         if not cpu:
@@ -157,14 +163,14 @@ class Compilation:
         return [*cpu, *search.best(Device.GPU)]
 
     def _tables(
-        self, search: Search, passed: Sequence[PassedGraph], identity: Identity
+        self, search: Search, passed: Sequence[AcceptedGraph], identity: ArtifactIdentity
     ) -> list[CostTable]:
         """Costs on this host: on the CPU for passes of one thread and of all cores, on a GPU once.
 
         The time is shared out evenly.
         """
         wanted = [(Device.CPU, threads) for threads in sorted({1, usable_cores()})]
-        if is_present(Device.GPU):
+        if has_device(Device.GPU):
             wanted.append((Device.GPU, 1))
         seconds = self._effort.tune_seconds / len(wanted)
         tables = []
@@ -175,12 +181,12 @@ class Compilation:
 
     def _sealed(
         self,
-        identity: Identity,
-        prepared: Prepared,
-        passed: Sequence[PassedGraph],
+        identity: ArtifactIdentity,
+        prepared: PreparedModel,
+        passed: Sequence[AcceptedGraph],
         tables: Sequence[CostTable],
     ) -> Path:
-        sealing = Sealing(
+        sealing = EncoderArtifact(
             identity=identity,
             prepared=prepared,
             graphs=_winner_first(passed, tables),
@@ -197,8 +203,8 @@ class Compilation:
 
 
 def _winner_first(
-    passed: Sequence[PassedGraph], tables: Sequence[CostTable]
-) -> tuple[PassedGraph, ...]:
+    passed: Sequence[AcceptedGraph], tables: Sequence[CostTable]
+) -> tuple[AcceptedGraph, ...]:
     """What wins here most often is the best guess for a host that nobody tuned for."""
     winners = {table.chosen()[0].candidate for table in tables if table.threads == 1}
     return tuple(sorted(passed, key=lambda graph: graph.recipe.name not in winners))
@@ -213,8 +219,8 @@ class BuildRequest:
     id: str | None = None
     task: TaskName | None = None
     adapter: Path | None = None
-    recipe: Recipe = FULL
-    effort: Effort = EFFORT
+    recipe: BuildRecipe = FULL
+    effort: BuildBudget = DEFAULT_BUDGET
     force: bool = False  # build also what is already there
     revision: str | None = None  # refuse the source when it is not this one
 
@@ -225,7 +231,7 @@ class BuildResult:
 
     manifest: ArtifactManifest
     directory: Path
-    was_there: bool
+    already_built: bool
 
 
 def build(request: BuildRequest, progress: Progress, *, hub: Hub | None = None) -> BuildResult:
@@ -242,30 +248,32 @@ def build(request: BuildRequest, progress: Progress, *, hub: Hub | None = None) 
         tasks = tasks_of(checkpoint, adapter, request.task)
         identity = _identity(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version
-        made_with = json.dumps([repr(request.effort), this_host(Device.CPU).fingerprint])
-        with build_place(store, identity.id, version, progress, made_with=made_with) as place:
-            found = sealed_already(store, identity.id, version)
+        build_inputs = json.dumps([repr(request.effort), read_host(Device.CPU).fingerprint])
+        with build_workspace(
+            store, identity.id, version, progress, build_inputs=build_inputs
+        ) as place:
+            found = find_sealed(store, identity.id, version)
             if found is not None and not request.force:
-                point_latest(store, identity.id, version)
+                set_latest(store, identity.id, version)
                 return found
-            run = Compilation(place, progress, request.recipe, request.effort)
+            run = EncoderBuild(place, progress, request.recipe, request.effort)
             staged = run.artifact(checkpoint, adapter, tasks, identity)
             directory = publish(staged, store)
-    return BuildResult(ArtifactManifest.read(directory), directory, was_there=False)
+    return BuildResult(ArtifactManifest.read(directory), directory, already_built=False)
 
 
-def sealed_already(store: Path, model_id: str, version: str) -> BuildResult | None:
+def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:
     """The version, if it is in the store and every digest holds; a damaged one is built anew."""
     directory = model_directory(store, model_id) / version
     try:
-        return BuildResult(ArtifactManifest.read(directory), directory, was_there=True)
+        return BuildResult(ArtifactManifest.read(directory), directory, already_built=True)
     except ArtifactError:
         return None
 
 
 def _identity(
     request: BuildRequest, checkpoint: Checkpoint, adapter: Adapter | None, task: TaskName
-) -> Identity:
+) -> ArtifactIdentity:
     source = checkpoint.source
     if request.revision not in (None, source.revision):
         raise UnsafeSource(
@@ -282,7 +290,7 @@ def _identity(
             update={"adapter": adapter.name, "adapter_revision": adapter.revision}
         )
     version = planned_version(request, source.revision, source.adapter_revision, task)
-    return Identity(model_id, version, source, request.recipe.digest())
+    return ArtifactIdentity(model_id, version, source, request.recipe.digest())
 
 
 def planned_version(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeAlias
 
 from build_artifacts.errors import BuildError
-from deployments.artifacts.manifest import Device, EngineOptions, Gate, MemoryType, Precision
+from deployments.artifacts.manifest import Device, EngineOptions, Gate, KvCacheDtype, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
@@ -27,7 +27,7 @@ class ExportRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrites:
+class GraphRewrites:
     """Changes to a graph that leave its answers alone, by their names in `steps/rewrite.py`."""
 
     names: tuple[str, ...]
@@ -64,7 +64,7 @@ class WeightOnlyInt8:
 
 
 @dataclass(frozen=True, slots=True)
-class SmoothInt8:
+class NncfInt8:
     """Static quantisation by NNCF: outliers moved into the weights, biases corrected afterwards.
 
     The form that OpenVINO runs fastest; ONNX Runtime runs it slowly.
@@ -72,13 +72,13 @@ class SmoothInt8:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchProgram:
+class TorchProgramRecipe:
     """A torch.export program instead of an ONNX graph."""
 
     dtype: Dtype
 
 
-Quantisation: TypeAlias = DynamicInt8 | StaticInt8 | WeightOnlyInt8 | SmoothInt8
+Quantisation: TypeAlias = DynamicInt8 | StaticInt8 | WeightOnlyInt8 | NncfInt8
 
 
 _AS_IT_COMES = EngineOptions()
@@ -91,8 +91,8 @@ class CandidateRecipe:
     name: str
     device: Device
     precision: Precision
-    source: ExportRecipe | TorchProgram
-    rewrites: Rewrites | None = None
+    source: ExportRecipe | TorchProgramRecipe
+    rewrites: GraphRewrites | None = None
     quantisation: Quantisation | None = None
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     options: EngineOptions = _AS_IT_COMES
@@ -103,7 +103,7 @@ class CandidateRecipe:
 # The CPU kernel of the fused operator is three times slower than Add and LayerNormalization.
 NO_SKIP_FUSION = EngineOptions(disabled_optimizers=("SkipLayerNormFusion",))
 SDPA = ExportRecipe(dtype="float32", opset=23)
-LEAN = Rewrites(names=("drop-empty-rows", "packed-heads"))
+LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads"))
 
 CPU_FP32 = CandidateRecipe(
     name="cpu-fp32",
@@ -133,7 +133,7 @@ class DecoderRecipe:
     rowwise: bool = False
     # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
     # the gate is missed with them, the same is tried without.
-    memory: MemoryType | None = None
+    memory: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
     # Tried in order instead of them when the gate is missed; each is more accurate and slower.
     other_options: tuple[tuple[str, ...], ...] = ()
@@ -144,7 +144,7 @@ DECODER_FP32 = DecoderRecipe(name="cpu-fp32", device=Device.CPU, precision="fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class BuildRecipe:
     """What is tried per device, and what it takes to be sealed.
 
     `candidates` are in order of preference: the first of a device that passes is the portable
@@ -183,7 +183,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"a recipe cannot hold {value!r}; this is a bug")
 
 
-def artifact_version(recipe: Recipe, tools: Mapping[str, str], *inputs: str | None) -> str:
+def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str | None) -> str:
     """The version a build will have, known before it starts: 12 hex digits.
 
     `tools` are the versions of what builds; `inputs` say what it is built from: revisions of
@@ -198,7 +198,7 @@ _PLAIN = ExportRecipe(dtype="float32", opset=18)
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantisation=DynamicInt8())
 # The winner from 256 tokens on.
 CPU_INT8_FLASH = replace(
-    CPU_INT8, name="cpu-int8-flash", rewrites=Rewrites(names=(*LEAN.names, "flash-when-full"))
+    CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
 )
 CPU_INT8_PLAIN = replace(CPU_INT8, name="cpu-int8-plain", source=_PLAIN, rewrites=None)
 # The recipe that most people use: fuse everything, then quantise.
@@ -223,7 +223,7 @@ _FEW_SHAPES = EngineOptions(
         for items in (1, 2, 4, 8, 16, 32)
         for tokens in (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
     ),
-    float_rest="bf16",
+    inference_precision="bf16",
 )
 OPENVINO_INT8 = replace(
     CPU_INT8,
@@ -234,7 +234,7 @@ OPENVINO_INT8 = replace(
     options=_FEW_SHAPES,
 )
 OPENVINO_INT8_SMOOTH = replace(
-    OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantisation=SmoothInt8()
+    OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantisation=NncfInt8()
 )
 OPENVINO_BF16 = replace(OPENVINO_INT8, name="openvino-bf16", precision="bf16", quantisation=None)
 GPU_FP16 = CandidateRecipe(
@@ -243,7 +243,7 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# Shapes of the GPU lane: padding is cheap there, launching kernels is not.
+# Shapes of the GPU encoder: padding is cheap there, launching kernels is not.
 _BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The same graph with memory bound per shape, on CUDA captured as one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
@@ -256,7 +256,7 @@ GPU_FP16_TENSORRT = replace(
     ),
 )
 GPU_FP16_TORCH = replace(
-    GPU_FP16, name="gpu-fp16-torch", source=TorchProgram(dtype="float16"), engine="torch"
+    GPU_FP16, name="gpu-fp16-torch", source=TorchProgramRecipe(dtype="float16"), engine="torch"
 )
 GPU_FP16_COMPILED = replace(
     GPU_FP16_TORCH,
@@ -296,13 +296,13 @@ DECODER_GPU_NF4_BNB = replace(
 )
 
 # The few that won on the hosts measured so far: a build of a minute.
-QUICK = Recipe(
+QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_PLAIN, GPU_FP16),
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
 # Everything: minutes, and the fastest graph for the host at hand.
-FULL = Recipe(
+FULL = BuildRecipe(
     candidates=(
         CPU_INT8,
         CPU_INT8_FLASH,
@@ -330,7 +330,7 @@ FULL = Recipe(
 
 
 # For GPUs with too little memory for a model in fp16.
-LIGHT = replace(
+LOW_MEMORY = replace(
     FULL,
     decoders=(
         DECODER_INT8,
@@ -344,32 +344,32 @@ LIGHT = replace(
 )
 
 # By what the command line calls them.
-SEARCHES: Mapping[str, Recipe] = {"full": FULL, "quick": QUICK, "light": LIGHT}
+SEARCH_PRESETS: Mapping[str, BuildRecipe] = {"full": FULL, "quick": QUICK, "light": LOW_MEMORY}
 
 
-def placed(recipe: Recipe, *, gpus: int, offloaded: bool) -> Recipe:
-    """The same, but models that generate are spread over `gpus` GPUs, or keep memory on the host.
+def placed(recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool) -> BuildRecipe:
+    """The same, but models that generate are spread over `tensor_parallel_size` GPUs, or keep memory on the host.
 
     Such is done by transformers alone, so that its candidate takes the place of all for GPUs.
     Raises BuildError for a recipe that rounds weights for GPUs, which would silently not be done.
     """
-    if gpus == 1 and not offloaded:
+    if tensor_parallel_size == 1 and not kv_offload:
         return recipe
     if any(each.device is Device.GPU and each.precision != "fp16" for each in recipe.decoders):
         raise BuildError(
             "weights are rounded only for models on one GPU, with their memory: those that are "
             "spread over several, or keep memory on the host, are built in fp16",
-            hint="leave out `--search light`, or both `--gpus` and `--offload-memory`",
+            hint="leave out `--search light`, or both `--tensor-parallel-size` and `--offload-kv-cache`",
         )
     name = "gpu-fp16"
-    if gpus > 1:
-        name += f"-x{gpus}"
-    if offloaded:
+    if tensor_parallel_size > 1:
+        name += f"-x{tensor_parallel_size}"
+    if kv_offload:
         name += "-offloaded"
     for_gpu = replace(
         DECODER_FP16_TRANSFORMERS,
         name=name,
-        run=EngineOptions(gpus=gpus, offloaded=offloaded),
+        run=EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload),
     )
     others = (each for each in recipe.decoders if each.device is not Device.GPU)
     return replace(recipe, decoders=(*others, for_gpu))

@@ -10,9 +10,9 @@ from pathlib import Path
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.linting.application import applications, our_sections, wrong_names
-from cluster.linting.document import Document, Problem, Unreadable, read_document
-from cluster.linting.rules import broken_rules
-from cluster.linting.schema import Finding, findings, sections
+from cluster.linting.document import Document, Problem, UnreadableConfig, read_document
+from cluster.linting.rules import check_rules
+from cluster.linting.schema import Finding, find_problems, sections
 
 DEFAULT_CONFIG = Path("serve_config.yaml")
 
@@ -21,7 +21,7 @@ def check_text(text: str) -> list[Problem]:
     """All problems of a config, by line; empty if there are none."""
     try:
         document = read_document(text)
-    except Unreadable as exc:
+    except UnreadableConfig as exc:
         return [exc.problem]
     found = dict.fromkeys(document.problem(*finding) for finding in _findings(document))
     return sorted(found, key=lambda problem: problem.line)
@@ -64,9 +64,9 @@ def _findings(document: Document) -> Iterator[Finding]:
     for path in document.repeated:
         yield path, "this key is given twice; the first value is lost"
     for section in sections(ServeDeploySchema, document.value, ()):
-        yield from findings(section)
+        yield from find_problems(section)
     for application in applications(document.value):
         yield from wrong_names(application)
         for section in our_sections(application):
-            yield from findings(section)
-    yield from broken_rules(document.value)
+            yield from find_problems(section)
+    yield from check_rules(document.value)

@@ -61,7 +61,7 @@ def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
     # Seconds; nothing balances in front of one box, so draining only delays Ctrl-C.
     environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
     environment["RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"] = "1"
-    environment |= _haproxy_on_a_leash()
+    environment |= _haproxy_with_parent()
     if ports is not None:
         environment["RAY_SERVE_HAPROXY_METRICS_PORT"] = str(ports.haproxy_metrics)
         environment["RAY_SERVE_HAPROXY_STATS_PORT"] = str(ports.haproxy_stats)
@@ -70,7 +70,7 @@ def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
     return environment
 
 
-def _haproxy_on_a_leash() -> dict[str, str]:
+def _haproxy_with_parent() -> dict[str, str]:
     """Through the wrapper where setpriv (util-linux) exists; the sweep catches it elsewhere."""
     if shutil.which("setpriv") is None or not os.access(WRAPPER, os.X_OK):
         return {}

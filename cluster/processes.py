@@ -28,18 +28,18 @@ SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
 RAY_STOP_S = 8.0
 
 
-def sweep_former_run(run_dir: Path) -> int:
+def kill_previous_run(run_dir: Path) -> int:
     """End what a run that was killed has left; how many processes that were."""
-    return sweep(recall(run_dir / SESSIONS_NAME))
+    return kill_remaining(load_sessions(run_dir / SESSIONS_NAME))
 
 
-class Children:
+class ChildProcesses:
     """`ray start` and `serve run`, each in a session of its own, output in the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._sessions: list[Session] = []
+        self._sessions: list[ProcessSession] = []
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         """Start a child; the kernel ends it should this process be killed."""
@@ -55,8 +55,8 @@ class Children:
                 start_new_session=True,
             )
         self._processes[name] = process
-        self._sessions.append(Session.of(process.pid))
-        remember(self.run_dir / SESSIONS_NAME, self._sessions)
+        self._sessions.append(ProcessSession.of(process.pid))
+        save_sessions(self.run_dir / SESSIONS_NAME, self._sessions)
 
     def names(self) -> set[str]:
         """Names of every live process of the run."""
@@ -87,7 +87,7 @@ class Children:
         """
         self._end("serve", signal.SIGINT, SERVE_STOP_S)
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
-        sweep(self._sessions)
+        kill_remaining(self._sessions)
         left = sorted(self.names())
         if not left:
             (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
@@ -107,14 +107,14 @@ CLOCK_SLACK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ProcessSession:
     """A session by its leader, whose start time tells it from a later one of the same number."""
 
     sid: int
     started_s: float  # seconds since the epoch
 
     @classmethod
-    def of(cls, leader_pid: int) -> Session:
+    def of(cls, leader_pid: int) -> ProcessSession:
         """The session led by a live process."""
         return cls(leader_pid, psutil.Process(leader_pid).create_time())
 
@@ -132,7 +132,7 @@ class Session:
                     yield process
 
 
-def sweep(sessions: Iterable[Session], *, patience_s: float = 10.0) -> int:
+def kill_remaining(sessions: Iterable[ProcessSession], *, patience_s: float = 10.0) -> int:
     """Kill what is left of `sessions`; the number of processes that had to be killed.
 
     Loops, because a supervisor that dies last may have started something meanwhile.
@@ -151,15 +151,15 @@ def sweep(sessions: Iterable[Session], *, patience_s: float = 10.0) -> int:
     return len(killed)
 
 
-def remember(path: Path, sessions: Iterable[Session]) -> None:
+def save_sessions(path: Path, sessions: Iterable[ProcessSession]) -> None:
     """Write the sessions of a run where the next start finds them."""
     path.write_text(json.dumps([asdict(session) for session in sessions]), encoding="utf-8")
 
 
-def recall(path: Path) -> list[Session]:
+def load_sessions(path: Path) -> list[ProcessSession]:
     """The sessions of the run before; none when it left no readable note."""
     try:
-        return [Session(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        return [ProcessSession(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 

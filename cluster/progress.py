@@ -15,7 +15,7 @@ from contextlib import suppress
 from deployments.errors import ServeError
 
 
-class CannotStart(ServeError):
+class StartError(ServeError):
     """The cluster cannot be started; `hint` says what to do about it."""
 
     code = "cannot_start"
@@ -49,16 +49,16 @@ class Progress:
             print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
-        """Return when nothing is missing; raises CannotStart on a failure or after `timeout_s`."""
+        """Return when nothing is missing; raises StartError on a failure or after `timeout_s`."""
         give_up_s = time.monotonic() + timeout_s
         while text := missing():
             self._show(text)
             if failed := failure():
                 self._erase()
-                raise CannotStart(failed)
+                raise StartError(failed)
             if time.monotonic() > give_up_s:
                 self._erase()
-                raise CannotStart(f"still waiting after {timeout_s:.0f} s: {text}")
+                raise StartError(f"still waiting after {timeout_s:.0f} s: {text}")
             time.sleep(POLL_S)
         self._erase()
 

@@ -27,12 +27,12 @@ import yaml
 
 from cluster.local import LocalPorts, local_environment
 from cluster.processes import (
-    Children,
+    ChildProcesses,
+    kill_previous_run,
     port_is_free,
     port_owner,
-    sweep_former_run,
 )
-from cluster.progress import CannotStart, Progress, not_ready, port_closed
+from cluster.progress import Progress, StartError, not_ready, port_closed
 
 RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -71,16 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with stop_signals_raise():
             return serve_until_stopped(settings)
-    except Stopped:
+    except StopSignal:
         return 0
-    except CannotStart as error:
+    except StartError as error:
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"\nhint: {error.hint}", file=sys.stderr)
         return 1
 
 
-class Stopped(BaseException):
+class StopSignal(BaseException):
     """A signal asked us to stop. Not an Exception: nothing on the way may swallow it."""
 
 
@@ -90,7 +90,7 @@ def stop_signals_raise() -> Iterator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         ignore_stop_signals()
-        raise Stopped
+        raise StopSignal
 
     former = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
@@ -113,22 +113,22 @@ def serve_until_stopped(settings: UpSettings) -> int:
     progress.say(f"checking {settings.config.name}")
     refuse_problems(settings.config)
     run_dir.mkdir(exist_ok=True)
-    with only_run_in(run_dir):
-        if killed := sweep_former_run(run_dir):
+    with lock_run_directory(run_dir):
+        if killed := kill_previous_run(run_dir):
             progress.say(f"ended {killed} processes a former run had left")
         config = effective_config(settings)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
         check_port(host, port)
-        children = Children(run_dir)
+        children = ChildProcesses(run_dir)
         try:
             start(children, config, settings, progress)
             url = f"http://{reachable(host)}:{port}"
             progress.wait(not_ready(url), children.failure, settings.start_timeout_s)
             check_environment_took_effect(children)
-            progress.say(invitation(url, config))
+            progress.say(startup_message(url, config))
             children.wait()
-            raise CannotStart(children.failure() or "a child ended", hint=f"see {run_dir}")
-        except Stopped:
+            raise StartError(children.failure() or "a child ended", hint=f"see {run_dir}")
+        except StopSignal:
             progress.say("stopping")
             return 0
         finally:
@@ -138,14 +138,14 @@ def serve_until_stopped(settings: UpSettings) -> int:
 
 
 @contextmanager
-def only_run_in(run_dir: Path) -> Iterator[None]:
+def lock_run_directory(run_dir: Path) -> Iterator[None]:
     """Hold the run directory's lock; the kernel drops it however this process ends."""
     with (run_dir / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             lock.seek(0)
-            raise CannotStart(
+            raise StartError(
                 f"this checkout is already being served by pid {lock.read().strip()}",
                 hint="stop it with Ctrl-C there, or serve from another checkout with PORT=...",
             ) from exc
@@ -171,15 +171,15 @@ def refuse_problems(config: Path) -> None:
     try:
         problems = check_file(config)
     except (OSError, UnicodeDecodeError) as exc:
-        raise CannotStart(f"cannot read `{config}`: {exc}") from exc
+        raise StartError(f"cannot read `{config}`: {exc}") from exc
     if problems:
-        raise CannotStart(f"`{config}` has problems\n{report(config.name, problems)}")
+        raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
-def check_environment_took_effect(children: Children) -> None:
+def check_environment_took_effect(children: ChildProcesses) -> None:
     """Serve falls back to its slow Python proxy without a word; HAProxy shows it did not."""
     if "haproxy" not in children.names():
-        raise CannotStart(
+        raise StartError(
             "Serve runs without HAProxy although it was switched on",
             hint=f"see {children.run_dir}/serve.log",
         )
@@ -190,9 +190,9 @@ def check_port(host: str, port: int) -> None:
     try:
         free = port_is_free(host, port)
     except OSError as exc:
-        raise CannotStart(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+        raise StartError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
     if not free:
-        raise CannotStart(
+        raise StartError(
             f"port {port} on {host} is taken by {port_owner(port)}",
             hint=f"stop it, or move: make serve PORT={port + 1}",
         )
@@ -204,7 +204,7 @@ def reachable(host: str) -> str:
 
 
 def start(
-    children: Children, config: dict[str, Any], settings: UpSettings, progress: Progress
+    children: ChildProcesses, config: dict[str, Any], settings: UpSettings, progress: Progress
 ) -> None:
     """Bring up Ray, then hand it the config."""
     ports = LocalPorts.choose(reserved=config["http_options"]["port"])
@@ -258,7 +258,7 @@ def ensure_token(environment: dict[str, str]) -> None:
     subprocess.run(command, env=environment, check=True, capture_output=True)
 
 
-def invitation(url: str, config: dict[str, Any]) -> str:
+def startup_message(url: str, config: dict[str, Any]) -> str:
     """The last line: where it is, and one thing to try."""
     model = config["applications"][0]["args"]["models"][0]["id"]
     return f'serving on {url} - try: curl {url}/models/{model} -d \'{{"inputs": "Hello world"}}\''

@@ -18,9 +18,9 @@ from starlette.applications import Starlette
 from deployments.artifacts.manifest import Device
 from deployments.config import (
     AppArgs,
+    EncoderUserConfig,
     GeneratorUserConfig,
     IngressUserConfig,
-    LaneUserConfig,
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
@@ -28,31 +28,31 @@ from deployments.generation.messages import Chunk, Completion, GenerationCall, S
 from deployments.ingress.apis.operations.metrics_text import gather_from_ray
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
+    ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
-    LANE_DEPLOYMENTS,
-    LaneBoard,
-    look_at_serve,
+    ClusterMonitor,
+    read_serve_status,
 )
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.routing import Router, serve_batched
+from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
 from deployments.ingress.service import InferenceService
-from deployments.ingress.tokenization import TokenDesk
+from deployments.ingress.tokenization import TokenizationService
 from deployments.messages import (
     CallBatch,
     DecodeRequest,
-    EncodedBatch,
     Outcome,
     TextTokens,
+    TokenizedBatch,
     TokenizeRequest,
 )
-from deployments.metrics import EncodeMetrics, PassMetrics, RequestMetrics, StepMetrics
-from deployments.registry import Registry
-from deployments.replicas.encoder import BatchReplica
+from deployments.metrics import EncoderMetrics, GeneratorMetrics, IngressMetrics, TokenizerMetrics
+from deployments.registry import ModelRegistry
+from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.serve import (
+    ServeEncoderClient,
     ServeGeneratorClient,
-    ServeLaneClient,
     ServeTokenizerClient,
 )
 
@@ -67,13 +67,13 @@ class Tokenizer:
 
     def __init__(self, args: AppArgs) -> None:
         show_own_log_lines()
-        self._replica = TokenizerReplica(args, EncodeMetrics())
+        self._replica = TokenizerReplica(args, TokenizerMetrics())
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""
         self._replica.configure(TokenizerUserConfig.parse(user_config))
 
-    async def encode(self, batch: CallBatch) -> EncodedBatch:
+    async def encode(self, batch: CallBatch) -> TokenizedBatch:
         """Texts to token ids."""
         return await self._replica.encode(batch)
 
@@ -93,19 +93,19 @@ class Tokenizer:
         self._replica.close()
 
 
-class Lane:
-    """Shell of BatchReplica; deployed once per device."""
+class Encoder:
+    """Shell of EncoderReplica; deployed once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         show_own_log_lines()
-        self._replica = BatchReplica(args, device, PassMetrics())
+        self._replica = EncoderReplica(args, device, EncoderMetrics())
         self._replica.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply `user_config` without a restart."""
-        self._replica.configure(LaneUserConfig.parse(user_config).batching)
+        self._replica.configure(EncoderUserConfig.parse(user_config).batching)
 
-    async def infer(self, batch: EncodedBatch) -> list[Outcome]:
+    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         """Token ids to answers."""
         return await self._replica.infer(batch)
 
@@ -122,7 +122,7 @@ class Generator:
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         show_own_log_lines()
-        self._replica = GeneratorReplica(args, device, StepMetrics())
+        self._replica = GeneratorReplica(args, device, GeneratorMetrics())
         self._replica.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -156,28 +156,30 @@ class Ingress:
         self,
         args: AppArgs,
         tokenizer: DeploymentHandle,
-        lanes: dict[Device, DeploymentHandle],
+        encoders: dict[Device, DeploymentHandle],
         generators: dict[Device, DeploymentHandle],
     ) -> None:
         show_own_log_lines()
         settings = IngressUserConfig()
-        registry, recorder = Registry.of(args), RequestMetrics()
+        registry, recorder = ModelRegistry.of(args), IngressMetrics()
         app_name = serve.get_replica_context().app_name
-        clients = {device: ServeLaneClient(tokenizer, lane) for device, lane in lanes.items()}
-        board = LaneBoard(args.lanes, lambda: look_at_serve(app_name), args.generators)
+        clients = {
+            device: ServeEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
+        }
+        board = ClusterMonitor(args.encoders, lambda: read_serve_status(app_name), args.generators)
         self._service = InferenceService(
             registry=registry,
-            router=Router(clients, serve_batched, settings.batching),
+            router=MicroBatchRouter(clients, serve_micro_batches, settings.batching),
             board=board,
             recorder=recorder,
             settings=settings,
-            tokens=TokenDesk(ServeTokenizerClient(tokenizer)),
+            tokens=TokenizationService(ServeTokenizerClient(tokenizer)),
         )
         self._generation = GenerationService(
             registry=registry,
             clients={device: ServeGeneratorClient(one) for device, one in generators.items()},
             states=lambda: board.generator_states,
-            refresh=board.look_again,
+            refresh=board.refresh_with_timeout,
             recorder=recorder,
             settings=settings,
         )
@@ -197,9 +199,9 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """Wire the graph described by serve_config.yaml. Raises BadSetting."""
     settings = AppArgs.parse(args)
     tokenizer = serve.deployment(Tokenizer).bind(settings)
-    lanes = {
-        device: serve.deployment(Lane, name=LANE_DEPLOYMENTS[device]).bind(settings, device)
-        for device in settings.lanes
+    encoders = {
+        device: serve.deployment(Encoder, name=ENCODER_DEPLOYMENTS[device]).bind(settings, device)
+        for device in settings.encoders
     }
     generators = {
         device: serve.deployment(Generator, name=GENERATOR_DEPLOYMENTS[device]).bind(
@@ -207,4 +209,6 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         )
         for device in settings.generators
     }
-    return serve.deployment(serve.ingress()(Ingress)).bind(settings, tokenizer, lanes, generators)
+    return serve.deployment(serve.ingress()(Ingress)).bind(
+        settings, tokenizer, encoders, generators
+    )

@@ -44,15 +44,15 @@ class ModelSettings(_Settings):
 class HardwareSettings(_Settings):
     """What the replicas of one kind of device run on; changing it restarts them."""
 
-    threads_per_run: int = Field(1, ge=1)
+    intra_op_threads: int = Field(1, ge=1)
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     available: Literal["auto", "always"] = "always"
 
 
-class LaneSettings(HardwareSettings):
-    """How a lane runs its graphs."""
+class EncoderSettings(HardwareSettings):
+    """How an encoder runs its graphs."""
 
-    runs: int = Field(1, ge=1)  # forward passes at once
+    concurrent_passes: int = Field(1, ge=1)  # forward passes at once
     tune: Literal["background", "off"] = "background"  # models that nobody tuned for this host
     tune_seconds: float = Field(60.0, gt=0)  # for the measuring of one model
 
@@ -66,18 +66,18 @@ class LaneSettings(HardwareSettings):
 class GeneratorSettings(HardwareSettings):
     """How a generator runs its models, and the memory it sets aside for each."""
 
-    rows: int = Field(8, ge=1)  # requests that are answered at once
-    context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
+    kv_slots: int = Field(8, ge=1)  # requests that are answered at once
+    max_context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
     # Of keys and values, for each GPU; fewer rows if they are not enough.
-    memory_bytes: int = Field(2 << 30, ge=1)
+    kv_cache_bytes: int = Field(2 << 30, ge=1)
 
 
 class AppArgs(_Settings):
-    """What is served, by which lanes and generators."""
+    """What is served, by which encoders and generators."""
 
     store: Path | None = None
     models: tuple[ModelSettings, ...] = Field(min_length=1)
-    lanes: dict[Device, LaneSettings]
+    encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
 
     def store_path(self) -> Path:
@@ -89,7 +89,7 @@ class LimitSettings(_Settings):
     """What one request, and all of them together, may ask for."""
 
     body_bytes: int = Field(2_000_000, ge=1)  # as sent, and once it is inflated
-    body_wait_s: float = Field(20.0, gt=0)
+    body_timeout_s: float = Field(20.0, gt=0)
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
     request_chars: int = Field(4_000_000, ge=1)  # of all texts, as often as they are read
@@ -131,8 +131,10 @@ class IngressUserConfig(_Settings):
     cache: CacheSettings = CacheSettings()
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # in place of it, where text is generated
-    loading_wait_s: float = Field(25.0, ge=0)
-    slow_reader_s: float = Field(30.0, gt=0)  # a stream's reader who takes nothing so long is gone
+    cold_start_wait_s: float = Field(25.0, ge=0)
+    stream_write_timeout_s: float = Field(
+        30.0, gt=0
+    )  # a stream's reader who takes nothing so long is gone
 
 
 class TokenizerUserConfig(_Settings):
@@ -142,17 +144,17 @@ class TokenizerUserConfig(_Settings):
 
 
 class BatchSettings(_Settings):
-    """How a lane cuts its waiting items into forward passes."""
+    """How an encoder cuts its waiting items into forward passes."""
 
-    budget_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass: the real cost
-    max_items: int = Field(32, ge=1)
-    pass_cost_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
-    ahead_from_items: int = Field(8, ge=1)  # waiting items from which a pass is made ready ahead
-    queue_items: int = Field(4_096, ge=1)  # waiting items; more get Overloaded
+    max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass: the real cost
+    max_batch_items: int = Field(32, ge=1)
+    pass_overhead_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
+    prefetch_from_items: int = Field(8, ge=1)  # waiting items from which a pass is made ready ahead
+    max_waiting_items: int = Field(4_096, ge=1)  # waiting items; more get Overloaded
 
 
-class LaneUserConfig(_Settings):
-    """`user_config` of a lane."""
+class EncoderUserConfig(_Settings):
+    """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
 
@@ -160,12 +162,16 @@ class LaneUserConfig(_Settings):
 class SchedulingSettings(_Settings):
     """How a generator shares its time between prompts and answers."""
 
-    stall_ms: float = Field(100.0, gt=0)  # that prompts may keep running streams from a token
-    part_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
-    fewest_part_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
-    draft_tokens: int = Field(8, ge=0)  # guessed at most for one who is alone; 0: none
-    queue_requests: int = Field(100, ge=1)  # waiting for a row; one more gets Overloaded
-    buffer_tokens: int = Field(2_048, ge=1)  # that a slow reader may be behind; then it is dropped
+    max_prefill_stall_ms: float = Field(
+        100.0, gt=0
+    )  # that prompts may keep running streams from a token
+    max_prefill_chunk_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
+    min_prefill_chunk_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
+    max_draft_tokens: int = Field(8, ge=0)  # guessed at most for one who is alone; 0: none
+    max_waiting_requests: int = Field(100, ge=1)  # waiting for a row; one more gets Overloaded
+    max_stream_buffer_tokens: int = Field(
+        2_048, ge=1
+    )  # that a slow reader may be behind; then it is dropped
 
 
 class GeneratorUserConfig(_Settings):
@@ -178,8 +184,8 @@ class GeneratorUserConfig(_Settings):
 USER_CONFIGS: Mapping[str, type[_Settings]] = {
     "Ingress": IngressUserConfig,
     "Tokenizer": TokenizerUserConfig,
-    "CpuLane": LaneUserConfig,
-    "GpuLane": LaneUserConfig,
+    "CpuEncoder": EncoderUserConfig,
+    "GpuEncoder": EncoderUserConfig,
     "CpuGenerator": GeneratorUserConfig,
     "GpuGenerator": GeneratorUserConfig,
 }

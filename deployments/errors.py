@@ -6,7 +6,7 @@
     ├── InvalidField                400  missing, of the wrong type or out of range
     ├── EmptyInput                  400
     ├── WrongTask                   400  the model cannot do this task
-    ├── HardwareUnavailable         400  the lane asked for does not exist here
+    ├── HardwareUnavailable         400  the encoder asked for does not exist here
     ├── UnknownModel, UnknownRoute  404
     ├── MethodNotAllowed            405
     ├── BodyTooSlow                 408
@@ -18,7 +18,7 @@
     ├── Overloaded                  429  nothing was computed, try again later
     ├── EngineFailed                500
     │   └── EngineLost              it answers nothing any more
-    ├── ModelLoading                503  the lane is starting
+    ├── ModelLoading                503  the encoder is starting
     ├── ArtifactError               503  a sealed model that must not be trusted
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
@@ -174,7 +174,7 @@ class EngineLost(EngineFailed):
 
 
 class ModelLoading(ServeError):
-    """The lane is starting and the request did not want to wait for it."""
+    """The encoder is starting and the request did not want to wait for it."""
 
     status, code, retryable = 503, "model_loading", True
 

@@ -25,7 +25,7 @@ DECIDING_FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
+class CpuInfo:
     """One kind of CPU."""
 
     name: str
@@ -42,19 +42,19 @@ class Processor:
         return self.machine == "x86_64" and not {"avx512_vnni", "avx_vnni"} & set(self.flags)
 
 
-def this_processor() -> Processor:
+def read_cpu_info() -> CpuInfo:
     """The processor this process runs on."""
-    return read_processor(_CPU_INFO.read_text() if _CPU_INFO.is_file() else "")
+    return parse_cpu_info(_CPU_INFO.read_text() if _CPU_INFO.is_file() else "")
 
 
-def read_processor(cpu_info: str) -> Processor:
+def parse_cpu_info(cpu_info: str) -> CpuInfo:
     """The first processor in the text of /proc/cpuinfo."""
     first = cpu_info.partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines() if ":" in line)
     facts = {name.strip(): value.strip() for name, _, value in pairs}
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
     numbers = (facts.get(key, "") for key in ("cpu family", "model", "stepping", "CPU part"))
-    return Processor(
+    return CpuInfo(
         name=facts.get("model name") or platform.processor() or platform.machine() or UNKNOWN,
         generation="-".join(number for number in numbers if number),
         flags=tuple(flag for flag in DECIDING_FLAGS if flag in flags),

@@ -1,6 +1,6 @@
 """One frozen type per hop. Nothing here knows HTTP, Ray or an engine.
 
-    Call -> CallBatch -> EncodedBatch -> Batch -> Outputs -> Answer
+    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> Answer
 
 A *call* is what one request asks of one model; it carries one or more *items* (texts, or pairs of
 them). Calls of several requests travel together in a batch, and every call gets its own outcome: an
@@ -33,11 +33,11 @@ def characters(text: Text) -> int:
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
-class EncodedItem(NamedTuple):
+class TokenizedItem(NamedTuple):
     """One item's tokens; the second segment, where there is one, runs to the end."""
 
     ids: TokenIds
-    second_from: int  # index of the first token of the second segment; T without one
+    second_segment_start: int  # index of the first token of the second segment; T without one
 
 
 class Truncation(StrEnum):
@@ -61,7 +61,7 @@ class Windowing(NamedTuple):
     first_tokens: int | None = None
 
 
-class TokenLayout(NamedTuple):
+class TokenOffsets(NamedTuple):
     """Where the tokens of one item stand in its text."""
 
     text: int  # index of the call's text that the item is a window of
@@ -94,7 +94,7 @@ class Call(NamedTuple):
 
 
 class BatchKey(NamedTuple):
-    """Calls that may travel together: one model version, one task, one lane, similar length."""
+    """Calls that may travel together: one model version, one task, one encoder, similar length."""
 
     model: ModelRef
     task: TaskName
@@ -109,18 +109,20 @@ class CallBatch(NamedTuple):
     calls: tuple[Call, ...]
 
 
-class EncodedCall(NamedTuple):
+class TokenizedCall(NamedTuple):
     """A call as the engine sees it: token counts instead of texts."""
 
     lengths: tuple[int, ...]  # tokens per item, special tokens included
     truncated: int  # how many items were cut
     options: Any
     deadline_s: float
-    second_from: tuple[int, ...] = ()  # as in EncodedItem; empty when no item has a second segment
-    layouts: tuple[TokenLayout, ...] = ()  # one per item where the call has a `windowing`
+    second_segment_start: tuple[
+        int, ...
+    ] = ()  # as in TokenizedItem; empty when no item has a second segment
+    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item where the call has a `windowing`
 
 
-class EncodedBatch(NamedTuple):
+class TokenizedBatch(NamedTuple):
     """Tokens of many calls, ragged: little-endian int32 ids of all items end to end.
 
     Bytes and counts instead of lists of lists: a list of 32 sentences is one small buffer to
@@ -129,19 +131,19 @@ class EncodedBatch(NamedTuple):
 
     key: BatchKey
     ids: bytes
-    calls: tuple[EncodedCall | ServeError, ...]
-    encode_s: float
+    calls: tuple[TokenizedCall | ServeError, ...]
+    tokenize_s: float
 
-    def items(self) -> list[EncodedItem]:
+    def items(self) -> list[TokenizedItem]:
         """Every encoded item, in order; views into one buffer."""
         flat = np.frombuffer(self.ids, dtype="<i4")
-        items: list[EncodedItem] = []
+        items: list[TokenizedItem] = []
         start = 0
         for call in self.calls:
-            if isinstance(call, EncodedCall):
-                seconds = call.second_from or call.lengths
-                for length, second_from in zip(call.lengths, seconds, strict=True):
-                    items.append(EncodedItem(flat[start : start + length], second_from))
+            if isinstance(call, TokenizedCall):
+                seconds = call.second_segment_start or call.lengths
+                for length, second_segment_start in zip(call.lengths, seconds, strict=True):
+                    items.append(TokenizedItem(flat[start : start + length], second_segment_start))
                     start += length
         return items
 
@@ -155,7 +157,7 @@ class Batch:
     token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
     lengths: tuple[int, ...]  # [B], real tokens of each item
     # Of a model that pools: the vectors that it would pool, instead of one for each item.
-    every_token: bool = False
+    unpooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Outputs:
     """What one forward pass computed, padding removed; `items[i]` answers item i of the batch.
 
     Shapes are those of `manifest.Head`: [W], [T_i, W], [T_i, 2] or [M_i, W]; [T_i, W] also when
-    the batch asks for `every_token`. A pooled head gives one array [B, W], which is the sequence of
+    the batch asks for `unpooled`. A pooled head gives one array [B, W], which is the sequence of
     its rows.
     """
 
@@ -173,7 +175,7 @@ class Outputs:
 class Timings(NamedTuple):
     """Where a call's time went; feeds metrics, headers and the log line."""
 
-    encode_s: float = 0.0
+    tokenize_s: float = 0.0
     queue_s: float = 0.0  # waiting for the engine, the longest of the call's items
     forward_s: float = 0.0  # in the engine, the longest pass the call was part of
     tokens: int = 0  # real tokens of the call

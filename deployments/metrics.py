@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from deployments.records import EncodeRecord, PassRecord, RequestRecord, StepRecord
+from deployments.records import ForwardPassRecord, RequestRecord, StepRecord, TokenizeRecord
 
 PREFIX = "hundredfold"
 # Seconds, from a fifth of a millisecond to 26 s, each bucket twice the one before.
@@ -20,7 +20,7 @@ PASS_LABELS = ("model", "compute")
 CACHE_LABELS = ("model", "result")  # hit or miss
 
 
-class RequestMetrics:
+class IngressMetrics:
     """Metrics of an ingress replica."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class RequestMetrics:
             self._cache_bytes.set(request.cache_bytes)
 
 
-class PassMetrics:
-    """Metrics of a lane replica."""
+class EncoderMetrics:
+    """Metrics of an encoder replica."""
 
     def __init__(self) -> None:
         self._items = _counter("items", "Texts computed", PASS_LABELS)
@@ -64,7 +64,7 @@ class PassMetrics:
         )
         self._waiting = Gauge(f"{PREFIX}_waiting_items", "Texts waiting when a pass ended")
 
-    def record(self, done: PassRecord) -> None:
+    def record(self, done: ForwardPassRecord) -> None:
         """Publish one forward pass."""
         labels = {"model": done.model, "compute": done.compute}
         self._items.inc(done.items, labels)
@@ -77,7 +77,7 @@ class PassMetrics:
         self._waiting.set(done.waiting_items)
 
 
-class StepMetrics:
+class GeneratorMetrics:
     """Metrics of a generator replica."""
 
     def __init__(self) -> None:
@@ -85,14 +85,16 @@ class StepMetrics:
             "prompt_tokens", "Tokens of prompts that were computed, not found", PASS_LABELS
         )
         self._answers = _counter("generated_tokens", "Tokens of answers", PASS_LABELS)
-        self._drafted = _counter("drafted_tokens", "Tokens guessed, and verified", PASS_LABELS)
-        self._accepted = _counter("accepted_tokens", "Guessed tokens that were right", PASS_LABELS)
+        self._drafted = _counter("draft_tokens", "Tokens guessed, and verified", PASS_LABELS)
+        self._accepted = _counter(
+            "accepted_draft_tokens", "Guessed tokens that were right", PASS_LABELS
+        )
         self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)
         self._active = Gauge(
-            f"{PREFIX}_active_generations", "Requests being answered", tag_keys=PASS_LABELS
+            f"{PREFIX}_running_requests", "Requests being answered", tag_keys=PASS_LABELS
         )
         self._waiting = Gauge(
-            f"{PREFIX}_waiting_generations", "Requests without a row", tag_keys=PASS_LABELS
+            f"{PREFIX}_waiting_requests", "Requests without a row", tag_keys=PASS_LABELS
         )
 
     def record(self, done: StepRecord) -> None:
@@ -101,8 +103,8 @@ class StepMetrics:
         for counter, tokens in (
             (self._prompt, done.prompt_tokens),
             (self._answers, done.answer_tokens),
-            (self._drafted, done.drafted_tokens),
-            (self._accepted, done.accepted_tokens),
+            (self._drafted, done.draft_tokens),
+            (self._accepted, done.accepted_draft_tokens),
         ):
             if tokens:
                 counter.inc(tokens, labels)
@@ -111,18 +113,18 @@ class StepMetrics:
         self._waiting.set(done.waiting, labels)
 
 
-class EncodeMetrics:
+class TokenizerMetrics:
     """Metrics of a tokenizer replica."""
 
     def __init__(self) -> None:
         self._encode = _duration("encode", "Tokenization of one list", ("model",))
         self._lookups = _counter(
-            "token_cache_lookups", "Texts looked up in the tokenization cache", CACHE_LABELS
+            "tokenization_cache_lookups", "Texts looked up in the tokenization cache", CACHE_LABELS
         )
 
-    def record(self, done: EncodeRecord) -> None:
+    def record(self, done: TokenizeRecord) -> None:
         """Publish one encoded list."""
-        self._encode.observe(done.encode_s, {"model": done.model})
+        self._encode.observe(done.tokenize_s, {"model": done.model})
         for result, count in (("hit", done.kept), ("miss", done.texts - done.kept)):
             if count:
                 self._lookups.inc(count, {"model": done.model, "result": result})

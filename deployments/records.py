@@ -24,7 +24,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PassRecord:
+class ForwardPassRecord:
     """What one forward pass cost."""
 
     model: str
@@ -38,11 +38,11 @@ class PassRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeRecord:
+class TokenizeRecord:
     """What tokenizing one list took."""
 
     model: str
-    encode_s: float
+    tokenize_s: float
     texts: int  # looked up in the tokenization cache
     kept: int  # of them found there
 
@@ -55,8 +55,8 @@ class StepRecord:
     compute: str
     prompt_tokens: int  # computed
     answer_tokens: int  # written
-    drafted_tokens: int  # guessed, and verified
-    accepted_tokens: int  # of them, those that were right
+    draft_tokens: int  # guessed, and verified
+    accepted_draft_tokens: int  # of them, those that were right
     active: int  # requests being answered
     waiting: int  # requests without a row
     step_s: float
@@ -70,7 +70,7 @@ class RequestRecorder(Protocol):
         ...
 
 
-class Recorders:
+class RecorderGroup:
     """Publishes requests to several places."""
 
     def __init__(self, *recorders: RequestRecorder) -> None:
@@ -82,18 +82,18 @@ class Recorders:
             recorder.record(request)
 
 
-class PassRecorder(Protocol):
-    """Where a lane publishes."""
+class ForwardPassRecorder(Protocol):
+    """Where an encoder publishes."""
 
-    def record(self, done: PassRecord) -> None:
+    def record(self, done: ForwardPassRecord) -> None:
         """Publish one forward pass."""
         ...
 
 
-class EncodeRecorder(Protocol):
+class TokenizeRecorder(Protocol):
     """Where a tokenizer publishes."""
 
-    def record(self, done: EncodeRecord) -> None:
+    def record(self, done: TokenizeRecord) -> None:
         """Publish one encoded list."""
         ...
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenModel:
+class RegisteredModel:
     """A model whose artifact passed every check."""
 
     ref: ModelRef
@@ -33,8 +33,8 @@ class OpenModel:
     tasks: tuple[TaskName, ...]  # what it can be asked, its own first
 
     @property
-    def generates(self) -> bool:
-        """Whether it writes text: such a model is a generator's, all others are the lanes'."""
+    def is_generative(self) -> bool:
+        """Whether it writes text: such a model is a generator's, all others are the encoders'."""
         return self.manifest.decoding is not None
 
     @property
@@ -45,14 +45,14 @@ class OpenModel:
         return self.manifest.decoding
 
 
-class Registry:
+class ModelRegistry:
     """The configured models. A damaged one is kept with its reason; the others serve.
 
-    Ingress, tokenizer and lanes each read the same store, so they come to the same conclusions.
+    Ingress, tokenizer and encoders each read the same store, so they come to the same conclusions.
     """
 
     def __init__(self, store: Path, models: Iterable[ModelSettings]) -> None:
-        self._entries: dict[str, OpenModel | ArtifactError] = {}
+        self._entries: dict[str, RegisteredModel | ArtifactError] = {}
         for settings in models:
             try:
                 self._entries[settings.id] = _open(store, settings)
@@ -61,16 +61,16 @@ class Registry:
                 self._entries[settings.id] = error
 
     @classmethod
-    def of(cls, args: AppArgs) -> Registry:
+    def of(cls, args: AppArgs) -> ModelRegistry:
         """The registry of a replica."""
         return cls(args.store_path(), args.models)
 
-    def open_models(self) -> Iterator[OpenModel]:
+    def open_models(self) -> Iterator[RegisteredModel]:
         """Every model that can be served, in the order of the configuration."""
-        return (entry for entry in self._entries.values() if isinstance(entry, OpenModel))
+        return (entry for entry in self._entries.values() if isinstance(entry, RegisteredModel))
 
-    def open_each(
-        self, load: Callable[[OpenModel], T], *, generating: bool | None = None
+    def load_each(
+        self, load: Callable[[RegisteredModel], T], *, generating: bool | None = None
     ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
         """`load` of every open model; one that cannot be loaded does not keep the others away.
 
@@ -79,7 +79,7 @@ class Registry:
         loaded: dict[ModelRef, T] = {}
         failed: dict[ModelRef, ServeError] = {}
         for model in self.open_models():
-            if generating not in (None, model.generates):
+            if generating not in (None, model.is_generative):
                 continue
             try:
                 loaded[model.ref] = load(model)
@@ -93,7 +93,7 @@ class Registry:
         """Model ids that cannot be served, and why."""
         return {k: e for k, e in self._entries.items() if isinstance(e, ArtifactError)}
 
-    def find(self, model_id: str) -> OpenModel:
+    def find(self, model_id: str) -> RegisteredModel:
         """The model of that id. Raises UnknownModel, or the reason its artifact was refused."""
         entry = self._entries.get(model_id)
         if entry is None:
@@ -104,7 +104,7 @@ class Registry:
         return entry
 
 
-def why_not_loaded(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
+def load_error(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
     """What a replica that did not load a model says to those who ask it for it."""
     error = failed.get(model)
     if error is None:
@@ -112,7 +112,7 @@ def why_not_loaded(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> Se
     return copy.copy(error)  # a shared one would gather tracebacks for ever
 
 
-def _open(store: Path, settings: ModelSettings) -> OpenModel:
+def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
     version = resolve_version(store, settings.id, settings.version)
     directory = model_directory(store, settings.id) / version
     manifest = ArtifactManifest.read(directory)
@@ -121,7 +121,7 @@ def _open(store: Path, settings: ModelSettings) -> OpenModel:
             f"{directory}: the manifest is that of `{manifest.id}` version {manifest.version}"
         )
     sealed_s = (directory / MANIFEST_NAME).stat().st_mtime
-    return OpenModel(
+    return RegisteredModel(
         ref=ModelRef(settings.id, version),
         manifest=manifest,
         directory=directory,

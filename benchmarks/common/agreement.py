@@ -22,7 +22,7 @@ COSINE_SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class CosineCheck:
     """The worst cosine over everything that was compared, and the least it may be."""
 
     what: str
@@ -31,7 +31,7 @@ class Agreement:
     required_cosine: float
 
     @classmethod
-    def of(cls, what: str, left: ArrayLike, right: ArrayLike, required: float) -> Agreement:
+    def of(cls, what: str, left: ArrayLike, right: ArrayLike, required: float) -> CosineCheck:
         """Row by row, both [N, W]."""
         cosines = row_cosines(left, right)
         return cls(what, len(cosines), float(cosines.min()) if len(cosines) else 0.0, required)
@@ -50,7 +50,7 @@ class Agreement:
         )
 
 
-def require(agreements: Iterable[Agreement]) -> None:
+def require_agreement(agreements: Iterable[CosineCheck]) -> None:
     """Raises BenchmarkError when one of them does not hold: the figures are then worth nothing."""
     for agreement in agreements:
         if not agreement.holds:
@@ -66,14 +66,14 @@ ASKED_AGAIN_COSINE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ExpectedEmbeddings:
     """Knows the embeddings that texts should get, [N, W]."""
 
     name: str
     required_cosine: float
     embed_alone: Callable[[Sequence[str]], NDArray[np.float32]]
 
-    def compare(self, texts: Sequence[str], answers: Sequence[Mapping[int, bytes]]) -> Agreement:
+    def compare(self, texts: Sequence[str], answers: Sequence[Mapping[int, bytes]]) -> CosineCheck:
         """Kept HTTP answers, by index of the text that was asked, against the right ones.
 
         Raises BenchmarkError for an answer that is not one vector.
@@ -81,32 +81,32 @@ class Judge:
         what = f"served against {self.name}"
         pairs = [(index, raw) for kept in answers for index, raw in sorted(kept.items())]
         if not pairs:
-            return Agreement(what, 0, 0.0, self.required_cosine)
+            return CosineCheck(what, 0, 0.0, self.required_cosine)
         asked = sorted({index for index, _ in pairs})
         right = dict(zip(asked, self.embed_alone([texts[i] for i in asked]), strict=True))
         given = [embedding_in(body_of(raw)) for _, raw in pairs]
         expected = [right[index] for index, _ in pairs]
-        return Agreement.of(what, np.stack(given), np.stack(expected), self.required_cosine)
+        return CosineCheck.of(what, np.stack(given), np.stack(expected), self.required_cosine)
 
 
-def artifact_judge(model: LocalModel, threads: int) -> Judge:
+def local_expectation(model: LocalModel, threads: int) -> ExpectedEmbeddings:
     """The engine in this process, on the artifact that is served."""
 
     def embed_alone(texts: Sequence[str]) -> NDArray[np.float32]:
-        return np.stack([embedding(v) for v in model.values_alone(texts, threads=threads)])
+        return np.stack([embedding(v) for v in model.unbatched_values(texts, threads=threads)])
 
-    required = model.candidate.parity.company_cosine_worst - COSINE_SLACK
-    return Judge(f"the local engine ({model.manifest.version})", required, embed_alone)
+    required = model.candidate.parity.batched_cosine_worst - COSINE_SLACK
+    return ExpectedEmbeddings(f"the local engine ({model.manifest.version})", required, embed_alone)
 
 
-def repeating_judge(client: Client, model_id: str) -> Judge:
+def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
     """The server itself, asked one text at a time."""
 
     def embed_alone(texts: Sequence[str]) -> NDArray[np.float32]:
         task = TaskName.FEATURE_EXTRACTION
         return np.stack([embedding(client.infer(task, model_id, text).value) for text in texts])
 
-    return Judge("the same requests alone", ASKED_AGAIN_COSINE, embed_alone)
+    return ExpectedEmbeddings("the same requests alone", ASKED_AGAIN_COSINE, embed_alone)
 
 
 def embedding_in(body: bytes) -> NDArray[np.float32]:

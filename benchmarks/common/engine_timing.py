@@ -11,14 +11,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.agreement import COSINE_SLACK, Agreement
-from benchmarks.common.local_model import LocalModel, rows_alone
+from benchmarks.common.agreement import COSINE_SLACK, CosineCheck
+from benchmarks.common.local_model import LocalModel, unbatched_outputs
 from benchmarks.common.statistics import Summary, summarise
 from deployments.batching.batches import collate
-from deployments.engines import Engine
-from deployments.messages import Batch, EncodedItem, Outputs
+from deployments.engines import EncoderEngine
+from deployments.messages import Batch, Outputs, TokenizedItem
 from deployments.tuning import costs
-from deployments.tuning.measure import batch_from, come_to_rest
+from deployments.tuning.measure import batch_from, wait_until_idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(1, 512))
 COMPARED_SHAPE = Shape(8, 128)
 
 
-def shapes_up_to(max_tokens: int, shapes: Sequence[Shape] = SHAPES) -> tuple[Shape, ...]:
+def supported_shapes(max_tokens: int, shapes: Sequence[Shape] = SHAPES) -> tuple[Shape, ...]:
     """`shapes`, with no more tokens than the model reads."""
     capped = (Shape(shape.batch, min(shape.tokens, max_tokens)) for shape in shapes)
     return tuple(dict.fromkeys(capped))
@@ -77,14 +77,14 @@ class Latency:
 
 
 # Passes per cell and round: enough for this much time, within these bounds.
-CELL_S = 0.4
+TIMING_S = 0.4
 FEWEST_PASSES, MOST_PASSES = 3, 200
 
 Forward = Callable[[Batch], object]  # one batch, whatever comes out of it
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ShapeTiming:
     """One contender at one shape, and the median of each round so far."""
 
     contender: str
@@ -94,12 +94,12 @@ class Cell:
     medians_ms: list[float] = field(default_factory=list)
 
     def run_round(self) -> None:
-        """Passes for about CELL_S seconds, after one that does not count.
+        """Passes for about TIMING_S seconds, after one that does not count.
 
         Before that the threads of whoever ran last come to rest: idle ones spin for a while.
         """
-        come_to_rest()
-        passes = min(max(round(CELL_S / self._pass_s()), FEWEST_PASSES), MOST_PASSES)
+        wait_until_idle()
+        passes = min(max(round(TIMING_S / self._pass_s()), FEWEST_PASSES), MOST_PASSES)
         self.medians_ms.append(float(np.median([self._pass_s() for _ in range(passes)])) * 1e3)
 
     def latency(self) -> Latency:
@@ -112,19 +112,19 @@ class Cell:
         return time.perf_counter() - started_s
 
 
-def make_cells(
+def build_timings(
     contenders: Mapping[str, Forward],
     shapes: Sequence[Shape],
-    items: Sequence[EncodedItem],
+    items: Sequence[TokenizedItem],
     seed: int,
-) -> list[Cell]:
+) -> list[ShapeTiming]:
     """Every contender at every shape, contenders next to each other.
 
     One batch per shape, without padding, of the tokens of `items`.
     """
     batches = {shape: batch_from(items, shape.padded, seed) for shape in shapes}
     return [
-        Cell(name, forward, shape, batch)
+        ShapeTiming(name, forward, shape, batch)
         for shape, batch in batches.items()
         for name, forward in contenders.items()
     ]
@@ -160,7 +160,7 @@ class SortedBatches:
     order: tuple[int, ...]  # row r of all batches end to end answers item order[r]
 
     @classmethod
-    def of(cls, items: Sequence[EncodedItem], size: int) -> SortedBatches:
+    def of(cls, items: Sequence[TokenizedItem], size: int) -> SortedBatches:
         """Batches of `size` items."""
         order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
         starts = range(0, len(order), size)
@@ -179,7 +179,7 @@ class RawEngine:
         self._engines = {p: model.engine(threads=p.threads) for p in self.placements}
         self._pools = {p: ThreadPoolExecutor(p.runs) for p in self.placements}
 
-    def engine(self, placement: Placement) -> Engine:
+    def engine(self, placement: Placement) -> EncoderEngine:
         """The engine opened for a placement."""
         return self._engines[placement]
 
@@ -197,25 +197,25 @@ class RawEngine:
         list(self._pools[placement].map(self._engines[placement].run, batches))
         return len(self.items) / (time.perf_counter() - started_s)
 
-    def shared_out(self, batch: Batch) -> NDArray[np.float32]:
-        """The batch's rows, computed as an idle lane would: shared out over passes at once."""
+    def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
+        """The batch's rows, computed as an idle encoder would: shared out over passes at once."""
         placement = self.placements[0]
-        outputs = share_out(self._engines[placement], self._pools[placement], placement.runs, batch)
+        outputs = run_split(self._engines[placement], self._pools[placement], placement.runs, batch)
         return np.concatenate([output.items for output in outputs])
 
-    def agreement(self, size: int, seed: int) -> Agreement:
+    def agreement(self, size: int, seed: int) -> CosineCheck:
         """Some sentences in batches of `size` against the same ones alone, on every placement."""
         count = min(CHECKED_SENTENCES, len(self.items))
         chosen = np.random.default_rng(seed).choice(len(self.items), count, replace=False).tolist()
         engines = list(self._engines.values())
         together = [self._rows_in_company(engine, size, chosen) for engine in engines]
-        alone = [rows_alone(engine, [self.items[i] for i in chosen]) for engine in engines]
+        alone = [unbatched_outputs(engine, [self.items[i] for i in chosen]) for engine in engines]
         parity = self._model.candidate.parity
-        return Agreement.of(
+        return CosineCheck.of(
             f"the engine in batches of {size} and alone",
             np.concatenate(together),
             np.concatenate(alone),
-            parity.company_cosine_worst - COSINE_SLACK,
+            parity.batched_cosine_worst - COSINE_SLACK,
         )
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class RawEngine:
             engine.close()
 
     def _rows_in_company(
-        self, engine: Engine, size: int, chosen: Sequence[int]
+        self, engine: EncoderEngine, size: int, chosen: Sequence[int]
     ) -> NDArray[np.float32]:
         batches = self._sorted(size)
         place = {item: divmod(row, size) for row, item in enumerate(batches.order)}
@@ -240,7 +240,7 @@ class RawEngine:
         return self._batches[size]
 
 
-def share_out(engine: Engine, pool: Executor, runs: int, batch: Batch) -> list[Outputs]:
+def run_split(engine: EncoderEngine, pool: Executor, runs: int, batch: Batch) -> list[Outputs]:
     """A batch as `runs` passes at once, each of nearly as many of its items; all their outputs."""
     return list(pool.map(engine.run, split_batch(batch, min(runs, len(batch.lengths)))))
 

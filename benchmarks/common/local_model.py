@@ -14,18 +14,18 @@ from benchmarks.common.errors import BenchmarkError
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
-from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, InvalidField, ServeError
-from deployments.messages import Call, EncodedItem
-from deployments.tasks import TASKS, Computed, Task, TaskInput
-from deployments.tokenization.tokenizer import Encoded, Encoder
+from deployments.messages import Call, TokenizedItem
+from deployments.tasks import TASKS, DecodeContext, Task, TaskInput
+from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
 from deployments.tokenization.vocabulary import Vocabulary
 
 
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
-) -> Engine:
+) -> EncoderEngine:
     """The model an artifact was built from, answering the same rows.
 
     `source` is what `build_artifacts build` takes; None: the manifest's own. What must be unpacked
@@ -33,7 +33,7 @@ def open_torch(
     """
     from build_artifacts.checkpoints.metadata import read_facts
     from build_artifacts.checkpoints.models import load_model
-    from build_artifacts.report.stages import Eager
+    from build_artifacts.report.stages import TorchReferenceEngine
     from build_artifacts.search.preparation import Original
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve
@@ -41,7 +41,7 @@ def open_torch(
     checkpoint = resolve(source or own_source(manifest), scratch, HuggingFaceHub())
     facts = read_facts(checkpoint, manifest.tasks)
     model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
-    return Eager(Original(model, facts), threads)
+    return TorchReferenceEngine(Original(model, facts), threads)
 
 
 def own_source(manifest: ArtifactManifest) -> str:
@@ -98,19 +98,19 @@ class LocalModel:
         """The model's own task."""
         return TASKS[self.manifest.tasks[0]]
 
-    def items(self, texts: Sequence[str]) -> list[EncodedItem]:
+    def items(self, texts: Sequence[str]) -> list[TokenizedItem]:
         """What the server's engine would get for each text; longer ones are cut.
 
         Raises BenchmarkError when the model's task takes something else than texts.
         """
         return self._encoded(self._encoder(), self._parsed(list(texts))).items
 
-    def engine(self, *, threads: int) -> Engine:
+    def engine(self, *, threads: int) -> EncoderEngine:
         """An engine with `threads` threads per forward pass. Raises EngineFailed."""
-        lane = LaneSettings(threads_per_run=threads)
-        return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), lane)
+        settings = EncoderSettings(intra_op_threads=threads)
+        return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), settings)
 
-    def values_alone(self, texts: Sequence[str], *, threads: int) -> list[Any]:
+    def unbatched_values(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""
         encoder = self._encoder()
         vocabulary = Vocabulary(self.directory) if self.task.names_tokens else None
@@ -119,10 +119,10 @@ class LocalModel:
         for text in texts:
             parsed = self._parsed(text)
             encoded = self._encoded(encoder, parsed)
-            computed = Computed(
+            computed = DecodeContext(
                 rows=[engine.run(collate([item])).items[0] for item in encoded.items],
                 items=encoded.items,
-                layouts=encoded.layouts,
+                token_offsets=encoded.token_offsets,
                 manifest=self.manifest,
                 vocabulary=vocabulary,
             )
@@ -142,7 +142,7 @@ class LocalModel:
                 hint="name a model that takes plain texts with --model ID",
             ) from exc
 
-    def _encoded(self, encoder: Encoder, parsed: TaskInput) -> Encoded:
+    def _encoded(self, encoder: Encoder, parsed: TaskInput) -> TokenizedTexts:
         call = Call(
             texts=parsed.texts,
             fields=parsed.fields,
@@ -157,6 +157,6 @@ class LocalModel:
         return encoded
 
 
-def rows_alone(engine: Engine, items: Sequence[EncodedItem]) -> NDArray[np.float32]:
+def unbatched_outputs(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> NDArray[np.float32]:
     """The engine's row for every item in a batch of its own, [N, W]."""
     return np.stack([engine.run(collate([item])).items[0] for item in items])

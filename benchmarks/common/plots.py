@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import RunFacts
+from benchmarks.common.report import RunMetadata
 from benchmarks.common.statistics import PERCENTILES, Summary
 from benchmarks.engine.results import EngineFigures
 from benchmarks.serving.results import ServingFigures
@@ -15,7 +15,7 @@ FORMATS = ("png", "svg")
 COLOURS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e")
 
 
-def plot_serving(out: Path, facts: RunFacts, figures: ServingFigures) -> list[Path]:
+def plot_serving(out: Path, facts: RunMetadata, figures: ServingFigures) -> list[Path]:
     """Requests per second and latency by connections; returns the files."""
     figure, (rates, latencies) = _canvas(facts, f"{figures.model['id']}, one sentence a request")
     names = [str(level.connections) for level in figures.levels]
@@ -32,7 +32,7 @@ def plot_serving(out: Path, facts: RunFacts, figures: ServingFigures) -> list[Pa
     return _save(figure, out, facts)
 
 
-def plot_engine(out: Path, facts: RunFacts, figures: EngineFigures) -> list[Path]:
+def plot_engine(out: Path, facts: RunMetadata, figures: EngineFigures) -> list[Path]:
     """Sentences per second by batch and latency by shape; returns the files."""
     figure, (rates, latencies) = _canvas(facts, f"{figures.model_id}, raw engine")
     sizes = list(dict.fromkeys(speed.batch for speed in figures.speeds))
@@ -54,7 +54,7 @@ def plot_engine(out: Path, facts: RunFacts, figures: EngineFigures) -> list[Path
     return _save(figure, out, facts)
 
 
-def _canvas(facts: RunFacts, title: str) -> tuple[Any, Any]:
+def _canvas(facts: RunMetadata, title: str) -> tuple[Any, Any]:
     """A figure with two plots side by side."""
     import matplotlib
 
@@ -91,7 +91,7 @@ def _label(axes: Any, x: str, y: str, *, logarithmic: bool = False) -> None:
     axes.legend(fontsize="small")
 
 
-def _save(figure: Any, out: Path, facts: RunFacts) -> list[Path]:
+def _save(figure: Any, out: Path, facts: RunMetadata) -> list[Path]:
     from matplotlib import pyplot
 
     paths = [out / f"{facts.stem}.{kind}" for kind in FORMATS]

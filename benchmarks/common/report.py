@@ -19,7 +19,7 @@ from benchmarks.common.errors import BenchmarkError
 from deployments.machine import (
     UNKNOWN,
     installed_versions,
-    this_processor,
+    read_cpu_info,
     usable_cores,
 )
 
@@ -31,7 +31,7 @@ PACKAGES_OF_INTEREST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostInfo:
     """Where and with what something was measured."""
 
     cpu_model: str
@@ -52,10 +52,10 @@ class HostFacts:
         return f"{self.cpu_model}, {self.usable_cores} cores, commit {commit[:12]}{dash}{dirty}"
 
 
-def host_facts() -> HostFacts:
+def host_facts() -> HostInfo:
     """The facts of this process's machine."""
-    processor = this_processor()
-    return HostFacts(
+    processor = read_cpu_info()
+    return HostInfo(
         cpu_model=processor.name,
         cpu_flags=processor.flags,
         logical_cores=os.cpu_count() or 1,
@@ -91,14 +91,14 @@ BUSY_LOAD_PER_CORE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunMetadata:
     """What every result file carries beside its figures."""
 
     benchmark: str
     command: str
     seed: int
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    host: HostFacts = field(default_factory=host_facts)
+    host: HostInfo = field(default_factory=host_facts)
 
     @property
     def stem(self) -> str:
@@ -107,15 +107,15 @@ class RunFacts:
         return f"{self.benchmark}-{when:%Y%m%d-%H%M%S}"
 
 
-def start_run(benchmark: str, command: str, seed: int) -> RunFacts:
+def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """The facts of a run that begins now; says so when the machine is not idle."""
-    run = RunFacts(benchmark=benchmark, command=command, seed=seed)
+    run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         say(f"note: load average {run.host.load_average:.1f}; this machine can do better when idle")
     return run
 
 
-def write_result(out: Path, run: RunFacts, figures: Any) -> Path:
+def write_result(out: Path, run: RunMetadata, figures: Any) -> Path:
     """`<out>/<stem>.json`: the run's facts, then its figures (dataclasses and arrays are fine)."""
     path = out / f"{run.stem}.json"
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE

@@ -1,6 +1,6 @@
 """The raw engine: sentences per second and latency by shape, beside torch where asked for.
 
-The same sealed artifact, encoder, collation and engine as in a lane, without everything around
+The same sealed artifact, encoder, collation and engine as in an encoder, without everything around
 them. Rounds are interleaved, so that a machine that slows down does so for every row alike.
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.agreement import COSINE_SLACK, Agreement, require
+from benchmarks.common.agreement import COSINE_SLACK, CosineCheck, require_agreement
 from benchmarks.common.engine_timing import (
-    Cell,
     Forward,
     Placement,
     RawEngine,
+    ShapeTiming,
     Speed,
-    make_cells,
-    shapes_up_to,
+    build_timings,
+    supported_shapes,
 )
-from benchmarks.common.local_model import LocalModel, open_torch, rows_alone
+from benchmarks.common.local_model import LocalModel, open_torch, unbatched_outputs
 from benchmarks.common.options import (
     add_common_options,
     add_rounds_option,
@@ -38,7 +38,7 @@ from benchmarks.common.sentences import Sentences, load_sentences
 from benchmarks.common.statistics import summarise
 from benchmarks.engine.results import ENGINE, TORCH, EngineFigures, describe, torch_over_engine
 from deployments.artifacts.store import LATEST_NAME
-from deployments.engines import Engine
+from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 
 # Sentences on which torch and the engine are compared, each computed alone.
@@ -51,7 +51,7 @@ class Campaign:
 
     engine: RawEngine
     sizes: Sequence[int]  # sentences per batch
-    cells: Sequence[Cell]
+    cells: Sequence[ShapeTiming]
     speeds: dict[tuple[Placement, int], list[float]] = field(default_factory=dict)
 
     def run_round(self, label: str) -> None:
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     print(write_result(arguments.out, facts, figures))
     for path in plot_engine(arguments.out, facts, figures):
         print(path)
-    require(figures.agreements)
+    require_agreement(figures.agreements)
     return 0
 
 
@@ -109,12 +109,12 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
     model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
     engine = RawEngine(model, sentences.texts, usable_cores())
     stack.callback(engine.close)
-    torch = opened_torch(arguments.torch, model, stack)
-    contenders: dict[str, Forward] = {ENGINE: engine.shared_out}
+    torch = open_torch_baseline(arguments.torch, model, stack)
+    contenders: dict[str, Forward] = {ENGINE: engine.run_split_batch}
     if torch is not None:
         contenders[TORCH] = torch.run
-    shapes = shapes_up_to(model.manifest.max_tokens)
-    cells = make_cells(contenders, shapes, engine.items, arguments.seed)
+    shapes = supported_shapes(model.manifest.max_tokens)
+    cells = build_timings(contenders, shapes, engine.items, arguments.seed)
     campaign = Campaign(engine, tuple(dict.fromkeys(arguments.batch)), cells)
     for size in campaign.sizes:
         engine.warm_up(size)
@@ -139,7 +139,9 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
     )
 
 
-def opened_torch(source: str | None, model: LocalModel, stack: ExitStack) -> Engine | None:
+def open_torch_baseline(
+    source: str | None, model: LocalModel, stack: ExitStack
+) -> EncoderEngine | None:
     """Torch on all cores; None where `source` is. An empty one: what the artifact is made of."""
     if source is None:
         return None
@@ -148,18 +150,18 @@ def opened_torch(source: str | None, model: LocalModel, stack: ExitStack) -> Eng
 
 
 def compare(
-    campaign: Campaign, torch: Engine | None, model: LocalModel, seed: int
-) -> tuple[Agreement, ...]:
+    campaign: Campaign, torch: EncoderEngine | None, model: LocalModel, seed: int
+) -> tuple[CosineCheck, ...]:
     """The engine in company with itself alone, and with torch."""
     engine = campaign.engine
     own = tuple(engine.agreement(size, seed) for size in campaign.sizes if size > 1)
     if torch is None:
         return own
     items = engine.items[:COMPARED_WITH_TORCH]
-    with_torch = Agreement.of(
+    with_torch = CosineCheck.of(
         f"the engine and {TORCH}",
-        rows_alone(engine.engine(engine.placements[-1]), items),
-        rows_alone(torch, items),
+        unbatched_outputs(engine.engine(engine.placements[-1]), items),
+        unbatched_outputs(torch, items),
         model.candidate.parity.cosine_worst - COSINE_SLACK,
     )
     return (*own, with_torch)

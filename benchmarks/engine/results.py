@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.agreement import Agreement
+from benchmarks.common.agreement import CosineCheck
 from benchmarks.common.engine_timing import (
     COMPARED_SHAPE,
     Latency,
@@ -34,7 +34,7 @@ class EngineFigures:
     speeds: tuple[Speed, ...]
     latencies: tuple[Latency, ...]
     torch_over_engine: float | None  # at COMPARED_SHAPE, or what it is capped to
-    agreements: tuple[Agreement, ...]
+    agreements: tuple[CosineCheck, ...]
 
 
 def torch_over_engine(latencies: Sequence[Latency], max_tokens: int) -> float | None:

@@ -16,7 +16,7 @@ WEIGHTS_SUFFIX = ".data"
 CONFIG_NAME = "genai_config.json"
 
 
-class Origin:
+class SourceCheckpoint:
     """The checkpoint, fetched when somebody asks for it; what must be unpacked is under `scratch`.
 
     `source` is what `build_artifacts build` takes; None: the artifact's own.

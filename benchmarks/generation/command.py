@@ -26,23 +26,23 @@ from benchmarks.common.options import (
     positive_count,
 )
 from benchmarks.common.report import start_run, write_result
-from benchmarks.generation.checkpoints import Origin
-from benchmarks.generation.http import HttpService
-from benchmarks.generation.in_process import LoopService
+from benchmarks.generation.checkpoints import SourceCheckpoint
+from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.results import (
-    Board,
     GenerationFigures,
     Likeness,
+    RatioTable,
     describe,
-    goals_of,
+    evaluate_goals,
     require_correct,
 )
-from benchmarks.generation.rounds import Campaign, alone_again
-from benchmarks.generation.scenarios import SCENARIOS, STREAMS, ChurnFigures, PromptBook, churn
+from benchmarks.generation.rounds import Campaign, repeat_unbatched
+from benchmarks.generation.scenarios import SCENARIOS, STREAMS, ChurnFigures, PromptSampler, churn
 from benchmarks.generation.schemas import draw_forms
-from benchmarks.generation.streams import OURS, Streaming
-from benchmarks.generation.structured_output import SchemaFigures, fill_all
-from benchmarks.generation.systems import RIVALS, Entrance, open_rivals
+from benchmarks.generation.streams import OURS, StreamingSystem
+from benchmarks.generation.structured_output import SchemaFigures, answer_all
+from benchmarks.generation.systems import RIVALS, SystemFactory, open_baselines
 from deployments.machine import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -125,20 +125,22 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigure
     model = LocalModel.named(arguments.store, arguments.model)
     threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-    service = LoopService(model, rows=rows, threads=threads, events=runner.get_loop())
+    service = InProcessGenerator(model, rows=rows, threads=threads, events=runner.get_loop())
     stack.callback(service.close)
     check_room(arguments, service.context)
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    origin = Origin(model, arguments.source, scratch)
-    entrance = Entrance(arguments, model, origin, runner, stack, rows, threads, service.context)
-    campaign = make_campaign(arguments, entrance, Streaming(OURS, service, runner))
+    origin = SourceCheckpoint(model, arguments.source, scratch)
+    entrance = SystemFactory(
+        arguments, model, origin, runner, stack, rows, threads, service.context
+    )
+    campaign = make_campaign(arguments, entrance, StreamingSystem(OURS, service, runner))
     campaign.warm_up()
     for round_number in range(1, arguments.rounds + 1):
         campaign.run_round(f"round {round_number}/{arguments.rounds}")
-    alone = alone_again(campaign)
+    alone = repeat_unbatched(campaign)
     churned: ChurnFigures | None = None
     if CHURN in arguments.parts:
-        churned = runner.run(churn(service, campaign.book, campaign.dice, arguments.churn, rows))
+        churned = runner.run(churn(service, campaign.book, campaign.rng, arguments.churn, rows))
     filled = schemas(campaign, arguments.seed) if SCHEMAS in arguments.parts else None
     return figures_of(entrance, campaign, alone, churned, filled)
 
@@ -146,20 +148,20 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigure
 def schemas(campaign: Campaign, seed: int) -> SchemaFigures | None:
     """What the server makes of them; None where none takes part, or it has failed before."""
     for one in campaign.others:
-        if isinstance(one, Streaming) and isinstance(one.service, HttpService):
-            return one.runner.run(fill_all(one.service, draw_forms(random.Random(seed))))
+        if isinstance(one, StreamingSystem) and isinstance(one.service, HttpGenerator):
+            return one.runner.run(answer_all(one.service, draw_forms(random.Random(seed))))
     return None
 
 
 def figures_of(
-    entrance: Entrance,
+    entrance: SystemFactory,
     campaign: Campaign,
     alone: Likeness | None,
     churned: ChurnFigures | None,
     filled: SchemaFigures | None,
 ) -> GenerationFigures:
     """Everything in its place."""
-    board = Board((*campaign.levels, *campaign.scenes))
+    board = RatioTable((*campaign.levels, *campaign.scenario_results))
     ratios = board.ratios()
     return GenerationFigures(
         model_id=entrance.model.manifest.id,
@@ -169,29 +171,31 @@ def figures_of(
         prompt_tokens=campaign.prompt_tokens,
         new_tokens=campaign.new_tokens,
         levels=campaign.levels,
-        scenarios=campaign.scenes,
+        scenarios=campaign.scenario_results,
         churn=churned,
         schemas=filled,
         alone=alone,
-        likenesses=campaign.likenesses,
+        answer_agreements=campaign.answer_agreements,
         notes=tuple(entrance.notes),
         packages=installed_versions(PACKAGES),
         missing=campaign.missing,
         ratios=ratios,
-        goals=goals_of(board, ratios, churned, filled),
+        goals=evaluate_goals(board, ratios, churned, filled),
     )
 
 
-def make_campaign(arguments: argparse.Namespace, entrance: Entrance, ours: Streaming) -> Campaign:
+def make_campaign(
+    arguments: argparse.Namespace, entrance: SystemFactory, ours: StreamingSystem
+) -> Campaign:
     """Everybody who takes part, ready to begin."""
-    others, missing = open_rivals(entrance, arguments.without)
+    others, missing = open_baselines(entrance, arguments.without)
     has_levels = LEVELS in arguments.parts
     return Campaign(
         ours=ours,
         others=others,
         missing=missing,
-        book=PromptBook.of(entrance.model, arguments.seed),
-        dice=random.Random(arguments.seed),
+        book=PromptSampler.of(entrance.model, arguments.seed),
+        rng=random.Random(arguments.seed),
         streams=tuple(sorted(set(arguments.streams))) if has_levels else (),
         prompt_tokens=arguments.prompt_tokens,
         new_tokens=arguments.new_tokens,

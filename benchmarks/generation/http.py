@@ -24,15 +24,15 @@ _DONE = b"[DONE]"
 _MOST_TOLD = 300  # characters of an answer that is none
 
 
-class Piece(NamedTuple):
+class BodyChunk(NamedTuple):
     """Bytes of a body, and when they came."""
 
     at_s: float
     data: bytes
 
 
-class HttpService:
-    """A TextService over HTTP; every stream has a connection of its own."""
+class HttpGenerator:
+    """A TextGenerator over HTTP; every stream has a connection of its own."""
 
     def __init__(self, target: Target, model_id: str, version: str = "") -> None:
         self.version = version  # of the model, as the server says
@@ -40,7 +40,7 @@ class HttpService:
         self._target = target
 
     @classmethod
-    def found(cls, url: str, model_id: str) -> HttpService:
+    def found(cls, url: str, model_id: str) -> HttpGenerator:
         """The one at `url`. Raises BenchmarkError when nothing there serves the model."""
         target = Target.parse(url)
         with Client(target) as client:
@@ -53,12 +53,12 @@ class HttpService:
         Raises BenchmarkError for anything but that.
         """
         stream = _Stream(self._target.post_bytes(PATH, body_of(self.model_id, ask)), ask)
-        asked_s = time.perf_counter()
+        submitted_s = time.perf_counter()
         await self._follow(stream, PATH)
         if stream.status != 200:
             told = stream.body[:_MOST_TOLD].decode(errors="replace")
             raise self._failed(PATH, f"{stream.status}: {told}")
-        return self._read(asked_s, stream.pieces, is_whole=ask.leaves_after is None)
+        return self._read(submitted_s, stream.pieces, is_whole=ask.disconnect_after is None)
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and body of an answer that comes as a whole.
@@ -80,7 +80,7 @@ class HttpService:
         finally:
             stream.close()
 
-    def _read(self, asked_s: float, pieces: Sequence[Piece], *, is_whole: bool) -> Answer:
+    def _read(self, submitted_s: float, pieces: Sequence[BodyChunk], *, is_whole: bool) -> Answer:
         arrivals_s: list[float] = []
         texts: list[str] = []
         usage: dict[str, Any] | None = None
@@ -96,7 +96,7 @@ class HttpService:
             raise self._failed(PATH, "a stream without its end")
         details = (usage or {}).get("prompt_tokens_details") or {}
         return Answer(
-            asked_s=asked_s,
+            submitted_s=submitted_s,
             arrivals_s=tuple(arrivals_s),
             tokens=usage["completion_tokens"] if usage else len(arrivals_s),
             text="".join(texts),
@@ -124,7 +124,7 @@ def body_of(model_id: str, ask: Ask) -> bytes:
     )
 
 
-def events_of(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
+def events_of(pieces: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
     """The data of each event but the last, and when it was whole."""
     rest = b""
     for at_s, data in pieces:
@@ -140,11 +140,11 @@ class _Stream(asyncio.Protocol):
 
     def __init__(self, request: bytes, ask: Ask | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.pieces: list[Piece] = []
+        self.pieces: list[BodyChunk] = []
         self.status = 0
         self._request = request
         self._begun = ask.begun if ask else None
-        self._leaves_after = ask.leaves_after if ask else None
+        self._leaves_after = ask.disconnect_after if ask else None
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
 
@@ -170,7 +170,7 @@ class _Stream(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Called by the parser for each chunk of a body."""
-        self.pieces.append(Piece(time.perf_counter(), data))
+        self.pieces.append(BodyChunk(time.perf_counter(), data))
         if self._begun is not None:
             self._begun.set()
         if len(self.pieces) == self._leaves_after:

@@ -24,19 +24,19 @@ from deployments.generation.messages import (
     Sampling,
     Started,
 )
-from deployments.generation.preparation import Preparation
+from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
-from deployments.generation.step_executor import Event
+from deployments.generation.step_executor import JobEvent
 from deployments.messages import ModelRef
 from deployments.records import StepRecord
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 
 LONGEST_S = 600.0
 GREEDY = Sampling(temperature=0.0)
 
 
-class LoopService:
-    """A TextService over a GenerationLoop. To be made where the event loop `events` is known."""
+class InProcessGenerator:
+    """A TextGenerator over a GenerationLoop. To be made where the event loop `events` is known."""
 
     def __init__(
         self,
@@ -53,15 +53,17 @@ class LoopService:
                 f"`{manifest.id}` writes no text", hint="name a model that does with --model ID"
             )
         settings = GeneratorSettings(
-            threads_per_run=threads,
-            rows=rows,
-            memory_bytes=1 << 62,  # every row that is asked for
+            intra_op_threads=threads,
+            kv_slots=rows,
+            kv_cache_bytes=1 << 62,  # every row that is asked for
         )
         spec = DecoderSpec.of(model.directory, manifest, model.candidate)
         self._decoder = open_decoder(spec, settings)
         self._ref = ModelRef(manifest.id, manifest.version)
-        opened = OpenModel(self._ref, manifest, model.directory, 0.0, (TaskName.TEXT_GENERATION,))
-        self._preparation = Preparation(opened, self._decoder.info)
+        opened = RegisteredModel(
+            self._ref, manifest, model.directory, 0.0, (TaskName.TEXT_GENERATION,)
+        )
+        self._preparation = RequestPreparer(opened, self._decoder.info)
         self._events = events
         self._readers: dict[int, _Reader] = {}
         self._loop = GenerationLoop(
@@ -89,7 +91,7 @@ class LoopService:
             sampling=GREEDY, max_new_tokens=ask.new_tokens, min_new_tokens=ask.new_tokens
         )
         call = GenerationCall(self._ref, ask.prompt, options, time.time() + LONGEST_S)
-        asked_s = time.perf_counter()
+        submitted_s = time.perf_counter()
         job = self._preparation.job(call, None)
         reader = self._readers[job.number] = _Reader(ask, self._events)
         try:
@@ -98,18 +100,18 @@ class LoopService:
         finally:
             del self._readers[job.number]
             self._loop.cancel(job)
-        return reader.answer(asked_s)
+        return reader.answer(submitted_s)
 
     def close(self) -> None:
         """Finish what runs, then give the memory back."""
         self._loop.close()
         self._decoder.close()
 
-    def _publish(self, events: Sequence[Event]) -> None:
+    def _publish(self, events: Sequence[JobEvent]) -> None:
         """Called from the loop's thread: the time of a token is when it is published."""
         self._events.call_soon_threadsafe(self._hand_out, time.perf_counter(), events)
 
-    def _hand_out(self, now_s: float, events: Sequence[Event]) -> None:
+    def _hand_out(self, now_s: float, events: Sequence[JobEvent]) -> None:
         for event in events:
             reader = self._readers.get(event.job)
             if reader is not None:  # else it left meanwhile
@@ -125,7 +127,7 @@ class _Reader:
         self._started: Started | None = None
         self._chunks: list[Chunk] = []
         self._arrivals_s: list[float] = []
-        if ask.leaves_after == 0:
+        if ask.disconnect_after == 0:
             self.done.set_result(None)
 
     def put(self, now_s: float, what: Started | Chunk | ServeError) -> None:
@@ -141,13 +143,13 @@ class _Reader:
             self._arrivals_s += [now_s] * len(what.tokens)
             if self._ask.begun is not None:
                 self._ask.begun.set()
-            if what.finished is not None or len(self._arrivals_s) == self._ask.leaves_after:
+            if what.finished is not None or len(self._arrivals_s) == self._ask.disconnect_after:
                 self.done.set_result(None)
 
-    def answer(self, asked_s: float) -> Answer:
+    def answer(self, submitted_s: float) -> Answer:
         """All that came."""
         return Answer(
-            asked_s=asked_s,
+            submitted_s=submitted_s,
             arrivals_s=tuple(self._arrivals_s),
             tokens=len(self._arrivals_s),
             ids=tuple(token.id for chunk in self._chunks for token in chunk.tokens),

@@ -24,7 +24,7 @@ _NO_TOKEN = -1  # nothing ends an answer but its length
 _PATIENCE_S = 120.0
 
 
-class Steps:
+class TokenTimes:
     """Notes the tokens of a batch, step by step."""
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class Steps:
         return Heat(tuple(Answer(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns))
 
 
-class GenaiLoop:
+class GenaiSystem:
     """onnxruntime-genai's `Generator`: all prompts of a batch have one length, and stay to the end.
 
     `directory` is what its model builder wrote.
     """
 
     name = GENAI
-    most_streams: int | None = None
+    max_streams: int | None = None
 
     def __init__(self, directory: Path, threads: int) -> None:
         genai = _imported("onnxruntime_genai", ".[build]")
         options = {"session_options": {"intra_op_num_threads": threads}}
-        with failures_of(self.name):
+        with translate_errors(self.name):
             config = genai.Config(str(directory))
             config.overlay(json.dumps({"model": {"decoder": options}}))
             self._genai = genai
@@ -64,11 +64,11 @@ class GenaiLoop:
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """One batch."""
-        with failures_of(self.name):
+        with translate_errors(self.name):
             return self._batch(prompts, len(prompts[0]) + new_tokens).heat()
 
-    def _batch(self, prompts: Sequence[Tokens], length: int) -> Steps:
-        steps = Steps()
+    def _batch(self, prompts: Sequence[Tokens], length: int) -> TokenTimes:
+        steps = TokenTimes()
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(
             do_sample=False, batch_size=len(prompts), min_length=length, max_length=length
@@ -81,20 +81,20 @@ class GenaiLoop:
         return steps
 
 
-class TransformersLoop:
+class TransformersSystem:
     """`generate` of transformers: eager, bf16, on the CPU."""
 
     name = TRANSFORMERS
-    most_streams: int | None = None
+    max_streams: int | None = None
 
-    def __init__(self, weights: Path, end_tokens: Sequence[int], threads: int) -> None:
+    def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
         torch = _imported("torch", ".[build]")
         transformers = _imported("transformers", ".[build]")
         torch.set_num_threads(threads)
         self._torch = torch
         self._transformers = transformers
-        self._end_tokens = list(end_tokens)
-        with failures_of(self.name):
+        self._end_tokens = list(eos_token_ids)
+        with translate_errors(self.name):
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 weights, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
             ).eval()
@@ -111,7 +111,7 @@ class TransformersLoop:
             pad_token_id=self._end_tokens[0],
         )
         listener = _Listener()
-        with failures_of(self.name), torch.inference_mode():
+        with translate_errors(self.name), torch.inference_mode():
             self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -121,22 +121,22 @@ class TransformersLoop:
         return listener.steps.heat()
 
 
-class PagedLoop(TransformersLoop):
+class PagedTransformersSystem(TransformersSystem):
     """Continuous batching of transformers over paged memory: eager, bf16, on the CPU."""
 
     name = PAGED
 
-    def __init__(self, weights: Path, end_tokens: Sequence[int], threads: int) -> None:
-        super().__init__(weights, end_tokens, threads)
+    def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
+        super().__init__(weights, eos_token_ids, threads)
         settings = self._transformers.GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN)
-        with failures_of(self.name):
+        with translate_errors(self.name):
             self._manager = self._model.init_continuous_batching(generation_config=settings)
             self._manager.start()
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """All at once, each from the moment it was asked."""
         answers: dict[str, Answer] = {}
-        with failures_of(self.name):
+        with translate_errors(self.name):
             asked = self._manager.add_requests(
                 [list(prompt) for prompt in prompts],
                 max_new_tokens=new_tokens,
@@ -160,7 +160,7 @@ class _Listener:
     """What `generate` calls a streamer; the first thing that it is told is the prompts."""
 
     def __init__(self) -> None:
-        self.steps = Steps()
+        self.steps = TokenTimes()
         self._has_prompts = False
 
     def put(self, tokens: Any) -> None:
@@ -186,20 +186,20 @@ class Llama(Protocol):
         ...
 
 
-class LlamaLoop:
+class LlamaCppSystem:
     """llama.cpp through llama-cpp-python, which has one stream."""
 
     name = LLAMA
-    most_streams: int | None = 1
+    max_streams: int | None = 1
 
     def __init__(self, llama: Llama) -> None:
         self._llama = llama
 
     @classmethod
-    def opened(cls, file: Path, context: int, threads: int) -> LlamaLoop:
+    def opened(cls, file: Path, context: int, threads: int) -> LlamaCppSystem:
         """Over a GGUF file. Raises BenchmarkError where llama-cpp-python is not installed."""
         package = _imported("llama_cpp", "llama-cpp-python")
-        with failures_of(cls.name):
+        with translate_errors(cls.name):
             llama = package.Llama(
                 model_path=str(file),
                 n_ctx=context,
@@ -212,9 +212,9 @@ class LlamaLoop:
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """The one prompt."""
         (prompt,) = prompts
-        with failures_of(self.name):
+        with translate_errors(self.name):
             self._llama.reset()
-            steps = Steps()
+            steps = TokenTimes()
             tokens = self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)
             for token in islice(tokens, new_tokens):
                 steps.add([token])
@@ -222,7 +222,7 @@ class LlamaLoop:
 
 
 @contextmanager
-def failures_of(name: str) -> Iterator[None]:
+def translate_errors(name: str) -> Iterator[None]:
     """Give somebody else's failures a name of ours: who fails is left out, the others go on."""
     try:
         yield

@@ -9,32 +9,32 @@ from typing import Self
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
 from benchmarks.common.statistics import Goal, Summary, summarise
-from benchmarks.generation.scenarios import JOIN_GAP, STREAMS, ChurnFigures, Join
+from benchmarks.generation.scenarios import JOIN_GAP, STREAMS, ChurnFigures, LongPromptScenario
 from benchmarks.generation.streams import (
     DECODE,
-    FIRST,
-    GAP,
     GAP_MAX,
     GAP_P99,
     GENAI,
+    INTER_TOKEN,
     OURS,
     SERVED,
     TRANSFORMERS,
+    TTFT,
     UNDRAFTED,
     WHOLE,
     Answer,
 )
 from benchmarks.generation.structured_output import SchemaFigures
 from build_artifacts.console import columns
-from build_artifacts.decoders.generation_report import same_start
+from build_artifacts.decoders.generation_report import common_prefix_length
 
-_TABLE = (DECODE, WHOLE, FIRST, GAP, GAP_P99, GAP_MAX)
+_TABLE = (DECODE, WHOLE, TTFT, INTER_TOKEN, GAP_P99, GAP_MAX)
 
 Rounds = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SystemResult:
     """One contender in one part of the run: so many streams, or a scenario."""
 
     part: str
@@ -61,7 +61,7 @@ class Likeness:
     def of(cls, what: str, pairs: Sequence[tuple[Answer, Answer]]) -> Self:
         """Of answers with their tokens, or with nothing but text."""
         if all(one.ids and other.ids for one, other in pairs):
-            leads = [same_start(one.ids, other.ids) for one, other in pairs]
+            leads = [common_prefix_length(one.ids, other.ids) for one, other in pairs]
             same = sum(one.ids == other.ids for one, other in pairs)
             return cls(what, len(pairs), same, sum(leads) / len(leads))
         return cls(what, len(pairs), sum(one.text == other.text for one, other in pairs), None)
@@ -85,12 +85,12 @@ class GenerationFigures:
     threads: int
     prompt_tokens: int  # of the levels
     new_tokens: int
-    levels: tuple[Measured, ...]
-    scenarios: tuple[Measured, ...]
+    levels: tuple[SystemResult, ...]
+    scenarios: tuple[SystemResult, ...]
     churn: ChurnFigures | None
     schemas: SchemaFigures | None
     alone: Likeness | None  # our answers in company beside those alone
-    likenesses: tuple[Likeness, ...]  # the others' beside ours
+    answer_agreements: tuple[Likeness, ...]  # the others' beside ours
     notes: tuple[str, ...]  # on how far they can be compared
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # contender -> why it was not measured, or not to the end
@@ -143,12 +143,12 @@ def describe(figures: GenerationFigures) -> str:
     if (churned := figures.churn) is not None:
         lines.append(
             f"churn: {churned.requests} requests in {churned.seconds:.1f} s, {churned.left} left; "
-            f"{churned.different} of {churned.compared} answers wrong, {churned.grown_mb:+.1f} MB"
+            f"{churned.different} of {churned.compared} answers wrong, {churned.memory_growth_mb:+.1f} MB"
         )
     if figures.schemas is not None:
         lines += [figures.schemas.sentence, *figures.schemas.faults]
-    likenesses = [*([figures.alone] if figures.alone else []), *figures.likenesses]
-    lines += [one.sentence for one in likenesses]
+    answer_agreements = [*([figures.alone] if figures.alone else []), *figures.answer_agreements]
+    lines += [one.sentence for one in answer_agreements]
     lines += [f"note: {note}" for note in figures.notes]
     lines += [
         f"{name} was not measured, or not to the end: {why}"
@@ -161,13 +161,13 @@ def describe(figures: GenerationFigures) -> str:
     return "\n".join([*lines, "", "targets", *(goal.sentence for goal in figures.goals)])
 
 
-def _level_row(level: Measured) -> list[str]:
+def _level_row(level: SystemResult) -> list[str]:
     figures = level.figures
     shown = [number(figures[name].median, 1) if name in figures else "-" for name in _TABLE]
     return [level.contender, level.part, *shown, f"{figures[WHOLE].spread:.0%}"]
 
 
-def _scenario_rows(one: Measured) -> list[list[str]]:
+def _scenario_rows(one: SystemResult) -> list[list[str]]:
     return [
         [one.part, one.contender, name, *(number(x, 1) for x in (s.median, s.low, s.high))]
         for name, s in one.figures.items()
@@ -192,10 +192,10 @@ MOST_GROWN_MB = 8.0
 FORMS = 50  # every one of them is to be valid
 
 
-class Board:
+class RatioTable:
     """Figures by part and contender, to take ratios of."""
 
-    def __init__(self, measured: Sequence[Measured]) -> None:
+    def __init__(self, measured: Sequence[SystemResult]) -> None:
         self._found = {(one.part, one.contender): one.figures for one in measured}
 
     def figure(self, part: str, contender: str, name: str) -> Summary | None:
@@ -223,8 +223,8 @@ class Board:
         return summarise([x / y for x, y in zip(a.values, b.values, strict=True)])
 
 
-def goals_of(
-    board: Board,
+def evaluate_goals(
+    board: RatioTable,
     ratios: Mapping[str, Summary],
     churned: ChurnFigures | None,
     filled: SchemaFigures | None,
@@ -235,10 +235,10 @@ def goals_of(
         for what, least in LEAST.items()
     ]
     for contender in (OURS, SERVED):
-        gap = board.figure(Join.name, contender, JOIN_GAP)
+        gap = board.figure(LongPromptScenario.name, contender, JOIN_GAP)
         what = f"ms that a stream of {contender} waits while a long prompt joins"
         found.append(Goal.at_most(what, gap.high if gap else None, MOST_GAP_MS))
-    grown = churned.grown_mb if churned else None
+    grown = churned.memory_growth_mb if churned else None
     found.append(Goal.at_most("MB that churn leaves behind", grown, MOST_GROWN_MB))
     valid = filled.valid if filled else None
     found.append(Goal.at_least(f"valid answers to {FORMS} JSON schemas", valid, FORMS))

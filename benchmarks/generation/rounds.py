@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.common.report import number, say
-from benchmarks.generation.results import Likeness, Measured, streams_part
-from benchmarks.generation.scenarios import PromptBook, Scenario
+from benchmarks.generation.results import Likeness, SystemResult, streams_part
+from benchmarks.generation.scenarios import PromptSampler, Scenario
 from benchmarks.generation.streams import (
     DECODE,
     OURS,
@@ -17,12 +17,12 @@ from benchmarks.generation.streams import (
     Ask,
     Contender,
     Heat,
-    Streaming,
+    StreamingSystem,
     Tokens,
-    ask_all,
+    run_streams,
 )
 from deployments.errors import ServeError
-from deployments.tuning.measure import come_to_rest
+from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
 COMPARED_PER_LEVEL = 4  # answers in company that are asked for again alone
@@ -38,18 +38,18 @@ class Campaign:
     Whoever of the others fails is not asked again; that we fail ourselves is an error.
     """
 
-    ours: Streaming
+    ours: StreamingSystem
     others: list[Contender]
     missing: dict[str, str]  # contender -> why
-    book: PromptBook
-    dice: random.Random
+    book: PromptSampler
+    rng: random.Random
     streams: Sequence[int]
     prompt_tokens: int
     new_tokens: int
     scenarios: Sequence[Scenario]
     levels_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
     scenarios_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
-    in_company: list[tuple[Tokens, Answer]] = field(default_factory=list)
+    batched_answers: list[tuple[Tokens, Answer]] = field(default_factory=list)
     beside_ours: dict[str, Pairs] = field(default_factory=dict)
 
     def warm_up(self) -> None:
@@ -63,23 +63,23 @@ class Campaign:
         for streams in self.streams:
             self._level(streams, label)
         for scenario in self.scenarios:
-            asks = scenario.draw(self.book, self.dice)
+            asks = scenario.draw(self.book, self.rng)
             for contender in (self.ours, *self.others):
-                if isinstance(contender, Streaming):
+                if isinstance(contender, StreamingSystem):
                     self._scenario(scenario, contender, asks, label)
 
     @property
-    def levels(self) -> tuple[Measured, ...]:
+    def levels(self) -> tuple[SystemResult, ...]:
         """Summaries of all rounds."""
-        return tuple(Measured.of(*key, rounds) for key, rounds in self.levels_found.items())
+        return tuple(SystemResult.of(*key, rounds) for key, rounds in self.levels_found.items())
 
     @property
-    def scenes(self) -> tuple[Measured, ...]:
+    def scenario_results(self) -> tuple[SystemResult, ...]:
         """Likewise, of the scenarios."""
-        return tuple(Measured.of(*key, rounds) for key, rounds in self.scenarios_found.items())
+        return tuple(SystemResult.of(*key, rounds) for key, rounds in self.scenarios_found.items())
 
     @property
-    def likenesses(self) -> tuple[Likeness, ...]:
+    def answer_agreements(self) -> tuple[Likeness, ...]:
         """The others' answers beside ours to the same prompts."""
         pairs = self.beside_ours.items()
         return tuple(Likeness.of(f"{name} beside {OURS}", found) for name, found in pairs)
@@ -101,15 +101,15 @@ class Campaign:
                 our_heat = heat
                 if streams > 1:
                     kept = list(zip(prompts, heat.answers, strict=True))
-                    self.in_company += self.dice.sample(kept, min(streams, COMPARED_PER_LEVEL))
+                    self.batched_answers += self.rng.sample(kept, min(streams, COMPARED_PER_LEVEL))
             elif our_heat is not None:
                 pairs = zip(our_heat.answers, heat.answers, strict=True)
                 self.beside_ours.setdefault(contender.name, []).extend(pairs)
 
     def _scenario(
-        self, scenario: Scenario, contender: Streaming, asks: Sequence[Ask], label: str
+        self, scenario: Scenario, contender: StreamingSystem, asks: Sequence[Ask], label: str
     ) -> None:
-        come_to_rest()
+        wait_until_idle()
         try:
             figures = contender.runner.run(scenario.run(contender.service, asks))
         except ServeError as exc:
@@ -120,7 +120,7 @@ class Campaign:
         say(f"{label}: {contender.name}, {scenario.name}, {told}")
 
     def _heat(self, contender: Contender, prompts: Sequence[Tokens], tokens: int) -> Heat | None:
-        come_to_rest()
+        wait_until_idle()
         try:
             return contender.run(prompts, tokens)
         except ServeError as exc:
@@ -139,19 +139,19 @@ class Campaign:
         return [
             contender
             for contender in (self.ours, *self.others)
-            if contender.most_streams is None or streams <= contender.most_streams
+            if contender.max_streams is None or streams <= contender.max_streams
         ]
 
     def _prompts(self, streams: int) -> tuple[Tokens, ...]:
-        return self.book.draw_each([self.prompt_tokens] * streams)
+        return self.book.sample_prompts([self.prompt_tokens] * streams)
 
 
-def alone_again(campaign: Campaign) -> Likeness | None:
+def repeat_unbatched(campaign: Campaign) -> Likeness | None:
     """The kept answers in company beside those that the same prompts get alone."""
-    if not campaign.in_company:
+    if not campaign.batched_answers:
         return None
-    asks = [Ask(prompt, campaign.new_tokens) for prompt, _ in campaign.in_company]
+    asks = [Ask(prompt, campaign.new_tokens) for prompt, _ in campaign.batched_answers]
     ours = campaign.ours
-    alone = ours.runner.run(ask_all(ours.service, asks, readers=1))
-    pairs = [(one, again) for (_, one), again in zip(campaign.in_company, alone, strict=True)]
+    alone = ours.runner.run(run_streams(ours.service, asks, readers=1))
+    pairs = [(one, again) for (_, one), again in zip(campaign.batched_answers, alone, strict=True)]
     return Likeness.of(f"{OURS} in company beside alone", pairs)

@@ -17,12 +17,12 @@ import numpy as np
 import psutil
 
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.streams import Answer, Ask, Heat, TextService, Tokens, ask_all
-from build_artifacts.decoders.gate_inputs import PASSAGES
+from benchmarks.generation.streams import Answer, Ask, Heat, TextGenerator, Tokens, run_streams
+from build_artifacts.decoders.gate_inputs import GATE_PASSAGES
 from deployments.tokenization.encodings import open_tokenizer
 
 
-class PromptBook:
+class PromptSampler:
     """Draws prompts; a function of the seed and of what was drawn before.
 
     A prompt starts anywhere in the prose and goes on from its beginning when it is at the end.
@@ -34,10 +34,10 @@ class PromptBook:
         self._starts = self._shuffled(random.Random(seed))
 
     @classmethod
-    def of(cls, model: LocalModel, seed: int) -> PromptBook:
+    def of(cls, model: LocalModel, seed: int) -> PromptSampler:
         """Prose in the tokens of a model."""
         tokenizer = open_tokenizer(model.directory)
-        texts = tokenizer.encode_batch(list(PASSAGES), add_special_tokens=False)
+        texts = tokenizer.encode_batch(list(GATE_PASSAGES), add_special_tokens=False)
         return cls([token for text in texts for token in text.ids], seed)
 
     def draw(self, tokens: int) -> Tokens:
@@ -47,14 +47,14 @@ class PromptBook:
         whole, rest = divmod(tokens, len(prose))
         return tuple(prose * whole + prose[:rest])
 
-    def draw_each(self, lengths: Sequence[int]) -> tuple[Tokens, ...]:
+    def sample_prompts(self, lengths: Sequence[int]) -> tuple[Tokens, ...]:
         """One prompt for each length."""
         return tuple(self.draw(tokens) for tokens in lengths)
 
-    def _shuffled(self, dice: random.Random) -> Iterator[int]:
+    def _shuffled(self, rng: random.Random) -> Iterator[int]:
         starts = list(range(len(self._prose)))
         while True:
-            dice.shuffle(starts)
+            rng.shuffle(starts)
             yield from starts
 
 
@@ -82,7 +82,7 @@ class ChurnFigures:
     seconds: float
 
     @property
-    def grown_mb(self) -> float:
+    def memory_growth_mb(self) -> float:
         """Memory that was not given back."""
         return (self.resident_bytes_after - self.resident_bytes_before) / 1e6
 
@@ -92,8 +92,8 @@ class ChurnFigures:
         return not (self.different or self.still_active or self.still_waiting)
 
 
-class CountingService(TextService, Protocol):
-    """A TextService that knows whom it works for."""
+class CountingService(TextGenerator, Protocol):
+    """A TextGenerator that knows whom it works for."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -102,23 +102,27 @@ class CountingService(TextService, Protocol):
 
 
 async def churn(
-    service: CountingService, book: PromptBook, dice: random.Random, requests: int, rows: int
+    service: CountingService, book: PromptSampler, rng: random.Random, requests: int, rows: int
 ) -> ChurnFigures:
     """Ask, leave, and look at what is left. Raises ServeError."""
-    prompts = book.draw_each([dice.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
-    alone = await ask_all(service, [Ask(prompt, NEW_TOKENS[1]) for prompt in prompts], readers=1)
+    prompts = book.sample_prompts([rng.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
+    alone = await run_streams(
+        service, [Ask(prompt, NEW_TOKENS[1]) for prompt in prompts], readers=1
+    )
     right = {prompt: answer.ids for prompt, answer in zip(prompts, alone, strict=True)}
     counts = (round(requests * WARM_UP), requests)
-    warm_up, asks = ([drawn(prompts, dice) for _ in range(n)] for n in counts)
+    warm_up, asks = ([drawn(prompts, rng) for _ in range(n)] for n in counts)
     readers = max(2, int(rows * READERS_PER_ROW))
-    await ask_all(service, warm_up, readers)
+    await run_streams(service, warm_up, readers)
     before = resident_bytes()
     began_s = time.perf_counter()
-    answers = await ask_all(service, asks, readers)
+    answers = await run_streams(service, asks, readers)
     seconds = time.perf_counter() - began_s
-    still_active, still_waiting = await settled(service)
+    still_active, still_waiting = await wait_until_drained(service)
     stayed = [
-        (ask, answer) for ask, answer in zip(asks, answers, strict=True) if ask.leaves_after is None
+        (ask, answer)
+        for ask, answer in zip(asks, answers, strict=True)
+        if ask.disconnect_after is None
     ]
     return ChurnFigures(
         requests=len(answers),
@@ -133,14 +137,14 @@ async def churn(
     )
 
 
-def drawn(prompts: Sequence[tuple[int, ...]], dice: random.Random) -> Ask:
+def drawn(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> Ask:
     """One request; who leaves does so before the first token, or after any other but the last."""
-    new_tokens = dice.randint(*NEW_TOKENS)
-    leaves = dice.random() < LEAVING
-    return Ask(dice.choice(prompts), new_tokens, dice.randrange(new_tokens) if leaves else None)
+    new_tokens = rng.randint(*NEW_TOKENS)
+    leaves = rng.random() < LEAVING
+    return Ask(rng.choice(prompts), new_tokens, rng.randrange(new_tokens) if leaves else None)
 
 
-async def settled(service: CountingService) -> tuple[int, int]:
+async def wait_until_drained(service: CountingService) -> tuple[int, int]:
     """What is active and waiting once the loop had time to let go."""
     end_s = time.perf_counter() + SETTLED_WITHIN_S
     while service.load != (0, 0) and time.perf_counter() < end_s:
@@ -164,17 +168,17 @@ class Scenario(Protocol):
 
     name: str
 
-    def draw(self, book: PromptBook, dice: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
         """The questions of one round."""
         ...
 
-    async def run(self, service: TextService, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
         """Ask them; what it gave, by name. Raises ServeError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class LongPromptScenario:
     """A long prompt joins streams that run: how long does any of them wait for a token?"""
 
     context: int  # tokens a row has room for
@@ -184,19 +188,19 @@ class Join:
     written_tokens: int = 128
     name = "join"
 
-    def draw(self, book: PromptBook, dice: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
         """Those that run, and the one that joins."""
         room = self.context - self.running_tokens
         running = [
             Ask(prompt, min(self.written_tokens, room))
-            for prompt in book.draw_each([self.running_tokens] * (STREAMS - 1))
+            for prompt in book.sample_prompts([self.running_tokens] * (STREAMS - 1))
         ]
         return [*running, Ask(book.draw(min(self.joining_tokens, self.context - 2)), 2)]
 
-    async def run(self, service: TextService, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
         """Start all but the last, which joins when each of them has a token."""
         *running, joining = [ask._replace(begun=asyncio.Event()) for ask in asks]
-        under_way = asyncio.create_task(ask_all(service, running))
+        under_way = asyncio.create_task(run_streams(service, running))
         begun = asyncio.gather(*(ask.begun.wait() for ask in running if ask.begun is not None))
         try:
             await asyncio.wait((under_way, begun), return_when=asyncio.FIRST_COMPLETED)
@@ -214,19 +218,19 @@ def largest_gap_s(running: Sequence[Answer], joined: Answer) -> float | None:
 
     None when one of them ended before.
     """
-    begin_s, end_s = joined.asked_s, joined.arrivals_s[0]
+    begin_s, end_s = joined.submitted_s, joined.arrivals_s[0]
     if min(answer.arrivals_s[-1] for answer in running) < end_s:
         return None
     found = []
     for answer in running:
         times = np.array(answer.arrivals_s)
         counts = (times[1:] > begin_s) & (times[:-1] < end_s)
-        found.append(float(answer.gaps_s[counts].max(initial=0.0)))
+        found.append(float(answer.inter_token_s[counts].max(initial=0.0)))
     return max(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class MixedLoadScenario:
     """A closed loop of eight readers; prompts and answers of all lengths."""
 
     context: int
@@ -235,24 +239,24 @@ class Mix:
     new_tokens: tuple[int, int] = (8, 128)
     name = "mix"
 
-    def draw(self, book: PromptBook, dice: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
         """Lengths are drawn evenly."""
         half = self.context // 2
         return [
             Ask(
-                book.draw(min(dice.randint(*self.prompt_tokens), half)),
-                min(dice.randint(*self.new_tokens), half),
+                book.draw(min(rng.randint(*self.prompt_tokens), half)),
+                min(rng.randint(*self.new_tokens), half),
             )
             for _ in range(self.requests)
         ]
 
-    async def run(self, service: TextService, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
         """All of them, by eight readers."""
-        return Heat(await ask_all(service, asks, readers=STREAMS)).figures
+        return Heat(await run_streams(service, asks, readers=STREAMS)).figures
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class SharedPrefixScenario:
     """Two questions behind the same long system prompt, one after the other, nobody else there."""
 
     context: int
@@ -260,15 +264,15 @@ class Prefix:
     question_tokens: int = 16
     name = "prefix"
 
-    def draw(self, book: PromptBook, dice: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
         """The first question and the second."""
         system = book.draw(min(self.system_tokens, self.context - self.question_tokens - 2))
-        questions = book.draw_each([self.question_tokens] * 2)
+        questions = book.sample_prompts([self.question_tokens] * 2)
         return [Ask(system + question, 2) for question in questions]
 
-    async def run(self, service: TextService, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
         """One after the other."""
-        cold, warm = await ask_all(service, asks, readers=1)
+        cold, warm = await run_streams(service, asks, readers=1)
         return {
             COLD: cold.first_s * 1e3,
             WARM: warm.first_s * 1e3,
@@ -276,8 +280,10 @@ class Prefix:
         }
 
 
-SCENARIOS: Mapping[str, type[Join] | type[Mix] | type[Prefix]] = {
-    "join": Join,
-    "mix": Mix,
-    "prefix": Prefix,
+SCENARIOS: Mapping[
+    str, type[LongPromptScenario] | type[MixedLoadScenario] | type[SharedPrefixScenario]
+] = {
+    "join": LongPromptScenario,
+    "mix": MixedLoadScenario,
+    "prefix": SharedPrefixScenario,
 }

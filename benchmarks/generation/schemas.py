@@ -30,10 +30,10 @@ class Question(NamedTuple):
     schema: Schema
 
 
-def draw_forms(dice: random.Random) -> tuple[Form, ...]:
+def draw_forms(rng: random.Random) -> tuple[Form, ...]:
     """All of them; limits and the order of choices are drawn."""
     return tuple(
-        Form(f"{kind}_{number}", *make(subject, dice))
+        Form(f"{kind}_{number}", *make(subject, rng))
         for kind, (make, subjects) in KINDS.items()
         for number, subject in enumerate(subjects, 1)
     )
@@ -61,8 +61,8 @@ def _integer(least: int, most: int) -> Schema:
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-def _choice(dice: random.Random, choices: Sequence[str]) -> Schema:
-    return {"type": "string", "enum": dice.sample(choices, len(choices))}
+def _choice(rng: random.Random, choices: Sequence[str]) -> Schema:
+    return {"type": "string", "enum": rng.sample(choices, len(choices))}
 
 
 def _list(items: Schema, least: int, most: int) -> Schema:
@@ -72,80 +72,80 @@ def _list(items: Schema, least: int, most: int) -> Schema:
 YES_OR_NO: Schema = {"type": "boolean"}
 
 
-def _review(product: str, dice: random.Random) -> Question:
+def _review(product: str, rng: random.Random) -> Question:
     schema = _closed(
         product={"const": product},
-        stars=_integer(1, dice.choice((5, 10))),
+        stars=_integer(1, rng.choice((5, 10))),
         recommended=YES_OR_NO,
-        summary=_text(dice.randint(30, 60)),
+        summary=_text(rng.randint(30, 60)),
     )
     return Question(f"Write a short review of the {product} as JSON.", schema)
 
 
-def _ticket(complaint: str, dice: random.Random) -> Question:
+def _ticket(complaint: str, rng: random.Random) -> Question:
     schema = _closed(
-        team=_choice(dice, ("billing", "delivery", "repairs", "accounts")),
-        priority=_choice(dice, ("low", "normal", "high")),
+        team=_choice(rng, ("billing", "delivery", "repairs", "accounts")),
+        priority=_choice(rng, ("low", "normal", "high")),
         needs_a_person=YES_OR_NO,
-        summary=_text(dice.randint(30, 60)),
+        summary=_text(rng.randint(30, 60)),
     )
     return Question(f'A customer writes: "{complaint}" Sort this message, as JSON.', schema)
 
 
-def _recipe(dish: str, dice: random.Random) -> Question:
-    ingredient = _closed(name=_text(16), grams=_integer(1, dice.choice((500, 1_000))))
+def _recipe(dish: str, rng: random.Random) -> Question:
+    ingredient = _closed(name=_text(16), grams=_integer(1, rng.choice((500, 1_000))))
     schema = _closed(
         dish={"const": dish},
-        serves=_integer(1, dice.randint(4, 8)),
-        minutes=_integer(5, dice.randint(60, 180)),
+        serves=_integer(1, rng.randint(4, 8)),
+        minutes=_integer(5, rng.randint(60, 180)),
         ingredients=_list(ingredient, 2, 3),
     )
     return Question(f"What do I need to cook {dish}? Answer with JSON.", schema)
 
 
-def _appointment(occasion: str, dice: random.Random) -> Question:
-    names = dice.sample(("Ada", "Bela", "Chen", "Dora", "Emil", "Farah", "Goran"), 4)
+def _appointment(occasion: str, rng: random.Random) -> Question:
+    names = rng.sample(("Ada", "Bela", "Chen", "Dora", "Emil", "Farah", "Goran"), 4)
     schema = _closed(
-        title=_text(dice.randint(20, 40)),
+        title=_text(rng.randint(20, 40)),
         date=_shaped(r"2027-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"),
         time=_shaped(r"([01][0-9]|2[0-3]):[0-5][0-9]"),
-        guests=_list(_choice(dice, names), 1, dice.randint(2, 4)),
+        guests=_list(_choice(rng, names), 1, rng.randint(2, 4)),
         online=YES_OR_NO,
     )
     told = f"Plan {occasion} with {', '.join(names)} in March 2027. Give the appointment as JSON."
     return Question(told, schema)
 
 
-def _person(note: str, dice: random.Random) -> Question:
+def _person(note: str, rng: random.Random) -> Question:
     schema = _closed(
         name=_closed(first=_text(14), last=_text(14)),
-        age={"anyOf": [_integer(0, dice.randint(99, 120)), {"type": "null"}]},
-        job=_text(dice.randint(16, 24)),
+        age={"anyOf": [_integer(0, rng.randint(99, 120)), {"type": "null"}]},
+        job=_text(rng.randint(16, 24)),
         city={"anyOf": [_text(16), {"type": "null"}]},
     )
     return Question(f"{note} Put what you know of this person into JSON.", schema)
 
 
-def _opinion(comment: str, dice: random.Random) -> Question:
-    feeling = _choice(dice, ("positive", "neutral", "negative"))
+def _opinion(comment: str, rng: random.Random) -> Question:
+    feeling = _choice(rng, ("positive", "neutral", "negative"))
     aspect = _closed(
-        about=_choice(dice, ("food", "service", "price", "place", "noise")),
+        about=_choice(rng, ("food", "service", "price", "place", "noise")),
         feeling={"$ref": "#/$defs/feeling"},
     )
     schema = _closed(
         feeling={"$ref": "#/$defs/feeling"},
         sure_percent=_integer(0, 100),
-        aspects=_list(aspect, 1, dice.randint(2, 4)),
+        aspects=_list(aspect, 1, rng.randint(2, 4)),
     )
     told = f'"{comment}" What does this guest feel, and about what? Answer with JSON.'
     return Question(told, {"$defs": {"feeling": feeling}, **schema})
 
 
-def _order(goods: str, dice: random.Random) -> Question:
+def _order(goods: str, rng: random.Random) -> Question:
     card = _closed(by={"const": "card"}, last_digits=_shaped("[0-9]{4}"))
-    later = _closed(by={"const": "invoice"}, within_days=_integer(7, dice.choice((14, 30, 60))))
+    later = _closed(by={"const": "invoice"}, within_days=_integer(7, rng.choice((14, 30, 60))))
     line = _closed(
-        article=_choice(dice, goods.split(" and ")), count=_integer(1, dice.randint(6, 99))
+        article=_choice(rng, goods.split(" and ")), count=_integer(1, rng.randint(6, 99))
     )
     schema = _closed(
         number=_shaped("[A-Z]{2}-[0-9]{5}"),
@@ -155,40 +155,40 @@ def _order(goods: str, dice: random.Random) -> Question:
     return Question(f"Make up an order of {goods} in a web shop, as JSON.", schema)
 
 
-def _quiz(field: str, dice: random.Random) -> Question:
-    choices = dice.randint(2, 4)
+def _quiz(field: str, rng: random.Random) -> Question:
+    choices = rng.randint(2, 4)
     schema = _closed(
-        question=_text(dice.randint(30, 45)),
+        question=_text(rng.randint(30, 45)),
         choices=_list(_text(10), choices, choices),
         right={"type": "integer", "enum": list(range(choices))},
-        level=_choice(dice, ("easy", "medium", "hard")),
+        level=_choice(rng, ("easy", "medium", "hard")),
     )
     told = f"Make up a quiz question about {field} with {choices} choices, as JSON."
     return Question(told, schema)
 
 
-def _command(wish: str, dice: random.Random) -> Question:
+def _command(wish: str, rng: random.Random) -> Question:
     rooms = ("kitchen", "bedroom", "hall", "bath", "office")
     switch = _closed(do={"const": "switch"}, on=YES_OR_NO)
     level = _closed(do={"const": "set"}, percent=_integer(0, 100))
-    wait = _closed(do={"const": "wait"}, minutes=_integer(1, dice.randint(30, 240)))
+    wait = _closed(do={"const": "wait"}, minutes=_integer(1, rng.randint(30, 240)))
     schema = _closed(
-        device=_choice(dice, ("lamp", "heating", "blinds", "speaker")),
-        room=_choice(dice, rooms),
+        device=_choice(rng, ("lamp", "heating", "blinds", "speaker")),
+        room=_choice(rng, rooms),
         steps=_list({"anyOf": [switch, level, wait]}, 1, 3),
     )
     return Question(f'Someone says to their house: "{wish}" What is it to do? As JSON.', schema)
 
 
-def _forecast(place: str, dice: random.Random) -> Question:
-    low = dice.randint(-30, 0)
+def _forecast(place: str, rng: random.Random) -> Question:
+    low = rng.randint(-30, 0)
     day = _closed(
-        sky=_choice(dice, ("clear", "cloudy", "rain", "snow", "fog")),
+        sky=_choice(rng, ("clear", "cloudy", "rain", "snow", "fog")),
         low=_integer(low, 20),
         high=_integer(low, 45),
         rain_percent=_integer(0, 100),
     )
-    days = dice.randint(2, 3)
+    days = rng.randint(2, 3)
     schema = _closed(place={"const": place}, days=_list(day, days, days))
     return Question(f"Make up the weather in {place} for {days} days, as JSON.", schema)
 

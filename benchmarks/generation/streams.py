@@ -32,7 +32,7 @@ class Contender(Protocol):
         ...
 
     @property
-    def most_streams(self) -> int | None:
+    def max_streams(self) -> int | None:
         """At once; None: any number."""
         ...
 
@@ -42,27 +42,27 @@ class Contender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """A Contender over a TextService: as many readers as prompts, all from the same moment on."""
+class StreamingSystem:
+    """A Contender over a TextGenerator: as many readers as prompts, all from the same moment on."""
 
     name: str
-    service: TextService
+    service: TextGenerator
     runner: asyncio.Runner
-    most_streams: int | None = field(default=None, init=False)
+    max_streams: int | None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
         """All streams together. Raises ServeError."""
         asks = [Ask(prompt, new_tokens) for prompt in prompts]
-        return Heat(self.runner.run(ask_all(self.service, asks)))
+        return Heat(self.runner.run(run_streams(self.service, asks)))
 
 
 # Names of figures. Tokens per second:
 DECODE = "decode_tokens_per_s"  # while all streams write
 WHOLE = "tokens_per_s"  # from the first question to the last token
 # Milliseconds until a stream's first token: the median stream's, and the last one's.
-FIRST, LAST_FIRST = "first_token_ms_p50", "first_token_ms_max"
+TTFT, LAST_FIRST = "first_token_ms_p50", "first_token_ms_max"
 # Milliseconds between two tokens of a stream.
-GAP, GAP_P99, GAP_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
+INTER_TOKEN, GAP_P99, GAP_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
 
 Tokens = tuple[int, ...]
 
@@ -72,14 +72,14 @@ class Ask(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    leaves_after: int | None = None  # tokens, after which the reader goes away
+    disconnect_after: int | None = None  # tokens, after which the reader goes away
     begun: asyncio.Event | None = None  # to be set when the first token comes
 
 
 class Answer(NamedTuple):
     """What came of it. Times are time.perf_counter."""
 
-    asked_s: float
+    submitted_s: float
     arrivals_s: tuple[float, ...]  # of each token; over HTTP of each event with text
     tokens: int
     ids: Tokens = ()  # empty where only the text is told
@@ -89,15 +89,15 @@ class Answer(NamedTuple):
     @property
     def first_s(self) -> float:
         """Time to the first token."""
-        return self.arrivals_s[0] - self.asked_s
+        return self.arrivals_s[0] - self.submitted_s
 
     @property
-    def gaps_s(self) -> NDArray[np.float64]:
+    def inter_token_s(self) -> NDArray[np.float64]:
         """Between each two that follow each other."""
         return np.diff(self.arrivals_s)
 
 
-class TextService(Protocol):
+class TextGenerator(Protocol):
     """Many streams at once, on the event loop that runs."""
 
     async def answer(self, ask: Ask) -> Answer:
@@ -105,8 +105,8 @@ class TextService(Protocol):
         ...
 
 
-async def ask_all(
-    service: TextService, asks: Sequence[Ask], readers: int | None = None
+async def run_streams(
+    service: TextGenerator, asks: Sequence[Ask], readers: int | None = None
 ) -> tuple[Answer, ...]:
     """All answers, in order: by so many readers, each with one stream at a time, or all at once.
 
@@ -144,7 +144,7 @@ class Heat:
     def tokens_per_s(self) -> float:
         """Of all streams, from the first question to the last token: prompts take their time."""
         end_s = max(answer.arrivals_s[-1] for answer in self.answers)
-        began_s = min(answer.asked_s for answer in self.answers)
+        began_s = min(answer.submitted_s for answer in self.answers)
         return sum(answer.tokens for answer in self.answers) / (end_s - began_s)
 
     @property
@@ -162,11 +162,11 @@ class Heat:
 
     def _first_ms(self) -> dict[str, float]:
         firsts = [answer.first_s * 1e3 for answer in self.answers]
-        return {FIRST: float(np.median(firsts)), LAST_FIRST: max(firsts)}
+        return {TTFT: float(np.median(firsts)), LAST_FIRST: max(firsts)}
 
     def _gap_ms(self) -> dict[str, float]:
-        gaps = np.concatenate([answer.gaps_s for answer in self.answers]) * 1e3
+        gaps = np.concatenate([answer.inter_token_s for answer in self.answers]) * 1e3
         if not gaps.size:
             return {}
         p50, p99 = np.percentile(gaps, (50, 99))
-        return {GAP: float(p50), GAP_P99: float(p99), GAP_MAX: float(gaps.max())}
+        return {INTER_TOKEN: float(p50), GAP_P99: float(p99), GAP_MAX: float(gaps.max())}

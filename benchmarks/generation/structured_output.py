@@ -18,7 +18,7 @@ import orjson
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import percentiles_ms
-from benchmarks.generation.http import HttpService
+from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.schemas import MOST_TOKENS, Form
 
 PATH = "/v1/chat/completions"
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     REFUSED = "refused"  # no answer at all
 
 
-class Filled(NamedTuple):
+class SchemaAnswer(NamedTuple):
     """One form and its answer."""
 
     name: str
@@ -60,7 +60,7 @@ class SchemaFigures:
     faults: tuple[str, ...]  # a sentence for each that is not valid
 
     @classmethod
-    def of(cls, filled: Sequence[Filled], seconds: float) -> Self:
+    def of(cls, filled: Sequence[SchemaAnswer], seconds: float) -> Self:
         """Counted."""
         verdicts = [one.verdict for one in filled]
         answered = [one for one in filled if one.verdict is not Verdict.REFUSED]
@@ -94,9 +94,9 @@ class SchemaFigures:
         return f"{told}; {p50_s:.2f} s an answer, p95 {p95_s:.2f} s, {rate:.1f} tokens/s"
 
 
-async def fill_all(service: HttpService, forms: Iterable[Form]) -> SchemaFigures:
+async def answer_all(service: HttpGenerator, forms: Iterable[Form]) -> SchemaFigures:
     """Ask for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
-    filled: list[Filled] = []
+    filled: list[SchemaAnswer] = []
     waiting = iter(forms)
 
     async def read() -> None:
@@ -111,17 +111,17 @@ async def fill_all(service: HttpService, forms: Iterable[Form]) -> SchemaFigures
     return SchemaFigures.of(sorted(filled), seconds)
 
 
-async def fill(service: HttpService, form: Form) -> Filled:
+async def fill(service: HttpGenerator, form: Form) -> SchemaAnswer:
     """One form, judged behind the clock."""
-    asked_s = time.perf_counter()
+    submitted_s = time.perf_counter()
     try:
         status, body = await service.post(PATH, body_of(service.model_id, form))
     except BenchmarkError as exc:
-        return Filled(form.name, Verdict.REFUSED, exc.message)
-    seconds = time.perf_counter() - asked_s
+        return SchemaAnswer(form.name, Verdict.REFUSED, exc.message)
+    seconds = time.perf_counter() - submitted_s
     if status != 200:
         told = body[:_MOST_TOLD].decode(errors="replace")
-        return Filled(form.name, Verdict.REFUSED, f"{status}: {told}")
+        return SchemaAnswer(form.name, Verdict.REFUSED, f"{status}: {told}")
     return judged(form, body)._replace(seconds=seconds)
 
 
@@ -139,7 +139,7 @@ def body_of(model_id: str, form: Form) -> bytes:
     )
 
 
-def judged(form: Form, body: bytes) -> Filled:
+def judged(form: Form, body: bytes) -> SchemaAnswer:
     """What is to be said about an answer with status 200."""
     try:
         told = orjson.loads(body)
@@ -147,14 +147,16 @@ def judged(form: Form, body: bytes) -> Filled:
         tokens = int(told["usage"]["completion_tokens"])
         text, reason = str(choice["message"]["content"]), choice["finish_reason"]
     except (ValueError, KeyError, TypeError) as exc:
-        return Filled(form.name, Verdict.WRONG, f"no chat completion: {exc!r}")
+        return SchemaAnswer(form.name, Verdict.WRONG, f"no chat completion: {exc!r}")
     if reason == "length":
-        return Filled(form.name, Verdict.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens)
+        return SchemaAnswer(
+            form.name, Verdict.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens
+        )
     if reason != "stop":
-        return Filled(form.name, Verdict.WRONG, f"it ended with {reason!r}", tokens)
+        return SchemaAnswer(form.name, Verdict.WRONG, f"it ended with {reason!r}", tokens)
     fault = fault_of(text, form.schema)
     verdict = Verdict.VALID if fault is None else Verdict.WRONG
-    return Filled(form.name, verdict, fault or "", tokens)
+    return SchemaAnswer(form.name, verdict, fault or "", tokens)
 
 
 def fault_of(text: str, schema: Mapping[str, Any]) -> str | None:

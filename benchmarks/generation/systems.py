@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.report import say
-from benchmarks.generation.checkpoints import Origin, checked_genai, has_same_weights
-from benchmarks.generation.http import HttpService
-from benchmarks.generation.in_process import LoopService
-from benchmarks.generation.other_engines import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
+from benchmarks.generation.checkpoints import SourceCheckpoint, checked_genai, has_same_weights
+from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.in_process import InProcessGenerator
+from benchmarks.generation.other_engines import (
+    GenaiSystem,
+    LlamaCppSystem,
+    PagedTransformersSystem,
+    TransformersSystem,
+)
 from benchmarks.generation.streams import (
     GENAI,
     LLAMA,
@@ -23,19 +28,19 @@ from benchmarks.generation.streams import (
     TRANSFORMERS,
     UNDRAFTED,
     Contender,
-    Streaming,
+    StreamingSystem,
 )
 from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class SystemFactory:
     """What is needed to open a contender."""
 
     arguments: argparse.Namespace
     model: LocalModel
-    origin: Origin
+    origin: SourceCheckpoint
     runner: asyncio.Runner
     stack: ExitStack  # closes what was opened
     rows: int
@@ -46,22 +51,22 @@ class Entrance:
     def served(self) -> Contender:
         """The server at `--url`."""
         here = self.model.manifest
-        service = HttpService.found(self.arguments.url, here.id)
+        service = HttpGenerator.found(self.arguments.url, here.id)
         if service.version != here.version:
             self.notes.append(f"the server has version {service.version}, this is {here.version}")
-        return Streaming(SERVED, service, self.runner)
+        return StreamingSystem(SERVED, service, self.runner)
 
     def undrafted(self) -> Contender:
         """The same model in this process, a token a step."""
-        service = LoopService(
+        service = InProcessGenerator(
             self.model,
             rows=self.rows,
             threads=self.threads,
             events=self.runner.get_loop(),
-            rules=SchedulingSettings(draft_tokens=0),
+            rules=SchedulingSettings(max_draft_tokens=0),
         )
         self.stack.callback(service.close)
-        return Streaming(UNDRAFTED, service, self.runner)
+        return StreamingSystem(UNDRAFTED, service, self.runner)
 
     def genai(self) -> Contender:
         """onnxruntime-genai on `--genai`, or on what its builder makes now."""
@@ -72,15 +77,15 @@ class Entrance:
             directory = checked_genai(given)
         if not has_same_weights(self.model, directory):
             self.notes.append(f"{GENAI} computes with other weights than the sealed graph")
-        return GenaiLoop(directory, self.threads)
+        return GenaiSystem(directory, self.threads)
 
     def transformers(self) -> Contender:
         """`generate` on the checkpoint."""
-        return TransformersLoop(self.origin.weights, self._end_tokens, self.threads)
+        return TransformersSystem(self.origin.weights, self._end_tokens, self.threads)
 
     def paged(self) -> Contender:
         """Continuous batching of transformers on the checkpoint."""
-        loop = PagedLoop(self.origin.weights, self._end_tokens, self.threads)
+        loop = PagedTransformersSystem(self.origin.weights, self._end_tokens, self.threads)
         self.stack.callback(loop.close)
         return loop
 
@@ -88,28 +93,28 @@ class Entrance:
     def _end_tokens(self) -> Sequence[int]:
         decoding = self.model.manifest.decoding
         assert decoding is not None, "this is a bug: a model that writes no text"
-        return decoding.end_tokens
+        return decoding.eos_token_ids
 
     def llama(self) -> Contender:
         """llama.cpp on `--gguf`."""
         if self.arguments.gguf is None:
             raise BenchmarkError("no GGUF file was named", hint="name one with --gguf FILE")
-        return LlamaLoop.opened(self.arguments.gguf, self.context, self.threads)
+        return LlamaCppSystem.opened(self.arguments.gguf, self.context, self.threads)
 
 
 # By their names on the command line: what they are called in the result, and how they are opened.
-RIVALS: Mapping[str, tuple[str, Callable[[Entrance], Contender]]] = {
-    "undrafted": (UNDRAFTED, Entrance.undrafted),
-    "http": (SERVED, Entrance.served),
-    "genai": (GENAI, Entrance.genai),
-    "transformers": (TRANSFORMERS, Entrance.transformers),
-    "paged": (PAGED, Entrance.paged),
-    "llama": (LLAMA, Entrance.llama),
+RIVALS: Mapping[str, tuple[str, Callable[[SystemFactory], Contender]]] = {
+    "undrafted": (UNDRAFTED, SystemFactory.undrafted),
+    "http": (SERVED, SystemFactory.served),
+    "genai": (GENAI, SystemFactory.genai),
+    "transformers": (TRANSFORMERS, SystemFactory.transformers),
+    "paged": (PAGED, SystemFactory.paged),
+    "llama": (LLAMA, SystemFactory.llama),
 }
 
 
-def open_rivals(
-    entrance: Entrance, without: Collection[str]
+def open_baselines(
+    entrance: SystemFactory, without: Collection[str]
 ) -> tuple[list[Contender], dict[str, str]]:
     """All that are wanted and can be opened, and why others cannot."""
     opened: list[Contender] = []

@@ -10,21 +10,21 @@ from pathlib import Path
 from build_artifacts.console import Progress
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import OPENVINO_INT8, OPENVINO_INT8_SMOOTH, CandidateRecipe
-from build_artifacts.report.stages import Trail, recover
-from build_artifacts.report.values import BASELINE, Lanes, ReportRequest
+from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
+from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
 from build_artifacts.search.gate import spec_of
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.preparation import Prepared
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import ArtifactManifest, Device
-from deployments.config import LaneSettings
-from deployments.engines import Engine, GraphSpec, lacking, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.tuning.costs import Placement, read_costs
-from deployments.tuning.opening import open_best
+from deployments.tuning.opening import open_tuned_engine
 
 TORCH = BASELINE
-USUAL = "usual"
+COMMON_RECIPE = "usual"
 SEALED = "sealed"
 # Beside a sealed candidate of the same recipe, which pads to buckets.
 OPENVINO = tuple(
@@ -44,63 +44,63 @@ class Contender:
 
     name: str
     what: str  # in a few words
-    open: Callable[[LaneSettings], Engine]  # raises EngineFailed
-    must_be_right: bool
+    open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
+    must_pass_gate: bool
     shares_out: bool = True  # whether several passes at once make sense
 
 
 @dataclass(slots=True)
-class Contenders:
+class GraphCandidates:
     """Who takes part, and why others do not."""
 
     entered: list[Contender] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace) -> Contenders:
+def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace) -> GraphCandidates:
     """Every contender of an artifact; what is not sealed is made again from its checkpoint.
 
     The graphs lie in `place`, which has to outlive the engines. Raises BuildError when the
     checkpoint is not found or has changed.
     """
-    lanes, steps = Lanes.of(request), StepRunner(place, Progress.on_stderr())
+    encoders, steps = TimingModes.of(request), StepRunner(place, Progress.on_stderr())
     hub, sources = HuggingFaceHub(), place.directory("sources")
-    prepared = recover(manifest, steps, sources, hub, request.adapter)
-    graphs = Graphs(steps, prepared)
-    found = Contenders()
-    trail = Trail(prepared, graphs, lanes)
+    prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
+    graphs = CandidateGraphs(steps, prepared)
+    found = GraphCandidates()
+    trail = RebuiltStages(prepared, graphs, encoders)
     for stage in trail.before(None, {}):
         found.entered.append(
             Contender(
                 name=stage.name,
                 what=stage.what,
                 open=stage.open,
-                must_be_right=True,
+                must_pass_gate=True,
                 shares_out=stage.crowd != stage.alone,
             )
         )
     for stage in trail.usual(None):
         found.entered.append(
-            Contender(name=USUAL, what=stage.what, open=stage.open, must_be_right=False)
+            Contender(name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False)
         )
     found.missing |= trail.unmade
-    _add_sealed(found, Placement(request.artifact, manifest, Device.CPU, lanes.alone))
+    _add_sealed(found, Placement(request.artifact, manifest, Device.CPU, encoders.alone))
     for recipe in OPENVINO:
-        _add_rival(found, recipe, prepared, graphs, lanes.alone)
+        _add_rival(found, recipe, prepared, graphs, encoders.alone)
     return found
 
 
-def _add_sealed(found: Contenders, placement: Placement) -> None:
-    def best(lane: LaneSettings) -> Engine:
-        return open_best(replace(placement, lane=lane))[0]
+def _add_sealed(found: GraphCandidates, placement: Placement) -> None:
+    def best(settings: EncoderSettings) -> EncoderEngine:
+        return open_tuned_engine(replace(placement, settings=settings))[0]
 
-    served = Contender(name=SEALED, what="what is served here", open=best, must_be_right=True)
+    served = Contender(name=SEALED, what="what is served here", open=best, must_pass_gate=True)
     found.entered.append(served)
     costs = read_costs(placement)
     refused = costs.refused if costs else {}
     for candidate in placement.candidates:
         spec = placement.spec(candidate)
-        if reason := refused.get(candidate.name) or lacking(spec, placement.lane):
+        if reason := refused.get(candidate.name) or missing_requirement(spec, placement.settings):
             found.missing[candidate.name] = reason
             continue
         found.entered.append(
@@ -108,20 +108,20 @@ def _add_sealed(found: Contenders, placement: Placement) -> None:
                 name=candidate.name,
                 what="a sealed candidate, with the options it was sealed with",
                 open=partial(open_engine, spec),
-                must_be_right=True,
+                must_pass_gate=True,
             )
         )
 
 
 def _add_rival(
-    found: Contenders,
+    found: GraphCandidates,
     recipe: CandidateRecipe,
-    prepared: Prepared,
-    graphs: Graphs,
-    lane: LaneSettings,
+    prepared: PreparedModel,
+    graphs: CandidateGraphs,
+    settings: EncoderSettings,
 ) -> None:
     try:
-        spec = _rival_spec(recipe, prepared, graphs, lane)
+        spec = _rival_spec(recipe, prepared, graphs, settings)
     except UnsupportedModel as exc:
         found.missing[recipe.name] = exc.message
         return
@@ -131,15 +131,18 @@ def _add_rival(
             what=f"OpenVINO, {type(recipe.quantisation).__name__}, opened without buckets and run "
             "at exactly the measured shapes, which flatters it: traffic has many",
             open=partial(open_engine, spec),
-            must_be_right=False,
+            must_pass_gate=False,
         )
     )
 
 
 def _rival_spec(
-    recipe: CandidateRecipe, prepared: Prepared, graphs: Graphs, lane: LaneSettings
+    recipe: CandidateRecipe,
+    prepared: PreparedModel,
+    graphs: CandidateGraphs,
+    settings: EncoderSettings,
 ) -> GraphSpec:
     """How to open the rival, whose graph is made here. Raises UnsupportedModel."""
-    if reason := lacking(spec_of(recipe, Path(recipe.name), prepared), lane):
+    if reason := missing_requirement(spec_of(recipe, Path(recipe.name), prepared), settings):
         raise UnsupportedModel(reason, hint="run `pip install 'hundredfold[openvino]'`")
     return spec_of(recipe, graphs.graph(recipe), prepared)

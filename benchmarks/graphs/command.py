@@ -1,6 +1,6 @@
 """Every graph of a model side by side: torch, plain ONNX, the usual recipe, ours, OpenVINO.
 
-One process, interleaved rounds. Passes of all threads first, then as a lane runs on an idle
+One process, interleaved rounds. Passes of all threads first, then as an encoder runs on an idle
 machine: a batch shared out over passes of one thread at once.
 """
 
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common.engine_timing import Placement, Shape, placements, shapes_up_to
+from benchmarks.common.engine_timing import Placement, Shape, placements, supported_shapes
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     DEFAULT_MODEL,
@@ -22,29 +22,29 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.report import say, start_run, write_result
 from benchmarks.common.statistics import Goal
-from benchmarks.graphs.candidates import RIVALS, SEALED, TORCH, USUAL, Contender, gather
+from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH, Contender, gather
 from benchmarks.graphs.results import (
     GraphFigures,
     HeatFigures,
     describe,
     ratios,
-    require_right,
+    require_accurate,
     speed_goals,
 )
-from benchmarks.graphs.run import Ground, Heat, heat_of, lane_of, likeness
+from benchmarks.graphs.run import Ground, Heat, encoder_settings_for, likeness, open_run
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.report.build import evaluation_for
 from build_artifacts.report.values import ReportRequest, serving
 from build_artifacts.storage.workspace import workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Device, Gate
-from deployments.engines import Engine
+from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 from deployments.tuning import costs as tuning
 from deployments.tuning.parity import Reference
 
 ROUNDS = 7
 SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))
-SCORED = (TORCH, USUAL, SEALED, *RIVALS)
+SCORED = (TORCH, COMMON_RECIPE, SEALED, *RIVALS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     figures = measure(arguments)
     print(describe(figures))
     print(write_result(arguments.out, facts, figures))
-    require_right(figures)
+    require_accurate(figures)
     return 0
 
 
@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
     ground = Ground(
         manifest=manifest,
         reference=Reference.read(model.directory / REFERENCE_NAME),
-        shapes=shapes_up_to(manifest.max_tokens, arguments.shapes),
+        shapes=supported_shapes(manifest.max_tokens, arguments.shapes),
         seed=arguments.seed,
     )
     heats: list[HeatFigures] = []
@@ -114,12 +114,12 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
     with workspace(arguments.store) as place:
         found = gather(request, manifest, place)
         for placement in reversed(placements(arguments.threads or usable_cores())):
-            entered, own = who_runs(found.entered, placement, ground)
+            entered, own = select_systems(found.entered, placement, ground)
             if not own.shapes:
                 continue
-            with heat_of(entered, placement, own) as heat:
+            with open_run(entered, placement, own) as heat:
                 rounds(heat, arguments.rounds)
-                heats.append(heat_figures(heat, entered, own, model))
+                heats.append(build_results(heat, entered, own, model))
                 if evaluation is not None and not scores:
                     scores = scored(heat.engines, evaluation)
     return GraphFigures(
@@ -137,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
     )
 
 
-def who_runs(
+def select_systems(
     contenders: Sequence[Contender], placement: Placement, ground: Ground
 ) -> tuple[Sequence[Contender], Ground]:
     """The contenders and shapes of a heat: with passes at once, those that can be shared out."""
@@ -156,20 +156,20 @@ def rounds(heat: Heat, count: int) -> None:
         heat.run_round(number, f"round {number + 1}/{count}")
 
 
-def heat_figures(
+def build_results(
     heat: Heat, entered: Sequence[Contender], ground: Ground, model: LocalModel
 ) -> HeatFigures:
     """What the rounds gave, and how right everybody is."""
     latencies = tuple(cell.latency() for cell in heat.cells)
-    lane = lane_of(heat.placement)
-    served = serving(tuning.Placement(model.directory, model.manifest, Device.CPU, lane))
+    settings = encoder_settings_for(heat.placement)
+    served = serving(tuning.Placement(model.directory, model.manifest, Device.CPU, settings))
     assert served is not None, f"{SEALED} ran, so something is served; this is a bug"
     return HeatFigures(
         placement=heat.placement,
         served=tuple(variant.name for variant in served.variants),
         latencies=latencies,
         ratios=ratios(latencies),
-        likenesses=tuple(
+        answer_agreements=tuple(
             likeness(heat.engines[one.name], one, ground)
             for one in entered
             if one.name in heat.engines
@@ -178,7 +178,9 @@ def heat_figures(
     )
 
 
-def scored(engines: Mapping[str, Engine], evaluation: Evaluation) -> dict[str, dict[str, float]]:
+def scored(
+    engines: Mapping[str, EncoderEngine], evaluation: Evaluation
+) -> dict[str, dict[str, float]]:
     """The task's metrics of those that are worth the time."""
     found = {}
     for name in SCORED:

@@ -10,18 +10,18 @@ from benchmarks.common.engine_timing import COMPARED_SHAPE, Latency, Placement, 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
 from benchmarks.common.statistics import Goal, Summary, summarise
-from benchmarks.graphs.candidates import RIVALS, SEALED, TORCH, USUAL
+from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH
 from build_artifacts.console import columns
 
 # What is divided by what: more than 1 is good for what is sealed in the first two, bad in others.
-COMPARISONS = ((TORCH, SEALED), (USUAL, SEALED), *((SEALED, rival) for rival in RIVALS))
+COMPARISONS = ((TORCH, SEALED), (COMMON_RECIPE, SEALED), *((SEALED, rival) for rival in RIVALS))
 TIMES_TORCH = 5.0
 TIMES_USUAL = 1.5
 BEHIND_RIVAL = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class LatencyRatio:
     """Time of one contender by that of another, round by round."""
 
     over: str
@@ -44,7 +44,7 @@ class Likeness:
     cosine_mean: float | None
     cosine_worst: float | None
     top1_agreement: float | None  # where the model chooses
-    must_be_right: bool
+    must_pass_gate: bool
     misses: tuple[str, ...]  # where it misses the artifact's gate; empty: it is right
 
 
@@ -55,8 +55,8 @@ class HeatFigures:
     placement: Placement
     served: tuple[str, ...]  # variants behind SEALED, the one that serves most shapes first
     latencies: tuple[Latency, ...]
-    ratios: tuple[Ratio, ...]
-    likenesses: tuple[Likeness, ...]
+    ratios: tuple[LatencyRatio, ...]
+    answer_agreements: tuple[Likeness, ...]
     missing: Mapping[str, str]  # contender -> why
 
 
@@ -74,19 +74,19 @@ class GraphFigures:
     goals: tuple[Goal, ...]
 
 
-def ratios(latencies: Sequence[Latency]) -> tuple[Ratio, ...]:
+def ratios(latencies: Sequence[Latency]) -> tuple[LatencyRatio, ...]:
     """Every comparison at every shape, as far as both sides were measured."""
     found = {(one.contender, one.shape): one.ms.values for one in latencies}
     shapes = dict.fromkeys(one.shape for one in latencies)
     return tuple(
-        Ratio(over, under, shape, summarise(list(map(truediv, found[a], found[b]))))
+        LatencyRatio(over, under, shape, summarise(list(map(truediv, found[a], found[b]))))
         for over, under in COMPARISONS
         for shape in shapes
         if (a := (over, shape)) in found and (b := (under, shape)) in found
     )
 
 
-def speed_goals(found: Sequence[Ratio], max_tokens: int) -> Iterator[Goal]:
+def speed_goals(found: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal]:
     """What is to be reached at COMPARED_SHAPE, or what it is capped to."""
     shape = Shape(COMPARED_SHAPE.batch, min(COMPARED_SHAPE.tokens, max_tokens))
     medians = {(one.over, one.under): one.times.median for one in found if one.shape == shape}
@@ -135,7 +135,7 @@ def _times(heat: HeatFigures) -> str:
             "-" if near.top1_agreement is None else f"{near.top1_agreement:.1%}",
             "; ".join(near.misses) or "right",
         ]
-        for near in heat.likenesses
+        for near in heat.answer_agreements
     ]
     return columns([header, *rows], right=True)
 
@@ -153,11 +153,11 @@ def _spread(summary: Summary, digits: int) -> str:
     return f"{number(summary.median, digits)} ({summary.spread:.0%})"
 
 
-def require_right(figures: GraphFigures) -> None:
+def require_accurate(figures: GraphFigures) -> None:
     """Raises BenchmarkError when a graph of ours misses the gate."""
     for heat in figures.heats:
-        for near in heat.likenesses:
-            if near.must_be_right and near.misses:
+        for near in heat.answer_agreements:
+            if near.must_pass_gate and near.misses:
                 raise BenchmarkError(
                     f"wrong answers, so the figures mean nothing: {near.contender}, "
                     f"{heat.placement.name}: {'; '.join(near.misses)}",

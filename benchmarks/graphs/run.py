@@ -9,15 +9,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from benchmarks.common.engine_timing import Cell, Forward, Placement, Shape, make_cells, share_out
+from benchmarks.common.engine_timing import (
+    Forward,
+    Placement,
+    Shape,
+    ShapeTiming,
+    build_timings,
+    run_split,
+)
 from benchmarks.common.report import say
 from benchmarks.graphs.candidates import Contender
 from benchmarks.graphs.results import Likeness
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.config import LaneSettings
-from deployments.engines import Engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.parity import Reference, answers, judge
 
 # The first pass of a shape allocates, packs weights or makes kernels.
@@ -25,9 +32,9 @@ WARM_PASSES = 2
 PROBES = 32
 
 
-def lane_of(placement: Placement) -> LaneSettings:
-    """The lane whose engines run as the placement says."""
-    return LaneSettings(threads_per_run=placement.threads, runs=placement.runs)
+def encoder_settings_for(placement: Placement) -> EncoderSettings:
+    """The encoder whose engines run as the placement says."""
+    return EncoderSettings(intra_op_threads=placement.threads, concurrent_passes=placement.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +42,19 @@ class Heat:
     """Open engines by name and their cells; `failed` says why others are not among them."""
 
     placement: Placement
-    engines: Mapping[str, Engine]
-    cells: Sequence[Cell]
+    engines: Mapping[str, EncoderEngine]
+    cells: Sequence[ShapeTiming]
     failed: Mapping[str, str]
 
     def run_round(self, number: int, label: str) -> None:
         """Every cell once; in the next round another contender goes first at each shape."""
-        for cell in in_turn(self.cells, number):
+        for cell in rotate_order(self.cells, number):
             cell.run_round()
         slowest = max(cell.medians_ms[-1] for cell in self.cells)
         say(f"{label}: {self.placement.name}, slowest pass {slowest:.1f} ms")
 
 
-def in_turn(cells: Sequence[Cell], number: int) -> Iterator[Cell]:
+def rotate_order(cells: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTiming]:
     """The cells by shape, those of one shape turned by `number`."""
     for _, same in groupby(cells, key=lambda cell: cell.shape):
         group = list(same)
@@ -65,13 +72,13 @@ class Ground:
     seed: int
 
     @property
-    def items(self) -> Sequence[EncodedItem]:
+    def items(self) -> Sequence[TokenizedItem]:
         """Whose tokens fill the batches."""
         return self.reference.items
 
 
 @contextmanager
-def heat_of(
+def open_run(
     contenders: Sequence[Contender], placement: Placement, ground: Ground
 ) -> Iterator[Heat]:
     """The contenders opened and warm, closed on the way out. Rivals that fail are left out.
@@ -83,7 +90,7 @@ def heat_of(
         for contender in contenders:
             opening.add(contender)
         forwards = {name: opening.forward(engine) for name, engine in opening.engines.items()}
-        cells = make_cells(forwards, ground.shapes, ground.items, ground.seed)
+        cells = build_timings(forwards, ground.shapes, ground.items, ground.seed)
         yield Heat(placement, opening.engines, cells, opening.failed)
     finally:
         opening.close()
@@ -93,7 +100,7 @@ def heat_of(
 class _Opening:
     placement: Placement
     ground: Ground
-    engines: dict[str, Engine] = field(default_factory=dict)
+    engines: dict[str, EncoderEngine] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(init=False)
 
@@ -103,24 +110,24 @@ class _Opening:
     def add(self, contender: Contender) -> None:
         say(f"opening {contender.name}, {self.placement.name}")
         try:
-            engine = contender.open(lane_of(self.placement))
+            engine = contender.open(encoder_settings_for(self.placement))
             self.engines[contender.name] = engine
             ground, warm = self.ground, {contender.name: self.forward(engine)}
-            for cell in make_cells(warm, ground.shapes, ground.items, ground.seed):
+            for cell in build_timings(warm, ground.shapes, ground.items, ground.seed):
                 for _ in range(WARM_PASSES):
                     cell.forward(cell.batch)
         except EngineFailed as exc:
-            if contender.must_be_right:
+            if contender.must_pass_gate:
                 raise
             self.failed[contender.name] = exc.message
             if (opened := self.engines.pop(contender.name, None)) is not None:
                 opened.close()
 
-    def forward(self, engine: Engine) -> Forward:
-        """One pass on all cores, or the batch shared out over passes at once, as a lane would."""
+    def forward(self, engine: EncoderEngine) -> Forward:
+        """One pass on all cores, or the batch shared out over passes at once, as an encoder would."""
         if self.placement.runs == 1:
             return engine.run
-        return partial(share_out, engine, self.pool, self.placement.runs)
+        return partial(run_split, engine, self.pool, self.placement.runs)
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -129,7 +136,7 @@ class _Opening:
         self.engines.clear()
 
 
-def likeness(engine: Engine, contender: Contender, ground: Ground) -> Likeness:
+def likeness(engine: EncoderEngine, contender: Contender, ground: Ground) -> Likeness:
     """How near the engine comes to fp32 torch on PROBES probes, each alone. Asked after timing."""
     step = max(1, len(ground.items) // PROBES)
     chosen = slice(0, step * PROBES, step)
@@ -143,6 +150,6 @@ def likeness(engine: Engine, contender: Contender, ground: Ground) -> Likeness:
         cosine_mean=parity.cosine_mean if parity else None,
         cosine_worst=parity.cosine_worst if parity else None,
         top1_agreement=parity.top1_agreement if parity else None,
-        must_be_right=contender.must_be_right,
+        must_pass_gate=contender.must_pass_gate,
         misses=verdict.reasons,
     )

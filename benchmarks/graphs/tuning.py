@@ -23,10 +23,10 @@ from benchmarks.common.report import number, say, start_run, write_result
 from benchmarks.common.statistics import Goal
 from build_artifacts.console import columns
 from deployments.artifacts.manifest import REFERENCE_NAME, Device
-from deployments.config import LaneSettings
-from deployments.engines import lacking
+from deployments.config import EncoderSettings
+from deployments.engines import missing_requirement
 from deployments.tuning.costs import Cost, CostTable, Placement, Shape, Variant, read_costs
-from deployments.tuning.measure import batches_from, clock_for, come_to_rest, measure
+from deployments.tuning.measure import batches_from, choose_clock, measure, wait_until_idle
 from deployments.tuning.parity import Reference, judged
 from deployments.tuning.tuner import Contender, opened
 
@@ -34,7 +34,7 @@ WITHIN = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SelectionCheck:
     """The table's winner at one shape, and who is fastest now."""
 
     shape: str
@@ -56,7 +56,7 @@ class TunedFigures:
     seconds: float
     measured: tuple[str, ...]  # variants
     left_out: Mapping[str, str]  # candidate -> why
-    standings: tuple[Standing, ...]
+    check_selection: tuple[SelectionCheck, ...]
     unmeasured: tuple[str, ...]  # shapes that there was no time for
     goal: Goal
 
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 def remeasure(arguments: argparse.Namespace) -> TunedFigures:
     """All right candidates again. Raises BenchmarkError for a host that was not tuned for."""
     model = LocalModel.named(arguments.store, arguments.model)
-    lane = LaneSettings(threads_per_run=arguments.threads)
-    placement = Placement(model.directory, model.manifest, Device.CPU, lane)
+    settings = EncoderSettings(intra_op_threads=arguments.threads)
+    placement = Placement(model.directory, model.manifest, Device.CPU, settings)
     kept = read_costs(placement)
     if kept is None:
         raise BenchmarkError(
@@ -102,16 +102,16 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
     reference = Reference.read(model.directory / REFERENCE_NAME)
     contenders, left_out = entered(placement, kept, reference)
     say(f"measuring {', '.join(one.variant.name for one in contenders)}")
-    with opened(contenders, lane) as engines:
+    with opened(contenders, settings) as engines:
         costs = measure(
             engines,
             [shape for shape, _ in kept.winners],
             partial(batches_from, reference.items, seed=arguments.seed),
             arguments.seconds,
-            clock_for(Device.CPU, arguments.threads),
-            come_to_rest,
+            choose_clock(Device.CPU, arguments.threads),
+            wait_until_idle,
         )
-    found = standings(kept.winners, costs)
+    found = check_selection(kept.winners, costs)
     done = {one.shape for one in found}
     return TunedFigures(
         model_id=model.manifest.id,
@@ -121,7 +121,7 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
         seconds=arguments.seconds,
         measured=tuple(costs),
         left_out=left_out,
-        standings=found,
+        check_selection=found,
         unmeasured=tuple(str(shape) for shape, _ in kept.winners if str(shape) not in done),
         goal=goal_of(found),
     )
@@ -148,15 +148,15 @@ def entered(
 
 
 def _unfit(contender: Contender, placement: Placement, reference: Reference) -> str | None:
-    if reason := lacking(contender.spec, placement.lane):
+    if reason := missing_requirement(contender.spec, placement.settings):
         return reason
-    verdict = judged(contender.spec, placement.lane, reference, placement.manifest.gate)
+    verdict = judged(contender.spec, placement.settings, reference, placement.manifest.gate)
     return "; ".join(verdict.reasons) or None
 
 
-def standings(
+def check_selection(
     winners: Sequence[tuple[Shape, Variant]], costs: Mapping[str, Sequence[Cost]]
-) -> tuple[Standing, ...]:
+) -> tuple[SelectionCheck, ...]:
     """The winner of every shape that was measured. Raises BenchmarkError when one was not."""
     now = {name: {cost.shape: cost.median_ms for cost in found} for name, found in costs.items()}
     measured = {shape for times in now.values() for shape in times}
@@ -172,11 +172,13 @@ def standings(
         winner_ms = now[variant.name][shape]
         fastest_ms, fastest = min((times[shape], name) for name, times in now.items())
         ratio = winner_ms / fastest_ms
-        found.append(Standing(str(shape), variant.name, winner_ms, fastest, fastest_ms, ratio))
+        found.append(
+            SelectionCheck(str(shape), variant.name, winner_ms, fastest, fastest_ms, ratio)
+        )
     return tuple(found)
 
 
-def goal_of(found: Sequence[Standing]) -> Goal:
+def goal_of(found: Sequence[SelectionCheck]) -> Goal:
     """At every shape the winner is within 5 % of the fastest."""
     worst = max((one.ratio for one in found), default=None)
     return Goal.at_most("winner / fastest at the worst shape", worst, WITHIN)
@@ -188,9 +190,9 @@ def describe(figures: TunedFigures) -> str:
     rows = [
         [one.shape, one.winner, number(one.winner_ms, 2), one.fastest, number(one.fastest_ms, 2),
          f"{one.ratio:.3f}"]
-        for one in figures.standings
+        for one in figures.check_selection
     ]  # fmt: skip
-    near = sum(one.ratio <= WITHIN for one in figures.standings)
+    near = sum(one.ratio <= WITHIN for one in figures.check_selection)
     lines = [
         f"{figures.model_id} {figures.version}, {figures.threads} threads a pass",
         "",

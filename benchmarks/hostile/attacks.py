@@ -10,12 +10,12 @@ from functools import cache
 import orjson
 
 from benchmarks.hostile.generation_attacks import on_generation
-from benchmarks.hostile.wire import CLOSED, REFUSED, Attack, chunked, post, request
+from benchmarks.hostile.wire import CLOSED, REFUSED, HostileRequest, chunked, post, request
 
 BOMB_BYTES = 200_000_000  # what a bomb of 200 kB inflates to
 
 
-def attacks(models: Mapping[str, str]) -> Iterator[Attack]:
+def attacks(models: Mapping[str, str]) -> Iterator[HostileRequest]:
     """Every attack once; `models` names a model for each task that is served."""
     embedder = models["feature-extraction"]
     yield from on_names()
@@ -48,7 +48,7 @@ NAMES = (
 )
 
 
-def on_names() -> Iterator[Attack]:
+def on_names() -> Iterator[HostileRequest]:
     """Model ids that mean something to a file system, a decoder or a log."""
     missing = frozenset({400, 404, 414, 431, CLOSED})
     for name in NAMES:
@@ -61,16 +61,16 @@ def on_names() -> Iterator[Attack]:
             "/v2/models/{}",
         ):
             path = route.format(name) if name != "{id}" else route
-            yield Attack(f"GET {route} {shown}", request("GET", path), missing)
+            yield HostileRequest(f"GET {route} {shown}", request("GET", path), missing)
         for route in ("/models/{}", "/pipeline/fill-mask/{}", "/models/{}/v1/embeddings"):
             body = b'{"input":"a"}' if "v1" in route else b'{"inputs":"a"}'
             raw = post(route.replace("{}", name), body)
-            yield Attack(f"POST {route} {shown}", raw, missing)
+            yield HostileRequest(f"POST {route} {shown}", raw, missing)
         told = orjson.dumps({"model": name, "input": "a"})
-        yield Attack(f"model {shown}", post("/v1/embeddings", told), missing)
+        yield HostileRequest(f"model {shown}", post("/v1/embeddings", told), missing)
 
 
-def on_json(path: str, key: str) -> Iterator[Attack]:
+def on_json(path: str, key: str) -> Iterator[HostileRequest]:
     """Bodies that stretch what JSON is; `key` holds the texts."""
     name = key.encode()
     bad = frozenset({400})
@@ -102,7 +102,7 @@ def on_json(path: str, key: str) -> Iterator[Attack]:
         "mixed list": b'{"%b": ["a", 7, null]}' % name,
     }
     for what, body in broken.items():
-        yield Attack(f"{path}: {what}", post(path, body), bad)
+        yield HostileRequest(f"{path}: {what}", post(path, body), bad)
     fine: dict[str, bytes] = {
         "a key twice": b'{"%b": 7, "%b": "a"}' % (name, name),
         "NUL in a text": b'{"%b": "a\\u0000b"}' % name,
@@ -111,10 +111,10 @@ def on_json(path: str, key: str) -> Iterator[Attack]:
     }
     for what, body in fine.items():
         # Models that read few tokens may find these too long.
-        yield Attack(f"{path}: {what}", post(path, body), frozenset({200, 422}))
+        yield HostileRequest(f"{path}: {what}", post(path, body), frozenset({200, 422}))
 
 
-def on_sizes(path: str) -> Iterator[Attack]:
+def on_sizes(path: str) -> Iterator[HostileRequest]:
     """Too much of everything."""
     many = {
         "100,000 texts": orjson.dumps({"inputs": ["a"] * 100_000}),
@@ -130,17 +130,17 @@ def on_sizes(path: str) -> Iterator[Attack]:
         "a word of a megabyte in a list": orjson.dumps({"inputs": ["a", "w" * 1_000_000]}),
     }
     for what, body in many.items():
-        yield Attack(what, post(path, body), REFUSED)
+        yield HostileRequest(what, post(path, body), REFUSED)
     cut = orjson.dumps({"inputs": "a " * 90_000, "parameters": {"truncate": True}})
-    yield Attack("180,000 characters, truncated", post(path, cut), frozenset({200}))
+    yield HostileRequest("180,000 characters, truncated", post(path, cut), frozenset({200}))
     large = orjson.dumps({"inputs": "x" * 10_000_000})
-    yield Attack("a text of 10 MB", post(path, large), frozenset({413, CLOSED}))
+    yield HostileRequest("a text of 10 MB", post(path, large), frozenset({413, CLOSED}))
     chunk = b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000)
-    yield Attack("10 MB in chunks", chunked(path, chunk * 100), frozenset({413, CLOSED}))
+    yield HostileRequest("10 MB in chunks", chunked(path, chunk * 100), frozenset({413, CLOSED}))
 
 
 @cache
-def bomb(window_bits: int) -> bytes:
+def compression_bomb(window_bits: int) -> bytes:
     """BOMB_BYTES of spaces, compressed; a valid body follows none of them."""
     packer = zlib.compressobj(9, zlib.DEFLATED, window_bits)
     block = b" " * 1_000_000
@@ -149,7 +149,7 @@ def bomb(window_bits: int) -> bytes:
     )
 
 
-def on_compression(path: str) -> Iterator[Attack]:
+def on_compression(path: str) -> Iterator[HostileRequest]:
     """Bombs, wrong names and broken streams."""
     body = b'{"inputs": "a"}'
     packed = gzip.compress(body)
@@ -162,9 +162,9 @@ def on_compression(path: str) -> Iterator[Attack]:
         ("deflate", zlib.compress(body), 200),
         ("deflate", bare_deflate, 200),
         ("identity", body, 200),
-        ("gzip", bomb(31), 413),
-        ("deflate", bomb(15), 413),
-        ("gzip", gzip.compress(bomb(31)), 400),
+        ("gzip", compression_bomb(31), 413),
+        ("deflate", compression_bomb(15), 413),
+        ("gzip", gzip.compress(compression_bomb(31)), 400),
         ("gzip, gzip", gzip.compress(packed), 415),
         ("br", body, 415),
         ("zstd", body, 415),
@@ -180,56 +180,60 @@ def on_compression(path: str) -> Iterator[Attack]:
     ):
         name = f"content-encoding {encoding[:20]}, {len(raw)} bytes"
         raw_request = post(path, raw, f"Content-Encoding: {encoding}")
-        yield Attack(name, raw_request, frozenset(statuses))
+        yield HostileRequest(name, raw_request, frozenset(statuses))
 
 
-def on_framing(path: str) -> Iterator[Attack]:
+def on_framing(path: str) -> Iterator[HostileRequest]:
     """Lengths that lie, chunks that break, bodies that never come."""
     body = b'{"inputs": "a"}'
     torn = frozenset({400, CLOSED})
     for length in ("3", "-1", "abc", "1e3", "0x10", "9" * 30, "9" * 5000):
         status = torn | {413, 501}
-        yield Attack(f"length {length[:10]}", request("POST", path, body, length=length), status)
+        yield HostileRequest(
+            f"length {length[:10]}", request("POST", path, body, length=length), status
+        )
     twice = request("POST", path, body, ["Content-Length: 3"])
-    yield Attack("two lengths", twice, torn)
+    yield HostileRequest("two lengths", twice, torn)
     both = request("POST", path, body, ["Transfer-Encoding: chunked"])
-    yield Attack("length and chunks", both, torn)
+    yield HostileRequest("length and chunks", both, torn)
     for name, chunks in {
         "no chunk size": b"\r\n\r\n",
         "a chunk size that is none": b"zz\r\nab\r\n0\r\n\r\n",
         "a negative chunk size": b"-5\r\nab\r\n0\r\n\r\n",
         "a chunk longer than it says": b"1\r\nabcdef\r\n0\r\n\r\n",
     }.items():
-        yield Attack(name, chunked(path, chunks, end=b""), torn)
+        yield HostileRequest(name, chunked(path, chunks, end=b""), torn)
     slow = frozenset({408, CLOSED})
     more = request("POST", path, body, length="5000")
-    yield Attack("less than the length", more, slow, stalls=True)
+    yield HostileRequest("less than the length", more, slow, stalls=True)
     nothing = request("POST", path, length="50")
-    yield Attack("a body that never comes", nothing, slow, stalls=True)
+    yield HostileRequest("a body that never comes", nothing, slow, stalls=True)
     unfinished = chunked(path, b"5\r\n", end=b"")
-    yield Attack("a chunk that never comes", unfinished, slow, stalls=True)
+    yield HostileRequest("a chunk that never comes", unfinished, slow, stalls=True)
     packed = post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
     stalled = packed.replace(b"Content-Length: ", b"Content-Length: 9")
-    yield Attack("compressed and never finished", stalled, slow, stalls=True)
+    yield HostileRequest("compressed and never finished", stalled, slow, stalls=True)
 
 
-def on_headers(path: str) -> Iterator[Attack]:
+def on_headers(path: str) -> Iterator[HostileRequest]:
     """Headers that are wrong, many or long; methods that do not exist."""
     body = b'{"inputs": "a"}'
     for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
-        yield Attack(header, post(path, body, header), frozenset({400}))
+        yield HostileRequest(header, post(path, body, header), frozenset({400}))
     for header in (
         "Content-Type: text/xml",
         "Accept: image/png",
         "User-Agent: hf_hub/9" + "9" * 99,
     ):
-        yield Attack(header[:30], post(path, body, header), frozenset({200}))
+        yield HostileRequest(header[:30], post(path, body, header), frozenset({200}))
     answered = frozenset({200, 400, 431, CLOSED})
-    yield Attack("5,000 headers", post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered)
-    yield Attack("a header of 200 kB", post(path, body, "x-a: " + "a" * 200_000), answered)
+    yield HostileRequest(
+        "5,000 headers", post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered
+    )
+    yield HostileRequest("a header of 200 kB", post(path, body, "x-a: " + "a" * 200_000), answered)
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
         refused = frozenset({400, 405, CLOSED})
-        yield Attack(f"method {method[:10]}", request(method, path), refused)
+        yield HostileRequest(f"method {method[:10]}", request(method, path), refused)
 
 
 PARAMETERS: tuple[dict[str, object], ...] = (
@@ -255,7 +259,7 @@ PARAMETERS: tuple[dict[str, object], ...] = (
 )
 
 
-def on_parameters(path: str) -> Iterator[Attack]:
+def on_parameters(path: str) -> Iterator[HostileRequest]:
     """Parameters that ask for too much; which of them are known depends on the task."""
     inputs = (
         "a [MASK] b " * 300,
@@ -269,7 +273,7 @@ def on_parameters(path: str) -> Iterator[Attack]:
     answered = frozenset({200, *REFUSED})
     for parameters in PARAMETERS:
         body = orjson.dumps({"inputs": "a [MASK] b", "parameters": parameters})
-        yield Attack(f"{path} {str(parameters)[:40]}", post(path, body), answered)
+        yield HostileRequest(f"{path} {str(parameters)[:40]}", post(path, body), answered)
     for shape in inputs:
         body = orjson.dumps({"inputs": shape, "parameters": {"truncate": True}})
-        yield Attack(f"{path} {str(shape)[:40]}", post(path, body), answered)
+        yield HostileRequest(f"{path} {str(shape)[:40]}", post(path, body), answered)

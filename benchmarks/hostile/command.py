@@ -28,7 +28,7 @@ from benchmarks.common.options import add_run_options, add_url_option, positive_
 from benchmarks.common.report import number, say, start_run, write_result
 from benchmarks.hostile.attacks import attacks
 from benchmarks.hostile.fuzzing import fuzzed_requests
-from benchmarks.hostile.wire import NO_ANSWER, Attack, exchange, post, request
+from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, exchange, post, request
 
 # How Ray names the processes of Serve's replicas.
 MARK = "ServeReplica:"
@@ -69,7 +69,7 @@ class Tally:
     neighbour_lost: Counter[str] = field(default_factory=Counter)
     neighbour_worst_s: float = 0.0
 
-    def count(self, attack: Attack, status: int) -> None:
+    def count(self, attack: HostileRequest, status: int) -> None:
         """Enter one exchange."""
         self.statuses[status] += 1
         if status == NO_ANSWER or (status >= 500 and status != 503):
@@ -147,12 +147,12 @@ async def measure(target: Target, arguments: argparse.Namespace) -> HostileFigur
     mixed = await requests_for(target, models, arguments.requests, arguments.seed)
     warm_up, counted = mixed[: len(mixed) // 10], mixed
     say(f"{len(counted)} requests, after {len(warm_up)} that are not counted")
-    await storm(target, warm_up, models, arguments.connections)
+    await run_attacks(target, warm_up, models, arguments.connections)
     before = replica_memory()
     began_s = time.perf_counter()
-    tally = await storm(target, counted, models, arguments.connections)
+    tally = await run_attacks(target, counted, models, arguments.connections)
     seconds = time.perf_counter() - began_s
-    after = await settled(sum(before.values()))
+    after = await wait_until_drained(sum(before.values()))
     return HostileFigures(
         url=target.url,
         requests=len(counted),
@@ -194,7 +194,7 @@ async def models_by_task(target: Target) -> dict[str, str]:
 
 async def requests_for(
     target: Target, models: Mapping[str, str], count: int, seed: int
-) -> list[Attack]:
+) -> list[HostileRequest]:
     """`count` requests in an order that depends on `seed` only."""
     document = await get_json(target, "/openapi.json")
     ids = sorted(set(models.values()))
@@ -203,7 +203,7 @@ async def requests_for(
     known = list(attacks(models))
     # One that stalls keeps a connection for as long as a body may take.
     again = itertools.cycle([attack for attack in known if not attack.stalls])
-    chosen = [Attack(fuzzed_name(raw), raw, frozenset()) for raw in fuzzed] + known
+    chosen = [HostileRequest(fuzzed_name(raw), raw, frozenset()) for raw in fuzzed] + known
     chosen += itertools.islice(again, max(0, count - len(chosen)))
     random.Random(seed).shuffle(chosen)
     return chosen[:count]
@@ -214,8 +214,8 @@ def fuzzed_name(raw: bytes) -> str:
     return raw.partition(b" HTTP/")[0][:100].decode("latin-1")
 
 
-async def storm(
-    target: Target, chosen: Sequence[Attack], models: Mapping[str, str], connections: int
+async def run_attacks(
+    target: Target, chosen: Sequence[HostileRequest], models: Mapping[str, str], connections: int
 ) -> Tally:
     """Send everything over `connections` at a time, the neighbour beside them."""
     tally = Tally()
@@ -226,7 +226,7 @@ async def storm(
             got = await exchange(target, attack.raw, ANSWER_WAIT_S)
             tally.count(attack, got.status)
 
-    neighbour = asyncio.create_task(ask_on(target, models["feature-extraction"], tally))
+    neighbour = asyncio.create_task(send_repeatedly(target, models["feature-extraction"], tally))
     async with asyncio.TaskGroup() as group:
         for _ in range(connections):
             group.create_task(attacker())
@@ -237,7 +237,7 @@ async def storm(
     return tally
 
 
-async def ask_on(target: Target, model_id: str, tally: Tally) -> None:
+async def send_repeatedly(target: Target, model_id: str, tally: Tally) -> None:
     """One good request after the other, past the response cache."""
     body = orjson.dumps({"inputs": "a good neighbour", "options": {"use_cache": False}})
     raw = post(f"{target.prefix}/models/{model_id}", body)
@@ -251,7 +251,7 @@ async def ask_on(target: Target, model_id: str, tally: Tally) -> None:
         await asyncio.sleep(NEIGHBOUR_PAUSE_S)
 
 
-async def settled(before_bytes: int) -> dict[str, int]:
+async def wait_until_drained(before_bytes: int) -> dict[str, int]:
     """The memory of the replicas once it is back, or after SETTLE_S."""
     until_s = time.perf_counter() + SETTLE_S
     while True:

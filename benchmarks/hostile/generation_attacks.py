@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.hostile.wire import REFUSED, Attack, post
+from benchmarks.hostile.wire import REFUSED, HostileRequest, post
 
 ANSWERED = frozenset({200, *REFUSED})
 MANY = 100_000
@@ -15,7 +15,7 @@ HUGE = 2**63 - 1
 EVIL = "{{ ''.__class__.__mro__ }}{% for i in range(10**9) %}a{% endfor %}<|im_end|><|endoftext|>"
 
 
-def on_generation(model_id: str) -> Iterator[Attack]:
+def on_generation(model_id: str) -> Iterator[HostileRequest]:
     """Attacks on every route of a model that generates text."""
     chat, completions = (
         f"/models/{model_id}/v1/{one}" for one in ("chat/completions", "completions")
@@ -40,14 +40,14 @@ def on_generation(model_id: str) -> Iterator[Attack]:
         yield from _asked(f"/models/{model_id}", what, body)
 
 
-def _asked(path: str, what: str, body: Mapping[str, Any]) -> Iterator[Attack]:
+def _asked(path: str, what: str, body: Mapping[str, Any]) -> Iterator[HostileRequest]:
     """Whole and as a stream."""
     yield _attack(path, what, body)
     yield _attack(path, f"{what}, streamed", {**body, "stream": True})
 
 
-def _attack(path: str, what: str, body: Mapping[str, Any]) -> Attack:
-    return Attack(f"{path}: {what}", post(path, orjson.dumps(body)), ANSWERED)
+def _attack(path: str, what: str, body: Mapping[str, Any]) -> HostileRequest:
+    return HostileRequest(f"{path}: {what}", post(path, orjson.dumps(body)), ANSWERED)
 
 
 # Of both of OpenAI's routes.

@@ -15,7 +15,7 @@ REFUSED = frozenset({400, 404, 413, 415, 422, CLOSED})
 
 
 @dataclass(frozen=True, slots=True)
-class Attack:
+class HostileRequest:
     """One request; `stalls` when it ends in the middle and the connection stays open."""
 
     name: str

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from benchmarks.common.agreement import Agreement, artifact_judge, repeating_judge
+from benchmarks.common.agreement import CosineCheck, local_expectation, repeated_expectation
 from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, Placement, RawEngine
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, Target, inference_body, task_path
@@ -214,10 +214,12 @@ def compare(
     client: Client,
     texts: Sequence[str],
     arguments: argparse.Namespace,
-) -> tuple[Agreement, ...]:
+) -> tuple[CosineCheck, ...]:
     """Kept answers against the right ones; the raw engine against itself."""
     judge = (
-        artifact_judge(local, usable_cores()) if local else repeating_judge(client, arguments.model)
+        local_expectation(local, usable_cores())
+        if local
+        else repeated_expectation(client, arguments.model)
     )
     kept = [workload.answers for workload in campaign.workloads.values()]
     served = judge.compare(texts, kept)

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"questions in the SQuAD format; default: {SQUAD_NAME} of --data, if it is there",
     )
-    parser.add_argument("--use-gpu", action="store_true", help="ask for the GPU lane")
+    parser.add_argument("--use-gpu", action="store_true", help="ask for the GPU encoder")
 
 
 def run(arguments: argparse.Namespace, command: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common.agreement import Agreement, require
+from benchmarks.common.agreement import CosineCheck, require_agreement
 from benchmarks.common.engine_timing import Placement
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
@@ -67,7 +67,7 @@ class ServingFigures:
     levels: tuple[Level, ...]
     engine: tuple[EngineLevel, ...]
     served_over_engine: float | None  # the most connections over the best placement
-    agreements: tuple[Agreement, ...]
+    agreements: tuple[CosineCheck, ...]
 
 
 def served_over_engine(levels: Sequence[Level], engine: Sequence[EngineLevel]) -> float | None:
@@ -119,4 +119,4 @@ def require_correct(figures: ServingFigures) -> None:
             "connections, so the figures mean nothing",
             hint="the table says how; look into the server's log",
         )
-    require(figures.agreements)
+    require_agreement(figures.agreements)

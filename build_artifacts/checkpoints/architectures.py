@@ -61,7 +61,7 @@ def positions_of(config: Config) -> int | None:
     return positions - skipped(config) if positions and skipped else positions
 
 
-def fewest_tokens(config: Config) -> int:
+def min_trace_tokens(config: Config) -> int:
     """The shortest length that the tracer can be promised."""
     return _FEWEST_TOKENS.get(config.model_type, 2)
 

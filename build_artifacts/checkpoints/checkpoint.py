@@ -24,7 +24,7 @@ from build_artifacts.errors import (
 )
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import Source
-from deployments.artifacts.store import contained, file_sha256
+from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
@@ -65,7 +65,7 @@ class Checkpoint:
     def module(self, path: str) -> Path:
         """The directory of a sentence-transformers module. Raises UnsafeSource."""
         try:
-            return contained(self.directory, path)
+            return resolve_inside(self.directory, path)
         except PathOutsideArtifact as exc:
             raise UnsafeSource(
                 f"`{MODULES_NAME}` points outside the checkpoint: `{path}`",
@@ -138,7 +138,7 @@ def read_object(path: Path) -> dict[str, Json]:
     return value
 
 
-def counted_files(directory: Path) -> Iterator[tuple[str, Path]]:
+def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Relative name and path of every file that counts, in order; hidden ones do not.
 
     Raises SourceUnreadable for a directory or a file that cannot be read.
@@ -160,7 +160,7 @@ def _refuse_directory(error: OSError) -> Never:
 def content_digest(directory: Path) -> str:
     """Hex digest of the names and bytes of the files that count. Raises SourceUnreadable."""
     digest = hashlib.sha256()
-    for name, path in counted_files(directory):
+    for name, path in hashed_files(directory):
         try:
             line = f"{name}\0{file_sha256(path)}\n"
         except OSError as exc:

@@ -18,7 +18,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import AnswerDefaults, Decoding
+from deployments.artifacts.generation_config import Decoding, GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
@@ -77,22 +77,22 @@ def read_decoding(weights: Path, config: Config) -> Decoding:
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        end_tokens=_end_tokens(weights, special),
+        eos_token_ids=_end_tokens(weights, special),
         special_tokens=special,
         defaults=_defaults(weights),
     )
 
 
-def _defaults(weights: Path) -> AnswerDefaults:
+def _defaults(weights: Path) -> GenerationDefaults:
     """How tokens are drawn by the checkpoint. Raises UnsupportedModel or SourceUnreadable."""
     said = read_object(weights / GENERATION_CONFIG_NAME)
-    return AnswerDefaults(**{name: said[name] for name in _DRAWING if _is_meant(name, said)})
+    return GenerationDefaults(**{name: said[name] for name in _DRAWING if _is_meant(name, said)})
 
 
 def _is_meant(name: str, said: dict[str, Json]) -> bool:
     """Whether `name` is said, and no way to say nothing, such as a `top_k` of 0."""
     try:
-        AnswerDefaults.model_validate({name: said[name]}, strict=True)
+        GenerationDefaults.model_validate({name: said[name]}, strict=True)
     except (KeyError, ValidationError):
         return False
     return True

@@ -10,7 +10,11 @@ from build_artifacts.checkpoints.architectures import Config, architecture_of
 from build_artifacts.checkpoints.checkpoint import is_plain_file
 from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import AnswerDefaults, Decoding, SourceReading
+from deployments.artifacts.generation_config import (
+    Decoding,
+    EncoderDecoderConfig,
+    GenerationDefaults,
+)
 from deployments.artifacts.manifest import TEXT2TEXT_TASKS
 
 # Of models whose positions are relative, and have no end: what T5 was trained with.
@@ -43,7 +47,7 @@ def generation_of(weights: Path, config: Config) -> Generation:
     return GenerationConfig.from_model_config(config)
 
 
-def read_source_decoding(weights: Path, config: Config, source_tokens: int) -> Decoding:
+def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) -> Decoding:
     """The shape of the memory, what answers begin and end with, and how they are searched for.
 
     Raises UnsupportedModel.
@@ -60,17 +64,17 @@ def read_source_decoding(weights: Path, config: Config, source_tokens: int) -> D
         layers=_of_decoder(config, "layers", "num_decoder_layers"),
         kv_heads=heads,
         head_dim=getattr(config, "d_kv", None) or config.d_model // heads,
-        end_tokens=ends,
+        eos_token_ids=ends,
         special_tokens=special_tokens(weights),
-        never=tuple(never_written(generation)),
-        source=SourceReading(
-            source_tokens=source_tokens,
+        never=tuple(read_suppressed_tokens(generation)),
+        source=EncoderDecoderConfig(
+            max_source_tokens=max_source_tokens,
             start_token=generation.decoder_start_token_id,
             first_token=generation.forced_bos_token_id,
             last_token=next(ids_in(generation.forced_eos_token_id), None),
         ),
         defaults=_defaults(generation),
-        prefixes=_prefixes(config),
+        task_prefixes=_prefixes(config),
     )
 
 
@@ -81,7 +85,7 @@ def vocabulary_of(config: Config) -> int:
     return int(config.vocab_size if own is None or shared else own)
 
 
-def never_written(generation: Generation) -> Iterator[int]:
+def read_suppressed_tokens(generation: Generation) -> Iterator[int]:
     """Tokens that no answer may have."""
     yield from ids_in(generation.suppress_tokens)
     for words in generation.bad_words_ids or ():
@@ -93,9 +97,9 @@ def _of_decoder(config: Config, name: str, otherwise: str) -> int:
     return int(getattr(config, f"decoder_{name}", None) or getattr(config, otherwise))
 
 
-def _defaults(generation: Generation) -> AnswerDefaults:
+def _defaults(generation: Generation) -> GenerationDefaults:
     longest, shortest = generation.max_length, generation.min_length
-    return AnswerDefaults(
+    return GenerationDefaults(
         beams=generation.num_beams or 1,
         length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
         early_stopping=generation.early_stopping or False,
@@ -111,11 +115,11 @@ def _prefixes(config: Config) -> dict[str, str]:
     said = getattr(config, "task_specific_params", None) or {}
     found: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:
-        prefixes = {
+        task_prefixes = {
             settings["prefix"]
             for name, settings in said.items()
             if (name == task or name.startswith(f"{task}_")) and settings.get("prefix")
         }
-        if len(prefixes) == 1:
-            found[task.value] = prefixes.pop()
+        if len(task_prefixes) == 1:
+            found[task.value] = task_prefixes.pop()
     return found

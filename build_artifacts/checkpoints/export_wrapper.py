@@ -13,11 +13,11 @@ from build_artifacts.checkpoints.sentences import Pooling
 from deployments.artifacts.manifest import Head
 from deployments.engines.graph_io import MASK_POSITIONS
 
-# (the model's output, mask [B, T]) -> what the forward of `row_model` returns
+# (the model's output, mask [B, T]) -> what the forward of `wrap_for_export` returns
 Answer = Callable[[Any, Any], Any]
 
 
-def row_model(
+def wrap_for_export(
     model: TorchModel, head: Head, pooling: Pooling | None = None, *, with_tokens: bool = False
 ) -> TorchModel:
     """`model`, its weights shared, with a forward that returns one float32 tensor and nothing else.
@@ -31,7 +31,7 @@ def row_model(
     if with_tokens and head is Head.VECTOR:
         answer = _beside_tokens(answer)
     rows = copy.copy(model)
-    rows.__class__ = _row_class(type(model), answer)
+    rows.__class__ = _export_class(type(model), answer)
     return rows
 
 
@@ -55,7 +55,7 @@ def _reads_token_types(model: TorchModel) -> bool:
     return asked and getattr(model.config, "type_vocab_size", 0) > 1
 
 
-def _row_class(base: type, answer: Answer) -> type:
+def _export_class(base: type, answer: Answer) -> type:
     """A subclass of `base`: the exporter knows architectures by their classes, not by wrappers."""
     inner: Any = base
 
@@ -69,7 +69,7 @@ def _row_class(base: type, answer: Answer) -> type:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        with _only_rows(self.base_model, mask_positions):
+        with _select_positions(self.base_model, mask_positions):
             out = inner.forward(self, **inputs)
         return answer(out, attention_mask)
 
@@ -77,7 +77,7 @@ def _row_class(base: type, answer: Answer) -> type:
 
 
 @contextmanager
-def _only_rows(encoder: TorchModel, positions: Any) -> Iterator[None]:
+def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
     """Meanwhile `encoder` hands on the vectors at `positions` only, as one text of M tokens.
 
     So that the product with the vocabulary, wider than the rest of the model, is computed for

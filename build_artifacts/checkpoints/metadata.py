@@ -37,8 +37,14 @@ from build_artifacts.checkpoints.sentences import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import Decoding
-from deployments.artifacts.manifest import HEADS, TEXT2TEXT_TASKS, TOKENIZER_NAME, Head, TaskName
-from deployments.tasks.zero_shot import judges_entailment
+from deployments.artifacts.manifest import (
+    TASK_HEADS,
+    TEXT2TEXT_TASKS,
+    TOKENIZER_NAME,
+    Head,
+    TaskName,
+)
+from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 
@@ -65,7 +71,7 @@ class ModelFacts:
     @property
     def head(self) -> Head:
         """What the model answers."""
-        return HEADS[self.tasks[0]]
+        return TASK_HEADS[self.tasks[0]]
 
     @property
     def generating(self) -> Decoding:
@@ -86,15 +92,15 @@ def tasks_of(
     if task is TaskName.ZERO_SHOT_CLASSIFICATION:
         _check_entailment(_label_names(checkpoint, adapter))
         task = TaskName.TEXT_CLASSIFICATION
-    if adapter is not None and HEADS[task] is not HEADS[adapter.task]:
+    if adapter is not None and TASK_HEADS[task] is not TASK_HEADS[adapter.task]:
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
         )
-    if HEADS[task] is Head.VECTOR:
+    if TASK_HEADS[task] is Head.VECTOR:
         return EMBEDDING_TASKS
     if task in TEXT2TEXT_TASKS:
         return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
-    if HEADS[task] is not Head.LABELS:
+    if TASK_HEADS[task] is not Head.LABELS:
         return (task,)
     return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
 
@@ -113,7 +119,7 @@ def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
 
 
 def _check_entailment(labels: Sequence[str]) -> None:
-    if not judges_entailment(labels):
+    if not has_entailment_label(labels):
         shown = ", ".join(f"`{label}`" for label in labels[:3]) + (", …" if len(labels) > 3 else "")
         raise UnsupportedModel(
             f"zero-shot classification takes a model that judges entailment, this one has the "
@@ -152,7 +158,7 @@ def _own_task(checkpoint: Checkpoint) -> TaskName:
 def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFacts:
     """What a merged checkpoint says of itself. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
-    head = HEADS[tasks[0]]
+    head = TASK_HEADS[tasks[0]]
     if tasks[0] in TEXT2TEXT_TASKS:
         return _source_facts(checkpoint, config, tasks)
     if head is Head.NEXT_TOKEN:
@@ -184,7 +190,7 @@ def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, 
         max_tokens=_max_tokens(checkpoint, config),
         width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
-        problem=_problem(config) if HEADS[tasks[0]] is Head.LABELS else None,
+        problem=_problem(config) if TASK_HEADS[tasks[0]] is Head.LABELS else None,
     )
 
 

@@ -11,7 +11,7 @@ from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import BuildError
 
 
-class CompactionMisfit(BuildError):
+class CompactionMismatch(BuildError):
     """The compaction was found in another model; this one was not touched."""
 
     code = "compaction_misfit"
@@ -21,7 +21,7 @@ def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
     """`model` without what `compaction` names, changed in place; its answers stay the same.
 
     The model may be loaded in another precision than the one `find` saw. It can be run and
-    exported, not saved: its configuration still has the old sizes. Raises CompactionMisfit.
+    exported, not saved: its configuration still has the old sizes. Raises CompactionMismatch.
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)
@@ -54,8 +54,8 @@ def _check_constant(units: Units, chosen: Sequence[int], what: str) -> None:
         raise _misfit(f"removes all {units.count} {what}")
 
 
-def _misfit(why: str) -> CompactionMisfit:
-    return CompactionMisfit(
+def _misfit(why: str) -> CompactionMismatch:
+    return CompactionMismatch(
         f"the compaction does not fit the model: it {why}",
         hint="find it again in the weights that are built",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layers import EncoderLayer, encoder_layers
-from build_artifacts.compaction.plan import Compaction, LayerCut
+from build_artifacts.compaction.plan import Compaction, LayerReduction
 
 
 def find(model: TorchModel) -> Compaction:
@@ -31,10 +31,10 @@ def parameter_count(model: TorchModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _cut(index: int, layer: EncoderLayer) -> LayerCut | None:
+def _cut(index: int, layer: EncoderLayer) -> LayerReduction | None:
     heads, rows = layer.heads.removable(), layer.rows.removable()
-    return LayerCut(layer=index, heads=heads, rows=rows) if heads or rows else None
+    return LayerReduction(layer=index, heads=heads, rows=rows) if heads or rows else None
 
 
-def _saved(layer: EncoderLayer, cut: LayerCut) -> int:
+def _saved(layer: EncoderLayer, cut: LayerReduction) -> int:
     return len(cut.heads) * layer.heads.parameters + len(cut.rows) * layer.rows.parameters

@@ -26,7 +26,7 @@ class Units:
 
     source: Linear  # weight [units * width, inputs]
     sink: Linear  # weight [outputs, units * width]
-    companions: tuple[Linear, ...]  # shaped like `source`; they lose the same rows
+    paired_linears: tuple[Linear, ...]  # shaped like `source`; they lose the same rows
     activation: Callable[[Tensor], Tensor]
     width: int  # channels per unit
 
@@ -38,7 +38,7 @@ class Units:
     @property
     def parameters(self) -> int:
         """Weights and biases that go with one unit."""
-        rows = sum(linear.in_features + 1 for linear in (self.source, *self.companions))
+        rows = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
         return int(rows + self.sink.out_features) * self.width
 
     def constant(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class Units:
             self.sink.bias.copy_(bias)
             _replace(self.sink, "weight", self.sink.weight[:, ~gone])
             self.sink.in_features = self.sink.weight.shape[1]
-            for linear in (self.source, *self.companions):
+            for linear in (self.source, *self.paired_linears):
                 _replace(linear, "weight", linear.weight[~gone])
                 _replace(linear, "bias", linear.bias[~gone])
                 linear.out_features = linear.weight.shape[0]
@@ -117,21 +117,21 @@ def _opened(layer: Any, layout: Layout) -> EncoderLayer | None:
         for path, module in modules.items()
         if type(module) is nn.Linear and module.bias is not None
     }
-    needed = {*scores, layout.value, layout.mix, layout.widen, layout.narrow}
+    needed = {*scores, layout.value, layout.mix, layout.ffn_up, layout.ffn_down}
     if not needed <= linears.keys() or not {layout.attention, layout.activation} <= modules.keys():
         return None
     attention = modules[layout.attention]
     heads = Units(
         source=linears[layout.value],
         sink=linears[layout.mix],
-        companions=tuple(linears[path] for path in scores),
+        paired_linears=tuple(linears[path] for path in scores),
         activation=_unchanged,
         width=getattr(attention, layout.head_width),
     )
     rows = Units(
-        source=linears[layout.widen],
-        sink=linears[layout.narrow],
-        companions=(),
+        source=linears[layout.ffn_up],
+        sink=linears[layout.ffn_down],
+        paired_linears=(),
         activation=modules[layout.activation],
         width=1,
     )

@@ -25,9 +25,9 @@ class Layout:
     optional_scores: tuple[str, ...] = ()
     value: str = "attention.self.value"
     mix: str = "attention.output.dense"  # takes the heads' contexts back to the hidden size
-    widen: str = "intermediate.dense"
+    ffn_up: str = "intermediate.dense"
     activation: str = "intermediate.intermediate_act_fn"
-    narrow: str = "output.dense"
+    ffn_down: str = "output.dense"
     # What `attention` calls its number of heads, the width of one, and the product of the two.
     heads: str = "num_attention_heads"
     head_width: str = "attention_head_size"
@@ -44,9 +44,9 @@ _DISTILBERT = Layout(
     scores=("attention.q_lin", "attention.k_lin"),
     value="attention.v_lin",
     mix="attention.out_lin",
-    widen="ffn.lin1",
+    ffn_up="ffn.lin1",
     activation="ffn.activation",
-    narrow="ffn.lin2",
+    ffn_down="ffn.lin2",
     heads="n_heads",
     all_heads_width="dim",
 )

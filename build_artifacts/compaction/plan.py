@@ -20,7 +20,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LayerCut(_Frozen):
+class LayerReduction(_Frozen):
     """What one layer loses, counted from 0 as the layer was loaded."""
 
     layer: NonNegativeInt
@@ -42,7 +42,7 @@ class Compaction(_Frozen):
     """
 
     architecture: str  # the configuration's `model_type`
-    cuts: tuple[LayerCut, ...] = ()
+    cuts: tuple[LayerReduction, ...] = ()
     heads_before: NonNegativeInt
     rows_before: NonNegativeInt
     parameters_before: NonNegativeInt

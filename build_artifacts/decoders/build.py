@@ -10,41 +10,41 @@ from pathlib import Path
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.checkpoints.decoders import chat_template
 from build_artifacts.checkpoints.metadata import ModelFacts
-from build_artifacts.decoders.gate import Admission, JudgedDecoder, opened
+from build_artifacts.decoders.gate import DecoderAccuracyGate, DecoderCandidate, opened
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
     PERPLEXITY,
     Generation,
     conversations_of,
 )
-from build_artifacts.decoders.measurement import Pace, measure_pace
-from build_artifacts.decoders.reference import Original, write_original
-from build_artifacts.recipes import DecoderRecipe, Recipe
-from build_artifacts.search.screening_settings import is_present
-from build_artifacts.steps.seal import Contents, Identity, lay_out
+from build_artifacts.decoders.measurement import DecoderThroughput, measure_throughput
+from build_artifacts.decoders.reference import Original, write_reference
+from build_artifacts.recipes import BuildRecipe, DecoderRecipe
+from build_artifacts.search.screening_settings import has_device
+from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity, write_artifact
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, Device
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
-from deployments.tuning.host import this_host
+from deployments.tuning.host import read_host
 
 # Of measuring one graph: the medians of such loops are steady after a second each.
 _MOST_PACE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderCompilation:
+class DecoderBuild:
     """One build of a model that generates, at work in its workspace."""
 
     steps: StepRunner
-    recipe: Recipe
+    recipe: BuildRecipe
     tune_seconds: float  # for measuring all graphs; 0: do not
     search_seconds: float  # per device, after which no further candidate is begun
 
-    def artifact(self, weights: Path, facts: ModelFacts, identity: Identity) -> Path:
+    def artifact(self, weights: Path, facts: ModelFacts, identity: ArtifactIdentity) -> Path:
         """A directory that holds the whole artifact. Raises BuildError."""
         original = self._original(weights, facts)
-        admission = Admission(self.steps, weights, facts, original, self.recipe.gate)
+        admission = DecoderAccuracyGate(self.steps, weights, facts, original, self.recipe.gate)
         passed = [*self._for_cpu(admission), *self._best(admission, Device.GPU)]
         paces = self._paces(passed, original)
         ranked = sorted(passed, key=lambda p: _rank(paces.get(p.recipe.name)))
@@ -52,7 +52,7 @@ class DecoderCompilation:
 
     def _original(self, weights: Path, facts: ModelFacts) -> Original:
         def work(into: Path) -> str:
-            write_original(weights, facts, into)
+            write_reference(weights, facts, into)
             perplexity = Original.read(into, facts.generating).perplexity()
             return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
 
@@ -60,7 +60,7 @@ class DecoderCompilation:
         asked = self.steps.once("reference", "reference", detail, work)
         return Original.read(asked, facts.generating)
 
-    def _for_cpu(self, admission: Admission) -> list[JudgedDecoder]:
+    def _for_cpu(self, admission: DecoderAccuracyGate) -> list[DecoderCandidate]:
         passed = self._best(admission, Device.CPU)
         if passed:
             return passed
@@ -69,14 +69,14 @@ class DecoderCompilation:
             raise admission.failure()
         return [fallback]
 
-    def _best(self, admission: Admission, device: Device) -> list[JudgedDecoder]:
+    def _best(self, admission: DecoderAccuracyGate, device: Device) -> list[DecoderCandidate]:
         """The first graphs for `device` that pass; one where nothing here tells which is faster.
 
         However long it takes, candidates are tried until one has passed.
         """
-        keep = self.recipe.keep if is_present(device) else 1
+        keep = self.recipe.keep if has_device(device) else 1
         end_s = time.monotonic() + self.search_seconds
-        passed: list[JudgedDecoder] = []
+        passed: list[DecoderCandidate] = []
         for recipe in self.recipe.decoders:
             if recipe.device is not device or len(passed) >= keep:
                 continue
@@ -88,9 +88,11 @@ class DecoderCompilation:
             passed += [found] if found is not None else []
         return passed
 
-    def _paces(self, passed: Sequence[JudgedDecoder], original: Original) -> dict[str, Pace]:
-        here = [graph for graph in passed if is_present(graph.recipe.device)]
-        paces: dict[str, Pace] = {}
+    def _paces(
+        self, passed: Sequence[DecoderCandidate], original: Original
+    ) -> dict[str, DecoderThroughput]:
+        here = [graph for graph in passed if has_device(graph.recipe.device)]
+        paces: dict[str, DecoderThroughput] = {}
         for graph in here if self.tune_seconds else ():
             seconds = min(self.tune_seconds / len(here), _MOST_PACE_SECONDS)
             with self.steps.passing("tune", graph.recipe.name) as step:
@@ -103,16 +105,16 @@ class DecoderCompilation:
 
     def _sealed(
         self,
-        admission: Admission,
-        passed: Sequence[JudgedDecoder],
-        paces: Mapping[str, Pace],
-        identity: Identity,
+        admission: DecoderAccuracyGate,
+        passed: Sequence[DecoderCandidate],
+        paces: Mapping[str, DecoderThroughput],
+        identity: ArtifactIdentity,
     ) -> Path:
         original, facts = admission.original, admission.facts
         tokenizer = admission.weights / TOKENIZER_NAME
         answers = {graph.recipe.name: graph.judgement.answers for graph in passed}
         generation = Generation(
-            host=this_host(Device.CPU).name,
+            host=read_host(Device.CPU).name,
             threads=usable_cores(),
             paces=dict(paces),
             conversations=conversations_of(
@@ -122,7 +124,7 @@ class DecoderCompilation:
 
         def work(into: Path) -> str:
             written = _write_texts(generation, chat_template(admission.weights), into)
-            contents = Contents(
+            contents = ArtifactContents(
                 identity=identity,
                 facts=facts,
                 candidates=tuple(_candidate(graph) for graph in passed),
@@ -130,32 +132,32 @@ class DecoderCompilation:
                 scores={PERPLEXITY: original.perplexity()},
                 files={TOKENIZER_NAME: tokenizer, **written, **_graph_files(passed)},
             )
-            lay_out(contents, into)
+            write_artifact(contents, into)
             return ""
 
         detail = f"{identity.id} version {identity.version}"
         return self.steps.once("artifact", "seal", detail, work)
 
 
-def _rank(pace: Pace | None) -> float:
+def _rank(pace: DecoderThroughput | None) -> float:
     """The fastest in company first; those that were not measured stay behind, in their order."""
     return -pace.company if pace is not None else 0.0
 
 
-def _pace(graph: JudgedDecoder, original: Original, seconds: float) -> Pace:
+def _pace(graph: DecoderCandidate, original: Original, seconds: float) -> DecoderThroughput:
     engine = opened(graph.spec, original)
     try:
-        return measure_pace(engine, seconds)
+        return measure_throughput(engine, seconds)
     finally:
         engine.close()
 
 
-def _place(graph: JudgedDecoder) -> str:
+def _place(graph: DecoderCandidate) -> str:
     """A directory of its own: nothing but its weights may lie beside a graph."""
     return f"graphs/{graph.recipe.name}"
 
 
-def _graph_files(passed: Sequence[JudgedDecoder]) -> dict[str, Path]:
+def _graph_files(passed: Sequence[DecoderCandidate]) -> dict[str, Path]:
     return {
         f"{_place(graph)}/{file.name}": file
         for graph in passed
@@ -172,7 +174,7 @@ def _files_of(path: Path, recipe: DecoderRecipe) -> list[Path]:
     return [path, weights] if weights.is_file() else [path]  # a torch program has them in it
 
 
-def _candidate(graph: JudgedDecoder) -> Candidate:
+def _candidate(graph: DecoderCandidate) -> Candidate:
     recipe, judgement, encoder = graph.recipe, graph.judgement, graph.spec.encoder
     assert judgement.parity is not None, "it passed, so there are numbers; this is a bug"
     assert judgement.perplexity is not None, "it passed, so there are numbers; this is a bug"

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
-from build_artifacts.decoders.graphs.export import ENCODER_NAME, is_written, write_decoder
-from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, answer_from
-from build_artifacts.decoders.rope_check import check_rotations
+from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, is_supported_family
+from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
+from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
@@ -42,7 +42,7 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
     if recipe.engine == "transformers":
         export_checkpoint(weights, facts, recipe, into)
         return
-    if is_written(weights):
+    if is_supported_family(weights):
         _write(weights, facts, recipe, into)
         return
     with TemporaryDirectory(dir=into) as beside:
@@ -51,8 +51,8 @@ def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into
         _check(facts, _told(made))
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (made / name).rename(into / name)
-    check_rotations(into / GRAPH_NAME, weights, facts)
-    answer_from(into / GRAPH_NAME, facts.architecture)
+    check_rope(into / GRAPH_NAME, weights, facts)
+    slice_logits(into / GRAPH_NAME, facts.architecture)
 
 
 def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
@@ -67,7 +67,7 @@ def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) 
             hint="leave out the options of onnxruntime-genai's model builder",
         )
     with TemporaryDirectory(dir=into) as beside:
-        written = write_decoder(weights, Path(beside))
+        written = export_model(weights, Path(beside))
         _check(facts, (written.layers, written.kv_heads, written.head_dim, written.vocabulary))
         _save(written.decoder, into / GRAPH_NAME, _WRITTEN[recipe.precision])
         if written.encoder is not None:

@@ -13,14 +13,19 @@ from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
 from build_artifacts.decoders.gate_inputs import Tokens, answer_tokens, calibration_of
 from build_artifacts.decoders.graphs.export import ENCODER_NAME
-from build_artifacts.decoders.int8_kv_cache import keeps_int8, round_memory
+from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
-from build_artifacts.decoders.measurement import ROWS, answers_of, judge_decoder, room_for_pace
-from build_artifacts.decoders.per_token_int8 import quantise_rows
+from build_artifacts.decoders.measurement import (
+    ROWS,
+    answers_of,
+    compare_decoder,
+    throughput_context,
+)
+from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import Original
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, digest_of
-from build_artifacts.search.screening_settings import lane_for
+from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import Decoder, DecoderSpec
@@ -31,7 +36,7 @@ from deployments.machine import usable_cores
 _JUDGEMENT_NAME = "judgement.json"
 
 
-class DecoderJudgement(BaseModel):
+class DecoderGateResult(BaseModel):
     """What the gate found; kept, so that an interrupted build need not look again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,16 +57,16 @@ class DecoderJudgement(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedDecoder:
+class DecoderCandidate:
     """A graph in the workspace, and what the gate found."""
 
     recipe: DecoderRecipe
     spec: DecoderSpec
-    judgement: DecoderJudgement
+    judgement: DecoderGateResult
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class DecoderAccuracyGate:
     """Makes and judges the graphs of one build."""
 
     steps: StepRunner
@@ -70,9 +75,9 @@ class Admission:
     original: Original
     gate: Gate
     # What came of all that was tried so far: a graph with its judgement, or why there is none.
-    _tried: list[JudgedDecoder | UnsupportedModel] = field(default_factory=list, init=False)
+    _tried: list[DecoderCandidate | UnsupportedModel] = field(default_factory=list, init=False)
 
-    def admit(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
+    def admit(self, recipe: DecoderRecipe) -> DecoderCandidate | None:
         """The first graph of the recipe that passes; None when there is none."""
         if self.facts.generating.source is not None:
             recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
@@ -81,9 +86,9 @@ class Admission:
     def failure(self) -> BuildError:
         """Why nothing of what was tried may be sealed; the most accurate was tried last."""
         assert self._tried, "something is tried before it fails; this is a bug"
-        refusals = [each for each in self._tried if isinstance(each, UnsupportedModel)]
-        if len(refusals) == len(self._tried):
-            return refusals[-1]
+        error_responses = [each for each in self._tried if isinstance(each, UnsupportedModel)]
+        if len(error_responses) == len(self._tried):
+            return error_responses[-1]
         latest = self._tried[-1]
         message = f"no graph of `{self.facts.architecture}` for the CPU passed the accuracy gate"
         if isinstance(latest, UnsupportedModel):
@@ -95,7 +100,7 @@ class Admission:
             "passed `--gate`, its limits may be too tight for any graph",
         )
 
-    def _judged(self, recipe: DecoderRecipe) -> Iterator[JudgedDecoder]:
+    def _judged(self, recipe: DecoderRecipe) -> Iterator[DecoderCandidate]:
         """Its graphs, each made when it is asked for; the most accurate comes last."""
         latest = None
         for options in (recipe.options, *recipe.other_options):
@@ -109,7 +114,7 @@ class Admission:
             if judged is not None:
                 yield judged
 
-    def _attempt(self, recipe: DecoderRecipe) -> JudgedDecoder | None:
+    def _attempt(self, recipe: DecoderRecipe) -> DecoderCandidate | None:
         """The graph of these options; None where there is none for such a model."""
         try:
             graph = self._graph(recipe)
@@ -119,7 +124,7 @@ class Admission:
             self._tried.append(exc)
             return None
         spec = self._spec(recipe, graph)
-        judged = JudgedDecoder(recipe, spec, self._judgement(recipe, spec))
+        judged = DecoderCandidate(recipe, spec, self._judgement(recipe, spec))
         self._tried.append(judged)
         return judged
 
@@ -147,13 +152,13 @@ class Admission:
         )
 
         def work(into: Path) -> str:
-            encoder = encoder_beside(floating)
+            encoder = find_encoder_graph(floating)
             if encoder is None:
-                quantise_rows(floating, into / GRAPH_NAME, self._calibration())
+                quantize_per_token(floating, into / GRAPH_NAME, self._calibration())
                 self._round_memory(recipe, into)
             else:
-                quantise_rows(floating, into / GRAPH_NAME)
-                quantise_rows(encoder, into / encoder.name)
+                quantize_per_token(floating, into / GRAPH_NAME)
+                quantize_per_token(encoder, into / encoder.name)
             return megabytes(into / WEIGHTS_NAME)
 
         key = f"quantise-{_key(recipe)}"
@@ -166,23 +171,23 @@ class Admission:
     def _round_memory(self, recipe: DecoderRecipe, made: Path) -> None:
         """Let the graph in `made` keep int8 where the recipe says so, and the graph allows it."""
         if recipe.memory:
-            round_memory(made / GRAPH_NAME, self._calibration())
+            quantize_kv_cache(made / GRAPH_NAME, self._calibration())
 
     def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
         return DecoderSpec(
             path=graph,
-            encoder=encoder_beside(graph),
+            encoder=find_encoder_graph(graph),
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
-            memory=recipe.memory if recipe.memory and keeps_int8(graph) else None,
+            memory=recipe.memory if recipe.memory and has_int8_kv_cache(graph) else None,
             options=recipe.run,
             decoding=self.facts.generating,
             vocabulary=self.facts.width,
             most_tokens=self.facts.max_tokens,
         )
 
-    def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderJudgement:
+    def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderGateResult:
         def work(into: Path) -> str:
             judgement = self._judge(spec)
             (into / _JUDGEMENT_NAME).write_text(judgement.model_dump_json(), encoding="utf-8")
@@ -191,21 +196,21 @@ class Admission:
         key = f"verify-{_key(recipe)}"
         detail = f"{_named(recipe)} against fp32 torch"
         found = self.steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
-        return DecoderJudgement.model_validate_json(found.read_bytes())
+        return DecoderGateResult.model_validate_json(found.read_bytes())
 
-    def _judge(self, spec: DecoderSpec) -> DecoderJudgement:
+    def _judge(self, spec: DecoderSpec) -> DecoderGateResult:
         try:
             engine = opened(spec, self.original)
             try:
-                found = judge_decoder(engine, self.original, self.gate)
+                found = compare_decoder(engine, self.original, self.gate)
                 most = answer_tokens(spec.most_tokens)
-                ends = spec.decoding.end_tokens
+                ends = spec.decoding.eos_token_ids
                 answers = answers_of(engine, self.original.asked.prompts, ends, most)
             finally:
                 engine.close()
         except EngineFailed as exc:
-            return DecoderJudgement(parity=None, perplexity=None, reasons=(exc.message,))
-        return DecoderJudgement(
+            return DecoderGateResult(parity=None, perplexity=None, reasons=(exc.message,))
+        return DecoderGateResult(
             parity=found.parity,
             perplexity=found.perplexity,
             reasons=found.reasons,
@@ -219,12 +224,12 @@ def opened(spec: DecoderSpec, original: Original) -> Decoder:
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))
     # Nothing else runs while a graph is looked at, so all cores may help.
-    hardware = lane_for(spec.device, usable_cores())
-    context = max(longest, room_for_pace(spec.most_tokens))
+    hardware = engine_settings(spec.device, usable_cores())
+    context = max(longest, throughput_context(spec.most_tokens))
     return engine_for(spec)(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
 
 
-def encoder_beside(graph: Path) -> Path | None:
+def find_encoder_graph(graph: Path) -> Path | None:
     """The graph of the encoder, where there is one."""
     path = graph.with_name(ENCODER_NAME)
     return path if path.is_file() else None

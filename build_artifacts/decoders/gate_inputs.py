@@ -11,7 +11,7 @@ from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
-PASSAGES: tuple[str, ...] = (
+GATE_PASSAGES: tuple[str, ...] = (
     "The lighthouse on the northern cape was automated in the spring of 1984. Until then three "
     "keepers had lived there in turns of six weeks, and the one who was on duty wrote the weather "
     "into a thick green book every four hours. When the last of them left, he took the book with "
@@ -78,7 +78,7 @@ PROMPTS: tuple[str, ...] = (
 
 # Read to choose scales; no graph is judged by them. As varied as what people ask, because the
 # largest value of each channel counts.
-OTHER_PASSAGES: tuple[str, ...] = (
+CALIBRATION_PASSAGES: tuple[str, ...] = (
     "The city grew around a small fort on the river. By the year 1200 it had become a place of "
     "trade between north and south, with a large market where wool, salt and amber were sold. Its "
     "walls were pulled down in 1786, and the stones went into the new harbour.",
@@ -136,19 +136,19 @@ def answer_tokens(max_tokens: int) -> int:
     return min(_NEW_TOKENS, max_tokens // 2)
 
 
-def asked_of(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
+def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
     """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
 
     An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
     UnsupportedModel where the checkpoint's chat template cannot be used.
     """
     if not has_encoder:
-        return _asked(weights, max_tokens, PASSAGES, PROMPTS)
+        return _asked(weights, max_tokens, GATE_PASSAGES, PROMPTS)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    sources = (tokenizer.encode(text).ids for text in (*PASSAGES, *PROMPTS))
-    return Asked((), tuple(cut_source(ids, max_tokens) for ids in sources))
+    sources = (tokenizer.encode(text).ids for text in (*GATE_PASSAGES, *PROMPTS))
+    return Asked((), tuple(truncate_source(ids, max_tokens) for ids in sources))
 
 
 def calibration_of(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
@@ -156,7 +156,7 @@ def calibration_of(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
 
     Raises UnsupportedModel.
     """
-    asked = _asked(weights, max_tokens, OTHER_PASSAGES, OTHER_PROMPTS)
+    asked = _asked(weights, max_tokens, CALIBRATION_PASSAGES, OTHER_PROMPTS)
     return (*asked.passages, *asked.prompts)
 
 
@@ -177,7 +177,7 @@ def _asked(
     )
 
 
-def cut_source(ids: Sequence[int], most: int) -> Tokens:
+def truncate_source(ids: Sequence[int], most: int) -> Tokens:
     """The first tokens, and the last: it is what a source ends with."""
     return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from build_artifacts.console import columns
 from build_artifacts.decoders.gate_inputs import Tokens
-from build_artifacts.decoders.measurement import Pace
+from build_artifacts.decoders.measurement import DecoderThroughput
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.errors import ArtifactError
 
@@ -23,7 +23,7 @@ _HEADER = (
     "SAME START",
     "1 ROW",
     "8 ROWS",
-    "READING",
+    "IS_PREFILL",
 )
 _SHOWN = 100  # characters of an answer
 
@@ -53,7 +53,7 @@ class Generation(_Frozen):
 
     host: str
     threads: int
-    paces: dict[str, Pace]  # by the name of the candidate; not all are measured
+    paces: dict[str, DecoderThroughput]  # by the name of the candidate; not all are measured
     conversations: tuple[Conversation, ...]
 
     def same_share(self, candidate: str) -> float:
@@ -75,7 +75,7 @@ def conversations_of(
 
     def answer(tokens: Tokens, due: Tokens) -> Answer:
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return Answer(tokens=tokens, text=text, same_tokens=same_start(tokens, due))
+        return Answer(tokens=tokens, text=text, same_tokens=common_prefix_length(tokens, due))
 
     return tuple(
         Conversation(
@@ -87,7 +87,7 @@ def conversations_of(
     )
 
 
-def same_start(given: Tokens, due: Tokens) -> int:
+def common_prefix_length(given: Tokens, due: Tokens) -> int:
     """With how many equal tokens two answers begin."""
     pairs = zip(given, due, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(due)))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import ATTENTION, ORT_DOMAIN, Floats, number_of
-from deployments.engines.decoder import KEPT, READING
+from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 LARGEST = 127
 _MARGIN = 1.1  # for texts that nobody has seen yet
@@ -61,7 +61,7 @@ class ChannelScales:
         return scales.astype(np.float32)
 
 
-def seen_in(
+def collect_scales(
     texts: Iterable[Mapping[str, Floats]], scales: Mapping[str, ChannelScales]
 ) -> Mapping[str, Floats]:
     """The tables of all memories, by name, once each text was seen in them."""
@@ -90,7 +90,7 @@ _FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
 
 
-def round_memory(graph: Path, calibration: Calibration) -> None:
+def quantize_kv_cache(graph: Path, calibration: Calibration) -> None:
     """Let `graph` keep int8, unless it has attention of other kinds; its weights stay as they are.
 
     It must answer texts already, with a memory of floats.
@@ -103,7 +103,7 @@ def round_memory(graph: Path, calibration: Calibration) -> None:
     answers = {value.name for value in model.graph.output}
     if not nodes or not all(_is_plain(node, tables, answers) for node in nodes):
         return
-    scales = seen_in(calibration.kept(graph), _unseen(nodes, tables))
+    scales = collect_scales(calibration.kept(graph), _unseen(nodes, tables))
     writer = _Writer(model, tables)
     for layer, node in enumerate(nodes):
         writer.replace(node, f"memory/{layer}", [scales[name] for name in node.output[1:]])
@@ -111,12 +111,12 @@ def round_memory(graph: Path, calibration: Calibration) -> None:
     onnx.save(model, graph)
 
 
-def keeps_int8(graph: Path) -> bool:
-    """Whether `round_memory` has changed a graph."""
+def has_int8_kv_cache(graph: Path) -> bool:
+    """Whether `quantize_kv_cache` has changed a graph."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
-    return any(value.name == READING for value in model.graph.input)
+    return any(value.name == IS_PREFILL for value in model.graph.input)
 
 
 def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
@@ -124,7 +124,7 @@ def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]
     told = {attribute.name for attribute in node.attribute}
     if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
         return False
-    if len(node.output) != 1 + len(KEPT) or not answers >= set(node.output[1:]):
+    if len(node.output) != 1 + len(KV_NAMES) or not answers >= set(node.output[1:]):
         return False
     return not number_of(node, "do_rotary") or node.input[_COSINES] in tables
 
@@ -165,14 +165,14 @@ class _Writer:
         import onnx
 
         self._lengths = node.input[_LENGTHS]
-        for part, table in zip(KEPT, scales, strict=True):
+        for part, table in zip(KV_NAMES, scales, strict=True):
             self._constant(f"{name}/{part}_scales", table[None, :, None, :])
             self._constant(f"{name}/{part}_steps", table)
         ways = {
             "then_branch": self._reading(node, name),
             "else_branch": _stepping(node, name),
         }
-        chosen = onnx.helper.make_node("If", [READING], node.output, name, **ways)
+        chosen = onnx.helper.make_node("If", [IS_PREFILL], node.output, name, **ways)
         place = list(self._graph.node).index(node)
         self._graph.node.remove(node)
         self._graph.node.insert(place, chosen)
@@ -185,7 +185,7 @@ class _Writer:
         for value in (*self._graph.input, *self._graph.output):
             if value.name.startswith(("past_key_values.", "present.")):
                 value.type.tensor_type.elem_type = types.INT8
-        self._graph.input.append(onnx.helper.make_tensor_value_info(READING, types.BOOL, []))
+        self._graph.input.append(onnx.helper.make_tensor_value_info(IS_PREFILL, types.BOOL, []))
         for name, values in {
             _FIRST: np.array([0]),
             _TOKENS: np.array([2]),
@@ -227,7 +227,7 @@ class _Writer:
         self._constant(f"{name}/side_by_side", np.array([0, 0, heads * size]))
         sides = [
             self._kept(name, part, value, past)
-            for part, value, past in zip(KEPT, new, node.input[_PAST:_LENGTHS], strict=True)
+            for part, value, past in zip(KV_NAMES, new, node.input[_PAST:_LENGTHS], strict=True)
         ]
         (keys, past_keys, kept_keys), (values, past_values, kept_values) = sides
         out = f"{name}/out"
@@ -246,7 +246,7 @@ class _Writer:
             return list(node.input[_QUERY : _KEY + 2])
         counts = [number_of(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")]
         self._constant(f"{name}/sizes", np.array([count * size for count in counts]))
-        parts = [f"{name}/{part}" for part in ("queries", *KEPT)]
+        parts = [f"{name}/{part}" for part in ("queries", *KV_NAMES)]
         self._op("Split", [node.input[_QUERY], f"{name}/sizes"], parts, axis=2)
         return parts
 
@@ -311,9 +311,9 @@ def _stepping(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The operator as it was, over a memory of int8."""
     import onnx
 
-    outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KEPT)]
+    outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KV_NAMES)]
     inputs = [*node.input, *[""] * (12 - len(node.input))]
-    inputs += [f"{name}/{part}_scales" for part in KEPT]
+    inputs += [f"{name}/{part}_scales" for part in KV_NAMES]
     step = onnx.helper.make_node(ATTENTION, inputs, outputs, outputs[0], domain=ORT_DOMAIN, **_MODE)
     step.attribute.extend(node.attribute)
     return _subgraph(f"{name}/stepping", [step], outputs)

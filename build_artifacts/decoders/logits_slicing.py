@@ -26,7 +26,7 @@ _TO_THE_END = 2**62
 _TOKENS_AXIS = 1
 
 
-def answer_from(graph: Path, architecture: str) -> None:
+def slice_logits(graph: Path, architecture: str) -> None:
     """Give `graph` the input `logits_from`, [1]: the first token whose logits are wanted.
 
     What the head reads is sliced, so that the head is computed for those tokens only; with 0 the

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.decoders.gate_inputs import Tokens
-from build_artifacts.decoders.reference import Floats, Original, perplexity, seen, up_to_end
+from build_artifacts.decoders.reference import Floats, Original, perplexity, seen, truncate_at_eos
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import Decoder, TokenColumn
 
@@ -24,7 +24,7 @@ _PROMPT_TOKENS = 256
 _BEFORE = 128  # tokens that are in the memory of each row while it is timed
 
 
-class Pace(BaseModel):
+class DecoderThroughput(BaseModel):
     """Tokens per second."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,18 +40,18 @@ class Pace(BaseModel):
         )
 
 
-def room_for_pace(most_tokens: int) -> int:
-    """The tokens of a row that `measure_pace` writes to."""
+def throughput_context(most_tokens: int) -> int:
+    """The tokens of a row that `measure_throughput` writes to."""
     return min(_PROMPT_TOKENS, most_tokens)
 
 
-def measure_pace(engine: Decoder, seconds: float) -> Pace:
+def measure_throughput(engine: Decoder, seconds: float) -> DecoderThroughput:
     """Time each of the three for a third of `seconds`. Raises EngineFailed."""
     context = engine.info.context
     before = min(_BEFORE, context - 1)
-    most = engine.info.source_tokens or context
+    most = engine.info.max_source_tokens or context
     prompt = np.arange(min(_PROMPT_TOKENS, most)) % engine.info.vocabulary
-    if engine.info.source_tokens is not None:  # without a source a row has little to do
+    if engine.info.max_source_tokens is not None:  # without a source a row has little to do
         for row in range(ROWS):
             engine.prefill(row, prompt[:before].tolist(), 0)
 
@@ -72,7 +72,7 @@ def measure_pace(engine: Decoder, seconds: float) -> Pace:
     alone, company, read = (
         _tokens_per_second(work, seconds / 3) for work in (decoding(1), decoding(ROWS), reading)
     )
-    return Pace(alone=alone, company=company, prompt=read)
+    return DecoderThroughput(alone=alone, company=company, prompt=read)
 
 
 def _tokens_per_second(work: Callable[[], int], seconds: float) -> float:
@@ -87,10 +87,10 @@ def _tokens_per_second(work: Callable[[], int], seconds: float) -> float:
 
 ROWS = 8  # passages, and answers, at once
 # Of a Gate, what is read here.
-LIMITS = ("next_token_agreement", "perplexity_rise", "cosine_worst", "decided_gap")
+LIMITS = ("next_token_agreement", "perplexity_increase", "cosine_worst", "near_tie_margin")
 
 
-class Reading(NamedTuple):
+class ParityMetrics(NamedTuple):
     """What came of reading all texts in one way."""
 
     cosines: NDArray[np.float64]  # of each text's logits with the original's
@@ -114,25 +114,25 @@ class Tally:
         self._choices[places] = found.choices
         self._squares[places] = found.squares
         self._products[places] = np.einsum("nv,nv->n", logits, self._original.logits[places])
-        taken = logits[np.arange(len(places)), self._original.following[places]]
+        taken = logits[np.arange(len(places)), self._original.next_token_ids[places]]
         self._surprises[places] = found.log_totals - taken
 
-    def reading(self, decided_gap: float) -> Reading:
+    def reading(self, near_tie_margin: float) -> ParityMetrics:
         """What came of it."""
         own, starts = self._original.own, self._original.starts
         sums = (np.add.reduceat(x, starts) for x in (self._products, self._squares, own.squares))
         products, mine, theirs = sums
-        decided = own.gaps >= decided_gap
+        decided = own.gaps >= near_tie_margin
         same = (self._choices == own.choices)[decided]
-        return Reading(
+        return ParityMetrics(
             cosines=products / np.maximum(np.sqrt(mine * theirs), 1e-12),
             agreement=float(same.mean()) if len(same) else 1.0,
-            perplexity=perplexity(self._surprises[self._original.following >= 0]),
+            perplexity=perplexity(self._surprises[self._original.next_token_ids >= 0]),
             is_finite=bool(np.isfinite(self._squares).all()),
         )
 
 
-class Findings(NamedTuple):
+class DecoderParity(NamedTuple):
     """A graph beside the original; None where its numbers cannot be used at all."""
 
     parity: Parity | None
@@ -140,7 +140,7 @@ class Findings(NamedTuple):
     reasons: tuple[str, ...]  # why it may not be sealed
 
 
-def judge_decoder(engine: Decoder, original: Original, gate: Gate) -> Findings:
+def compare_decoder(engine: Decoder, original: Original, gate: Gate) -> DecoderParity:
     """Read the texts at once and token by token, and hold the worse against the gate.
 
     `engine` has ROWS rows or more, each with room for every text. Raises EngineFailed.
@@ -152,37 +152,37 @@ def judge_decoder(engine: Decoder, original: Original, gate: Gate) -> Findings:
         logits = engine.prefill(0, ids, 0, every=True)
         whole.add(starts[text] + np.arange(len(ids)), logits)
     watched = max(range(len(texts)), key=lambda text: len(texts[text]))
-    in_company = []
+    batched_answers = []
     for left, place, logits in steps(engine, texts, original.sources):
         stepwise.add(starts[left] + place, logits)
-        in_company += [logits[row].copy() for row, text in enumerate(left) if text == watched]
+        batched_answers += [logits[row].copy() for row, text in enumerate(left) if text == watched]
     source = original.sources[watched : watched + 1]
     alone = [logits[0].copy() for _, _, logits in steps(engine, [texts[watched]], source)]
     tallies = (stepwise,) if original.sources else (whole, stepwise)
     return _judged(
-        [tally.reading(gate.decided_gap) for tally in tallies],
-        _cosine(np.stack(alone), np.stack(in_company)),
+        [tally.reading(gate.near_tie_margin) for tally in tallies],
+        _cosine(np.stack(alone), np.stack(batched_answers)),
         original.perplexity(),
         gate,
     )
 
 
 def _judged(
-    readings: Sequence[Reading], company: float, due_perplexity: float, gate: Gate
-) -> Findings:
+    readings: Sequence[ParityMetrics], company: float, due_perplexity: float, gate: Gate
+) -> DecoderParity:
     # Of what is read alone there is nothing but the cosine; NaN is below no limit, and would pass.
     if not (math.isfinite(company) and all(reading.is_finite for reading in readings)):
-        return Findings(None, None, ("an output is not a finite number",))
+        return DecoderParity(None, None, ("an output is not a finite number",))
     cosines = np.concatenate([reading.cosines for reading in readings])
     agreement = min(reading.agreement for reading in readings)
     worst = max(reading.perplexity for reading in readings)
     parity = Parity(
         cosine_mean=float(cosines.mean()),
         cosine_worst=float(cosines.min()),
-        company_cosine_worst=company,
+        batched_cosine_worst=company,
         top1_agreement=agreement,
     )
-    limit = due_perplexity * (1 + gate.perplexity_rise)
+    limit = due_perplexity * (1 + gate.perplexity_increase)
     reasons = []
     if agreement < gate.next_token_agreement:
         reasons.append(f"next-token agreement {agreement:.4f} < {gate.next_token_agreement}")
@@ -190,7 +190,7 @@ def _judged(
         reasons.append(f"perplexity {worst:.2f} > {limit:.2f}")
     if company < gate.cosine_worst:
         reasons.append(f"worst cosine alone to company {company:.4f} < {gate.cosine_worst}")
-    return Findings(parity, worst, tuple(reasons))
+    return DecoderParity(parity, worst, tuple(reasons))
 
 
 def _cosine(a: Floats, b: Floats) -> float:
@@ -220,7 +220,7 @@ def steps(
 
 
 def answers_of(
-    engine: Decoder, prompts: Sequence[Tokens], end_tokens: Sequence[int], most: int
+    engine: Decoder, prompts: Sequence[Tokens], eos_token_ids: Sequence[int], most: int
 ) -> tuple[Tokens, ...]:
     """The likeliest token each time, at most `most`, all prompts in company. Raises EngineFailed.
 
@@ -228,11 +228,11 @@ def answers_of(
     """
     found = [[int(engine.prefill(row, ids, 0).argmax())] for row, ids in enumerate(prompts)]
     # Behind an encoder a row holds the start token only.
-    is_apart = engine.info.source_tokens is not None
+    is_apart = engine.info.max_source_tokens is not None
     prompt_lengths: TokenColumn = np.array([1 if is_apart else len(ids) for ids in prompts])
     for count in range(most - 1):
         last = np.array([tokens[-1] for tokens in found])
         chosen = engine.decode(last, prompt_lengths + count).argmax(axis=1)
         for tokens, token in zip(found, chosen.tolist(), strict=True):
             tokens.append(token)
-    return tuple(up_to_end(tokens, end_tokens) for tokens in found)
+    return tuple(truncate_at_eos(tokens, eos_token_ids) for tokens in found)

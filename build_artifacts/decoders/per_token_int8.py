@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatGraph, Floats, scale_queries
-from build_artifacts.decoders.smoothquant import is_bounded, smooth
+from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 
 if TYPE_CHECKING:
     import onnx
@@ -43,7 +43,7 @@ _MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
 _MOST_NOISE = 0.05
 
 
-def quantise_rows(graph: Path, into: Path, calibration: Calibration | None = None) -> None:
+def quantize_per_token(graph: Path, into: Path, calibration: Calibration | None = None) -> None:
     """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it.
 
     With a calibration the graph reads its texts first, and is made easier to round.
@@ -53,7 +53,7 @@ def quantise_rows(graph: Path, into: Path, calibration: Calibration | None = Non
     # Before the weights are loaded: large ones must not be in memory twice.
     seen = calibration.observe(graph, _read_by_products(graph)) if calibration else {}
     model = onnx.load(graph)
-    rewriter = _Rewriter(model)
+    rewriter = _PerTokenRewriter(model)
     if seen:
         rewriter.learn(seen)
     rewriter.rewrite()
@@ -90,7 +90,7 @@ class _Rows(NamedTuple):
     scales: str | None = None  # [.., 1]: each row is as many times as large; None: all as they are
 
 
-class _Rewriter:
+class _PerTokenRewriter:
     """One graph on its way to int8."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -108,7 +108,7 @@ class _Rewriter:
         """Even out the values that were seen, [tokens, K], and fix the scales of some."""
         graph = FloatGraph(self._model)
         for value, rows in seen.items():
-            scale = fixed_scale(smooth(graph, value, rows))
+            scale = static_scale(smooth_activations(graph, value, rows))
             if scale is not None and is_bounded(graph, value):
                 self._fixed[value] = scale
         for node in self._graph.node:
@@ -226,7 +226,7 @@ def _rounded(weights: Floats, scales: Floats) -> NDArray[np.int8]:
     return rounded
 
 
-def fixed_scale(rows: Floats) -> np.float32 | None:
+def static_scale(rows: Floats) -> np.float32 | None:
     """One scale for all rows like these, [N, K]; None where most would be too coarse with it.
 
     Rounding to steps of `scale` adds noise of scale / sqrt(12) to each value.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.decoders.gate_inputs import Asked, Tokens, answer_tokens, asked_of
+from build_artifacts.decoders.gate_inputs import Asked, Tokens, answer_tokens, load_gate_inputs
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import Decoding
 from deployments.artifacts.manifest import Head
@@ -43,7 +43,7 @@ class Original:
 
     @classmethod
     def read(cls, directory: Path, decoding: Decoding) -> Original:
-        """What `write_original` wrote."""
+        """What `write_reference` wrote."""
         with np.load(directory / _ASKED_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_parts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
@@ -65,7 +65,7 @@ class Original:
         return (0, *accumulate(map(len, self.texts)))[:-1]
 
     @cached_property
-    def following(self) -> NDArray[np.int64]:
+    def next_token_ids(self) -> NDArray[np.int64]:
         """[N], the token that comes next; -1 after the last of a text, and outside of passages.
 
         With an encoder it is the answer's own, after every token.
@@ -85,8 +85,8 @@ class Original:
 
     def perplexity(self) -> float:
         """Of the passages."""
-        places = np.flatnonzero(self.following >= 0)
-        taken = self.logits[places, self.following[places]]
+        places = np.flatnonzero(self.next_token_ids >= 0)
+        taken = self.logits[places, self.next_token_ids[places]]
         return perplexity(self.own.log_totals[places] - taken)
 
 
@@ -111,9 +111,13 @@ def seen(logits: Floats) -> Seen:
     )
 
 
-def perplexity(surprises: NDArray[np.float64]) -> float:
+def perplexity(negative_log_likelihoods: NDArray[np.float64]) -> float:
     """From negative log-likelihoods; of nothing at all it is 1."""
-    return float(np.exp(min(surprises.mean(), 700.0))) if len(surprises) else 1.0
+    return (
+        float(np.exp(min(negative_log_likelihoods.mean(), 700.0)))
+        if len(negative_log_likelihoods)
+        else 1.0
+    )
 
 
 def _parts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
@@ -132,14 +136,14 @@ def _texts(asked: Asked, answers: Sequence[Tokens], start_token: int | None) -> 
     return (*asked.passages, *((*prompt, *answer) for prompt, answer in pairs))
 
 
-def write_original(weights: Path, facts: ModelFacts, into: Path) -> None:
+def write_reference(weights: Path, facts: ModelFacts, into: Path) -> None:
     """Ask the checkpoint in `weights`, and keep what it answers in `into`.
 
     Raises UnsupportedModel.
     """
     start_token = _start_token(facts.generating)
     has_encoder = start_token is not None
-    asked = asked_of(weights, facts.max_tokens, has_encoder=has_encoder)
+    asked = load_gate_inputs(weights, facts.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
     answers = _answers(model, asked.prompts, facts.generating, answer_tokens(facts.max_tokens))
     texts = _texts(asked, answers, start_token)
@@ -191,7 +195,7 @@ def _answers(
     from transformers import GenerationConfig
 
     longest = max(len(prompt) for prompt in prompts)
-    filling = decoding.end_tokens[0]
+    filling = decoding.eos_token_ids[0]
     ids = torch.full((len(prompts), longest), filling)
     mask = torch.zeros_like(ids)
     start_token = _start_token(decoding)
@@ -204,17 +208,17 @@ def _answers(
     model.generation_config = GenerationConfig(
         max_new_tokens=most,
         do_sample=False,
-        eos_token_id=list(decoding.end_tokens),
+        eos_token_id=list(decoding.eos_token_ids),
         pad_token_id=filling,
         decoder_start_token_id=start_token,
     )
     read = longest if start_token is None else 1
     with torch.inference_mode():
         rows = model.generate(input_ids=ids, attention_mask=mask)[:, read:].tolist()
-    return tuple(up_to_end(row, decoding.end_tokens) for row in rows)
+    return tuple(truncate_at_eos(row, decoding.eos_token_ids) for row in rows)
 
 
-def up_to_end(tokens: Sequence[int], end_tokens: Sequence[int]) -> Tokens:
+def truncate_at_eos(tokens: Sequence[int], eos_token_ids: Sequence[int]) -> Tokens:
     """The tokens up to the first end token, and with it."""
-    ends = (place for place, token in enumerate(tokens) if token in end_tokens)
+    ends = (place for place, token in enumerate(tokens) if token in eos_token_ids)
     return tuple(tokens[: next(ends, len(tokens)) + 1])

@@ -45,7 +45,7 @@ class _Layer(NamedTuple):
     sines: str
 
 
-def check_rotations(graph: Path, weights: Path, facts: ModelFacts) -> None:
+def check_rope(graph: Path, weights: Path, facts: ModelFacts) -> None:
     """Hold the tables of `graph` against the rotations of the checkpoint in `weights`.
 
     Raises UnsupportedModel, naming type and architecture, where they differ at any position that
@@ -54,7 +54,7 @@ def check_rotations(graph: Path, weights: Path, facts: ModelFacts) -> None:
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
-    rotations = _Rotations(weights)
+    rotations = _ReferenceRope(weights)
     places = _places(facts.max_tokens)
     found = {tensor.name: tensor for tensor in model.graph.initializer}
     checked = set()
@@ -76,7 +76,7 @@ def check_rotations(graph: Path, weights: Path, facts: ModelFacts) -> None:
             )
 
 
-class _Rotations:
+class _ReferenceRope:
     """The rotations of a checkpoint by transformers' own module, which has no weights."""
 
     def __init__(self, weights: Path) -> None:

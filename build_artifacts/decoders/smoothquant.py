@@ -28,7 +28,7 @@ _NORMS = {
 }
 
 
-class _Divisor(NamedTuple):
+class _ScaleTarget(NamedTuple):
     """What can divide a value for us: channels of tables, counted on their last axis."""
 
     tables: tuple[str, ...]
@@ -48,7 +48,7 @@ class _Divisor(NamedTuple):
         return np.repeat(each, self.copies, axis=1).ravel()
 
 
-def smooth(graph: FloatGraph, value: str, seen: Floats) -> Floats:
+def smooth_activations(graph: FloatGraph, value: str, seen: Floats) -> Floats:
     """Even out a value that products read, of which [tokens, K] were `seen`: seen afterwards.
 
     It stays as it is where nothing can divide it, or something else reads it too.
@@ -81,7 +81,7 @@ def is_bounded(graph: FloatGraph, value: str) -> bool:
     return maker is not None and (maker.op_type in _NORMS or maker.op_type == ATTENTION)
 
 
-def _divisors(graph: FloatGraph, value: str) -> Iterator[_Divisor]:
+def _divisors(graph: FloatGraph, value: str) -> Iterator[_ScaleTarget]:
     maker = graph.maker(value)
     if maker is None:
         return
@@ -89,13 +89,13 @@ def _divisors(graph: FloatGraph, value: str) -> Iterator[_Divisor]:
         places = (place for place in _NORMS[maker.op_type] if place < len(maker.input))
         tables = tuple(maker.input[place] for place in places)
         if graph.has_own(tables):
-            yield _Divisor(tables)
+            yield _ScaleTarget(tables)
     elif maker.op_type == "Mul":
         for factor in reversed(maker.input):
             if tables := graph.columns_of(factor):
-                yield _Divisor(tables)
+                yield _ScaleTarget(tables)
     elif maker.op_type == ATTENTION:
         heads = Heads.of(graph, maker)
         queries, (tables, first, count, _) = heads.queries, heads.values
         if tables:
-            yield _Divisor(tables, first, heads=count, copies=queries.heads // count)
+            yield _ScaleTarget(tables, first, heads=count, copies=queries.heads // count)

@@ -16,7 +16,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
 from deployments.artifacts.manifest import Attention, Head, Precision
-from deployments.engines.transformers_kv import over_rows
+from deployments.engines.transformers_kv import with_external_kv
 
 _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
@@ -28,10 +28,10 @@ _ALL_IN_ONE = "1000TB"  # a file of more is two
 def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
     """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
     check_recipe(facts, recipe, _DTYPES)
-    if recipe.run.gpus > 1 and _quantisation(recipe.precision) is not None:
+    if recipe.run.tensor_parallel_size > 1 and _quantisation(recipe.precision) is not None:
         raise UnsupportedModel(
             f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
-            hint="leave out `--gpus`",
+            hint="leave out `--tensor-parallel-size`",
         )
     model = load_model(
         weights,
@@ -40,25 +40,27 @@ def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, i
         quantisation=_quantisation(recipe.precision),
     )
     check_model(model, facts, recipe.run.attention)
-    _check_plan(model, facts, recipe.run.gpus)
+    _check_plan(model, facts, recipe.run.tensor_parallel_size)
     model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
 
 
-def _check_plan(model: TorchModel, facts: ModelFacts, gpus: int) -> None:
+def _check_plan(model: TorchModel, facts: ModelFacts, tensor_parallel_size: int) -> None:
     """Each GPU must get its share of the heads, or it would have no room for what it computes."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
     heads = facts.generating.kv_heads
-    found = get_kv_heads_per_rank(getattr(model, "_tp_plan", None) or {}, heads, gpus)
+    found = get_kv_heads_per_rank(
+        getattr(model, "_tp_plan", None) or {}, heads, tensor_parallel_size
+    )
     if found is None:
         raise UnsupportedModel(
-            f"{heads} heads of keys and values cannot be shared by {gpus} GPUs",
-            hint=f"`--gpus` must divide {heads}",
+            f"{heads} heads of keys and values cannot be shared by {tensor_parallel_size} GPUs",
+            hint=f"`--tensor-parallel-size` must divide {heads}",
         )
-    if found * gpus != heads:
+    if found * tensor_parallel_size != heads:
         raise UnsupportedModel(
             f"transformers has no plan of how to share the heads of `{facts.architecture}`",
-            hint="leave out `--gpus`",
+            hint="leave out `--tensor-parallel-size`",
         )
 
 
@@ -90,9 +92,9 @@ _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
     check_recipe(facts, recipe, _GRAPH_DTYPES)
-    if recipe.run.gpus > 1 or recipe.run.offloaded:
+    if recipe.run.tensor_parallel_size > 1 or recipe.run.kv_offload:
         raise UnsupportedModel(
-            f"programs have no `gpus` and no `offloaded` ({recipe.name})",
+            f"programs have no `tensor_parallel_size` and no `kv_offload` ({recipe.name})",
             hint='these are for the engine "transformers"',
         )
     model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
@@ -163,7 +165,7 @@ def _traced(
         "memory": [{0: rows, 2: room} for _ in memory],
     }
     return torch.export.export(
-        over_rows(model, attention),
+        with_external_kv(model, attention),
         (),
         example,
         dynamic_shapes=shapes,

@@ -20,17 +20,17 @@ Labels and tags are names or ids of the model's own labels; `relevant` holds ind
 `documents`. All metrics are fractions of 1 except perplexity, for which less is better.
 """
 
-from build_artifacts.evaluation.base import Answer, Evaluation, ModelUnderTest, Sampling
+from build_artifacts.evaluation.base import Answer, EvaluatedModel, Evaluation, Sampling
 from build_artifacts.evaluation.files import BadEvaluationData
-from build_artifacts.evaluation.loading import EVERYTHING, data_digest, load_evaluation
+from build_artifacts.evaluation.loading import ALL_EXAMPLES, data_digest, load_evaluation
 from build_artifacts.evaluation.runner import answers_of, scores_of
 
 __all__ = [
-    "EVERYTHING",
+    "ALL_EXAMPLES",
     "Answer",
     "BadEvaluationData",
+    "EvaluatedModel",
     "Evaluation",
-    "ModelUnderTest",
     "Sampling",
     "answers_of",
     "data_digest",

@@ -16,18 +16,18 @@ from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.metadata import Problem
 from deployments.errors import BadSetting, EngineFailed, ServeError
-from deployments.messages import Call, EncodedItem, Text, Truncation
+from deployments.messages import Call, Text, TokenizedItem, Truncation
 from deployments.tokenization.encodings import open_tokenizer
 from deployments.tokenization.tokenizer import Encoder
 
 E = TypeVar("E")
 
 Answer = NDArray[np.float32]  # what an engine answers to one item, shaped as manifest.Head says
-Kept = NDArray[np.float32]  # the few numbers of one answer that the score needs
+ReducedOutput = NDArray[np.float32]  # the few numbers of one answer that the score needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUnderTest:
+class EvaluatedModel:
     """What the examples have to fit."""
 
     directory: Path  # holds tokenizer.json
@@ -64,16 +64,16 @@ class Evaluation(ABC):
     score that decides.
     """
 
-    def __init__(self, items: Sequence[EncodedItem], metric: str) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], metric: str) -> None:
         self.items = items
         self.metric = metric
 
     def score(self, answers: Sequence[Answer]) -> dict[str, float]:
         """Every metric by name; `answers[i]` answers `items[i]`. Raises EngineFailed as `keep`."""
-        return self.score_kept([self.keep(i, answer) for i, answer in enumerate(answers)])
+        return self.score_reduced([self.keep(i, answer) for i, answer in enumerate(answers)])
 
-    def keep(self, index: int, answer: Answer) -> Kept:
-        """What `score_kept` needs of the answer to `items[index]`, in memory of its own.
+    def keep(self, index: int, answer: Answer) -> ReducedOutput:
+        """What `score_reduced` needs of the answer to `items[index]`, in memory of its own.
 
         Raises EngineFailed when the answer is not made of finite numbers.
         """
@@ -82,11 +82,11 @@ class Evaluation(ABC):
         return self._reduce(index, answer)
 
     @abstractmethod
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """Every metric by name, from what was kept of the answer to each item."""
 
     @abstractmethod
-    def _reduce(self, index: int, answer: Answer) -> Kept: ...
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput: ...
 
     def drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
         """How much worse `scores` is than `reference` by the leading metric.
@@ -102,7 +102,7 @@ class Evaluation(ABC):
         return 100 * (reference - score)
 
 
-def encode_texts(model: ModelUnderTest, texts: Sequence[Text]) -> list[EncodedItem]:
+def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[TokenizedItem]:
     """One item per text or pair of texts, by the server's own encoder."""
     call = Call(
         texts=tuple(texts),
@@ -117,7 +117,7 @@ def encode_texts(model: ModelUnderTest, texts: Sequence[Text]) -> list[EncodedIt
     return encoded.items
 
 
-def open_cutting_tokenizer(model: ModelUnderTest) -> Tokenizer:
+def open_cutting_tokenizer(model: EvaluatedModel) -> Tokenizer:
     """The server's tokenizer, for offsets and words; cuts at what the model reads."""
     tokenizer = open_tokenizer(model.directory)
     tokenizer.enable_truncation(model.max_tokens)

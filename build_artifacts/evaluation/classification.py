@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import (
     Answer,
+    EvaluatedModel,
     Evaluation,
-    Kept,
-    ModelUnderTest,
+    ReducedOutput,
     Sampling,
-    encode_texts,
+    tokenize_texts,
 )
 from build_artifacts.evaluation.files import Layout, Place, Record, as_number, read_records
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pearson, spearman
-from deployments.messages import EncodedItem, Text
+from deployments.messages import Text, TokenizedItem
 
 EXPECTED = (
     "`text` and `label` (`labels` where there may be several, `score` where it is a number): "
@@ -27,7 +27,7 @@ EXPECTED = (
 )
 
 
-def load_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_classification(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The examples of the file, an item each. Raises BadEvaluationData."""
     # A single score leaves nothing to choose from, but has an order, whatever is made of its logit.
     problem = "regression" if len(model.labels) == 1 else model.problem or "single_label"
@@ -35,16 +35,16 @@ def load_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -
     return load(Place(path, EXPECTED), model, sampling)
 
 
-def _load_single(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def _load_single(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     labels = ModelLabels(model.labels)
     records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
     right = [labels.index(r.required("label"), r, "label") for r in records]
     examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
-    items = encode_texts(model, [text for text, _ in examples])
+    items = tokenize_texts(model, [text for text, _ in examples])
     return SingleLabel(items, _one_hot([[label] for _, label in examples], len(model.labels)))
 
 
-def _load_multi(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def _load_multi(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     labels = ModelLabels(model.labels)
 
     def fits(cell: str) -> bool:
@@ -56,19 +56,19 @@ def _load_multi(place: Place, model: ModelUnderTest, sampling: Sampling) -> Eval
     wanted = _one_hot([chosen for _, chosen in examples], len(model.labels))
     if not wanted.any():
         raise place.bad("no example has a label")
-    return MultiLabel(encode_texts(model, [text for text, _ in examples]), wanted)
+    return MultiLabel(tokenize_texts(model, [text for text, _ in examples]), wanted)
 
 
-def _load_regression(place: Place, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def _load_regression(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     records = read_records(place, _layout(lambda cell: as_number(cell) is not None))
     examples = sampling.of([(_text(record), record.number("label")) for record in records])
     scores = [score for _, score in examples]
     if len(set(scores)) < 2:
         raise place.bad("all scores are equal: there is no order")
-    return Regression(encode_texts(model, [text for text, _ in examples]), scores)
+    return Regression(tokenize_texts(model, [text for text, _ in examples]), scores)
 
 
-_LOADERS: dict[str, Callable[[Place, ModelUnderTest, Sampling], Evaluation]] = {
+_LOADERS: dict[str, Callable[[Place, EvaluatedModel, Sampling], Evaluation]] = {
     "single_label": _load_single,
     "multi_label": _load_multi,
     "regression": _load_regression,
@@ -122,11 +122,11 @@ def _one_hot(chosen: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
 class SingleLabel(Evaluation):
     """One label per text: `accuracy` decides, `macro_f1` goes with it."""
 
-    def __init__(self, items: Sequence[EncodedItem], wanted: NDArray[np.bool_]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
         super().__init__(items, "accuracy")
         self._wanted = wanted  # [N, labels]
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`accuracy` and `macro_f1`."""
         best = np.stack(kept).argmax(axis=1)
         answered = _one_hot([[int(label)] for label in best], self._wanted.shape[1])
@@ -135,18 +135,18 @@ class SingleLabel(Evaluation):
             "macro_f1": macro_f1(answered, self._wanted),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         return answer.copy()
 
 
 class MultiLabel(Evaluation):
     """Any number of labels per text, each given from probability one half: `micro_f1` decides."""
 
-    def __init__(self, items: Sequence[EncodedItem], wanted: NDArray[np.bool_]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")
         self._wanted = wanted  # [N, labels]
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`micro_f1` and `macro_f1`."""
         answered = np.stack(kept) > 0  # a logit above 0 is a probability above one half
         return {
@@ -154,18 +154,18 @@ class MultiLabel(Evaluation):
             "macro_f1": macro_f1(answered, self._wanted),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         return answer.copy()
 
 
 class Regression(Evaluation):
     """A number per text: `spearman` decides, `pearson` goes with it."""
 
-    def __init__(self, items: Sequence[EncodedItem], scores: Sequence[float]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`spearman` and `pearson`, -1 to 1."""
         answered = np.stack(kept)[:, 0]
         return {
@@ -173,5 +173,5 @@ class Regression(Evaluation):
             "pearson": pearson(answered, self._scores),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         return answer.copy()

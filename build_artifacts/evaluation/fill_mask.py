@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import (
     Answer,
+    EvaluatedModel,
     Evaluation,
-    Kept,
-    ModelUnderTest,
+    ReducedOutput,
     Sampling,
     open_cutting_tokenizer,
 )
 from build_artifacts.evaluation.files import Place, read_lines
-from deployments.messages import EncodedItem, TokenIds
+from deployments.messages import TokenIds, TokenizedItem
 from deployments.tokenization.encodings import item_of
 
 EXPECTED = "plain text, one sentence a line"
@@ -27,7 +27,7 @@ MASK_EVERY = 7  # tokens, about the share that models were trained with
 MOST_MASKS = 16
 
 
-def load_fill_mask(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_fill_mask(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The sentences of the file, an item each, with some tokens masked. Raises BadEvaluationData.
 
     Of sentence i every seventh token is masked, from token i modulo 7 on, so that every position
@@ -38,7 +38,7 @@ def load_fill_mask(path: Path, model: ModelUnderTest, sampling: Sampling) -> Eva
         raise AssertionError("this is a bug: a fill-mask model without a mask token")
     lines = sampling.of(read_lines(place))
     encodings = open_cutting_tokenizer(model).encode_batch([line for _, line in lines])
-    items: list[EncodedItem] = []
+    items: list[TokenizedItem] = []
     hidden: list[TokenIds] = []
     for i, ((number, _), encoding) in enumerate(zip(lines, encodings, strict=True)):
         item = item_of(encoding, pair=False)
@@ -64,11 +64,11 @@ def masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
 class FillMask(Evaluation):
     """`perplexity` over all masked tokens: 1 for a model that knows them, less is better."""
 
-    def __init__(self, items: Sequence[EncodedItem], hidden: Sequence[TokenIds]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], hidden: Sequence[TokenIds]) -> None:
         super().__init__(items, "perplexity")
         self._hidden = hidden  # the true tokens behind each item's masks
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`perplexity`: e to the mean surprise; infinite where that is too large for a number."""
         surprise = float(np.concatenate(kept).mean(dtype=np.float64))
         try:
@@ -76,12 +76,12 @@ class FillMask(Evaluation):
         except OverflowError:
             return {"perplexity": math.inf}
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         """Negative log-likelihood of the true token at each mask, [M]."""
         true = answer[np.arange(len(answer)), self._hidden[index]]
         peak = answer.max(axis=1)
         total = np.exp(answer - peak[:, None]).sum(axis=1, dtype=np.float64)
-        surprise: Kept = (np.log(total) + peak - true).astype(np.float32)
+        surprise: ReducedOutput = (np.log(total) + peak - true).astype(np.float32)
         return surprise
 
     def _drop(self, reference: float, score: float) -> float:

@@ -10,11 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept, ModelUnderTest, Sampling
+from build_artifacts.evaluation.base import (
+    Answer,
+    EvaluatedModel,
+    Evaluation,
+    ReducedOutput,
+    Sampling,
+)
 from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1, read_questions
-from deployments.messages import EncodedItem, TokenLayout, Truncation
+from deployments.messages import TokenizedItem, TokenOffsets, Truncation
 from deployments.tasks.question_answering import question_windowing
-from deployments.tokenization.windows import WindowEncoder
+from deployments.tokenization.windows import WindowTokenizer
 
 MOST_ANSWER_TOKENS = 30
 
@@ -37,7 +43,7 @@ class _Found(NamedTuple):
     no_answer: float  # score of the span that means "no answer here": the first token alone
 
 
-class _Span(NamedTuple):
+class _QuestionSpan(NamedTuple):
     """A question's best span over all its windows."""
 
     text: str
@@ -45,12 +51,12 @@ class _Span(NamedTuple):
     no_answer: float
 
 
-def load_question_answering(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_question_answering(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The questions of the file in windows as they are served. Raises BadEvaluationData."""
     questions = sampling.of(read_questions(path))
-    encoder = WindowEncoder(model.directory, model.max_tokens)
+    encoder = WindowTokenizer(model.directory, model.max_tokens)
     windowing = question_windowing(model.max_tokens)
-    items: list[EncodedItem] = []
+    items: list[TokenizedItem] = []
     windows: list[Window] = []
     for i, asked in enumerate(questions):
         pair = (asked.question, asked.context)
@@ -60,7 +66,7 @@ def load_question_answering(path: Path, model: ModelUnderTest, sampling: Samplin
     return QuestionAnswering(items, windows, questions)
 
 
-def _window(layout: TokenLayout) -> Window:
+def _window(layout: TokenOffsets) -> Window:
     context = np.flatnonzero(layout.segments == 1)
     return Window(layout.text, int(context[0]) if len(context) else 0, layout.offsets[context])
 
@@ -75,7 +81,7 @@ class QuestionAnswering(Evaluation):
 
     def __init__(
         self,
-        items: Sequence[EncodedItem],
+        items: Sequence[TokenizedItem],
         windows: Sequence[Window],
         questions: Sequence[Question],
     ) -> None:
@@ -83,7 +89,7 @@ class QuestionAnswering(Evaluation):
         self._windows = windows
         self._questions = questions
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`f1` and `exact_match`, means over the questions."""
         spans = self._best_spans(kept)
         answerable = [i for i, question in enumerate(self._questions) if question.golds]
@@ -102,9 +108,9 @@ class QuestionAnswering(Evaluation):
 
         return {"f1": mean(overlap_f1), "exact_match": mean(exact_match)}
 
-    def _best_spans(self, kept: Sequence[Kept]) -> list[_Span]:
+    def _best_spans(self, kept: Sequence[ReducedOutput]) -> list[_QuestionSpan]:
         """The best span of each question over all its windows."""
-        best = [_Span("", -np.inf, np.inf) for _ in self._questions]
+        best = [_QuestionSpan("", -np.inf, np.inf) for _ in self._questions]
         for window, row in zip(self._windows, kept, strict=True):
             found = _Found(*map(float, row))
             before = best[window.question]
@@ -115,10 +121,12 @@ class QuestionAnswering(Evaluation):
                 text = self._questions[window.question].context[start:end]
                 score = found.score
             # A window that does not hold the answer rightly says so; the least sure one counts.
-            best[window.question] = _Span(text, score, min(before.no_answer, found.no_answer))
+            best[window.question] = _QuestionSpan(
+                text, score, min(before.no_answer, found.no_answer)
+            )
         return best
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         window = self._windows[index]
         context = answer[window.first : window.first + len(window.offsets)]
         found = best_span(context[:, 0], context[:, 1])

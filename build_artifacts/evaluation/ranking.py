@@ -11,15 +11,15 @@ import numpy as np
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation.base import (
     Answer,
+    EvaluatedModel,
     Evaluation,
-    Kept,
-    ModelUnderTest,
+    ReducedOutput,
     Sampling,
-    encode_texts,
+    tokenize_texts,
 )
 from build_artifacts.evaluation.files import Place, Record, as_index, read_objects, shown
 from build_artifacts.evaluation.metrics import ndcg, ranked, reciprocal_rank
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 
 EXPECTED = "JSON lines with `query`, `documents` and `relevant` (indices into `documents`)"
 NDCG_DEPTH = 10
@@ -34,7 +34,7 @@ class RankedQuery:
     relevant: frozenset[int]
 
 
-def load_ranking(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_ranking(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The queries of the file, an item per document.
 
     Raises BadEvaluationData, or UnsupportedModel for a model that does not give one score.
@@ -46,7 +46,7 @@ def load_ranking(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evalu
         )
     queries = sampling.of([_query(record) for record in read_objects(Place(path, EXPECTED))])
     pairs = [(query.query, document) for query in queries for document in query.documents]
-    return Ranking(encode_texts(model, pairs), queries)
+    return Ranking(tokenize_texts(model, pairs), queries)
 
 
 def _query(record: Record) -> RankedQuery:
@@ -65,11 +65,11 @@ def _query(record: Record) -> RankedQuery:
 class Ranking(Evaluation):
     """Items are the documents of query 0, then those of query 1 and so on: `mrr` decides."""
 
-    def __init__(self, items: Sequence[EncodedItem], queries: Sequence[RankedQuery]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], queries: Sequence[RankedQuery]) -> None:
         super().__init__(items, "mrr")
         self._queries = queries
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`mrr` (over all places) and `ndcg@10`, means over the queries."""
         scores = [float(values[0]) for values in kept]
         orders: list[list[bool]] = []
@@ -83,5 +83,5 @@ class Ranking(Evaluation):
             f"ndcg@{NDCG_DEPTH}": float(np.mean([ndcg(order, NDCG_DEPTH) for order in orders])),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         return answer[:1].copy()

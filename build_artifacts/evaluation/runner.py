@@ -6,35 +6,35 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from build_artifacts.evaluation.base import Answer, Evaluation, Kept
+from build_artifacts.evaluation.base import Answer, Evaluation, ReducedOutput
 from deployments.batching.batches import collate
-from deployments.engines.base import Engine
-from deployments.messages import EncodedItem
+from deployments.engines.base import EncoderEngine
+from deployments.messages import TokenizedItem
 
 BATCH_ITEMS = 32
 # Memory of a pass grows with its padded tokens: a BERT-large of 32 x 512 takes gigabytes.
 BUDGET_TOKENS = 8_192
 
 
-def answers_of(engine: Engine, items: Sequence[EncodedItem]) -> list[Answer]:
+def answers_of(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Answer]:
     """The whole answer to each item, in their order. Raises EngineFailed."""
     # Copies, because an answer may be a view that would keep its whole batch alive.
     answers = {i: np.array(answer) for i, answer in _run(engine, items)}
     return [answers[i] for i in range(len(items))]
 
 
-def scores_of(engine: Engine, evaluation: Evaluation) -> dict[str, float]:
+def scores_of(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]:
     """Every metric by name, holding of each answer only what the score needs.
 
     Raises EngineFailed, also when an answer is not made of finite numbers.
     """
-    kept: dict[int, Kept] = {
+    kept: dict[int, ReducedOutput] = {
         i: evaluation.keep(i, answer) for i, answer in _run(engine, evaluation.items)
     }
-    return evaluation.score_kept([kept[i] for i in range(len(kept))])
+    return evaluation.score_reduced([kept[i] for i in range(len(kept))])
 
 
-def _run(engine: Engine, items: Sequence[EncodedItem]) -> Iterator[tuple[int, Answer]]:
+def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Answer]]:
     """Index and answer of every item, batches of similar length, the shortest first."""
     for batch in _batches([len(item.ids) for item in items]):
         outputs = engine.run(collate([items[i] for i in batch]))

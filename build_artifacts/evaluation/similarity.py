@@ -10,15 +10,15 @@ import numpy as np
 
 from build_artifacts.evaluation.base import (
     Answer,
+    EvaluatedModel,
     Evaluation,
-    Kept,
-    ModelUnderTest,
+    ReducedOutput,
     Sampling,
-    encode_texts,
+    tokenize_texts,
 )
 from build_artifacts.evaluation.files import Layout, Place, as_number, read_records
 from build_artifacts.evaluation.metrics import row_cosines, spearman
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
 LAYOUT = Layout(
@@ -51,27 +51,27 @@ def read_pairs(path: Path) -> list[ScoredPair]:
     ]
 
 
-def load_similarity(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_similarity(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The pairs of the file, two items each. Raises BadEvaluationData."""
     pairs = sampling.of(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:
         raise Place(path, EXPECTED).bad("all scores are equal: there is no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
-    return Similarity(encode_texts(model, texts), scores)
+    return Similarity(tokenize_texts(model, texts), scores)
 
 
 class Similarity(Evaluation):
     """Items 2i and 2i + 1 are pair i. `spearman` compares cosines with the pairs' scores."""
 
-    def __init__(self, items: Sequence[EncodedItem], scores: Sequence[float]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`spearman`, -1 to 1."""
         cosines = row_cosines(np.stack(kept[0::2]), np.stack(kept[1::2]))
         return {"spearman": spearman(cosines, self._scores)}
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
         return answer.copy()

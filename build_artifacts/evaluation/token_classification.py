@@ -12,16 +12,16 @@ from tokenizers import Encoding, Tokenizer
 
 from build_artifacts.evaluation.base import (
     Answer,
+    EvaluatedModel,
     Evaluation,
-    Kept,
-    ModelUnderTest,
+    ReducedOutput,
     Sampling,
     open_cutting_tokenizer,
 )
 from build_artifacts.evaluation.files import Place, Record, read_objects
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, f1
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import item_of
 
 OUTSIDE = "O"
@@ -95,7 +95,7 @@ class AlignedTags:
     tags: tuple[int, ...]
 
 
-def load_token_classification(path: Path, model: ModelUnderTest, sampling: Sampling) -> Evaluation:
+def load_token_classification(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
     """The sentences of the file, an item each. Raises BadEvaluationData."""
     place = Place(path, EXPECTED)
     labels = ModelLabels(model.labels)
@@ -145,7 +145,7 @@ class TokenClassification(Evaluation):
 
     def __init__(
         self,
-        items: Sequence[EncodedItem],
+        items: Sequence[TokenizedItem],
         aligned: Sequence[AlignedTags],
         labels: tuple[str, ...],
     ) -> None:
@@ -153,7 +153,7 @@ class TokenClassification(Evaluation):
         self._aligned = aligned
         self._labels = labels
 
-    def score_kept(self, kept: Sequence[Kept]) -> dict[str, float]:
+    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
         """`entity_f1` (an entity counts when kind and both ends are right), `token_accuracy`."""
         hits = answered = wanted = 0
         for row, sentence in zip(kept, self._aligned, strict=True):
@@ -168,6 +168,8 @@ class TokenClassification(Evaluation):
             "token_accuracy": accuracy(np.concatenate(kept), right_tags),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> Kept:
-        best: Kept = answer[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
+    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+        best: ReducedOutput = (
+            answer[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
+        )
         return best

@@ -8,34 +8,34 @@ from datetime import UTC, datetime
 
 from build_artifacts.console import Progress
 from build_artifacts.errors import BuildError
-from build_artifacts.evaluation import Evaluation, ModelUnderTest, load_evaluation
-from build_artifacts.report.measure import Course, Survey
-from build_artifacts.report.stages import Stage, Trail, recover, served_stage
+from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
+from build_artifacts.report.measure import MeasurementInputs, StageMeasurement
+from build_artifacts.report.stages import RebuiltStages, Stage, rebuild_prepared, served_stage
 from build_artifacts.report.values import (
     BASELINE,
-    Lanes,
     Report,
+    ReportConditions,
     ReportRequest,
-    Setting,
+    TimingModes,
     compared,
     serving,
 )
-from build_artifacts.search.graphs import Graphs
+from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import Hub
 from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Device
 from deployments.tuning.costs import Placement, Shape
-from deployments.tuning.measure import batch_from, shapes_up_to
+from deployments.tuning.measure import batch_from, supported_shapes
 from deployments.tuning.parity import Reference
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens
 CROWD = Shape(items=32, tokens=128)
 
 
-def travel(
+def build_report(
     request: ReportRequest,
     manifest: ArtifactManifest,
-    setting: Setting,
+    setting: ReportConditions,
     progress: Progress,
     hub: Hub,
 ) -> Report:
@@ -50,7 +50,7 @@ def travel(
         try:
             steps = StepRunner(place, progress)
             stages, unmade = _stages(request, manifest, steps, place, hub)
-            survey = Survey(_course(request, manifest, evaluation), steps)
+            survey = StageMeasurement(_course(request, manifest, evaluation), steps)
             figures = survey.figures(stages)
         finally:
             progress.end()
@@ -80,15 +80,17 @@ def _stages(
     hub: Hub,
 ) -> tuple[list[Stage], dict[str, str]]:
     """The stages there are, and why others cannot be made."""
-    lanes = Lanes.of(request)
-    cpu = serving(Placement(request.artifact, manifest, Device.CPU, lanes.alone))
-    gpu = serving(Placement(request.artifact, manifest, Device.GPU, lanes.gpu))
-    served = [served_stage(found, lanes) for found in (cpu, gpu) if found is not None]
+    modes = TimingModes.of(request)
+    cpu = serving(Placement(request.artifact, manifest, Device.CPU, modes.alone))
+    gpu = serving(Placement(request.artifact, manifest, Device.GPU, modes.gpu))
+    served = [served_stage(found, modes) for found in (cpu, gpu) if found is not None]
     try:
-        prepared = recover(manifest, steps, place.directory("sources"), hub, request.adapter)
+        prepared = rebuild_prepared(
+            manifest, steps, place.directory("sources"), hub, request.adapter
+        )
     except BuildError as exc:
         return served, {f"{BASELINE} and what is made from it": f"{exc.message}; {exc.hint}"}
-    trail = Trail(prepared, Graphs(steps, prepared), lanes)
+    trail = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
     scores = {} if request.evaluation else manifest.scores
     stages = [*trail.before(cpu, scores), *served, *trail.usual(cpu)]
     return stages, trail.unmade
@@ -96,18 +98,18 @@ def _stages(
 
 def _course(
     request: ReportRequest, manifest: ArtifactManifest, evaluation: Evaluation | None
-) -> Course:
+) -> MeasurementInputs:
     reference = Reference.read(request.artifact / REFERENCE_NAME)
     most = manifest.max_tokens
     crowd = CROWD.model_copy(update={"tokens": min(CROWD.tokens, most)})
-    return Course(
+    return MeasurementInputs(
         reference=reference,
         head=manifest.head,
         gate=manifest.gate,
         evaluation=evaluation,
         alone={
             shape.tokens: batch_from(reference.items, shape)
-            for shape in shapes_up_to(most, items=(1,), tokens=LENGTHS)
+            for shape in supported_shapes(most, items=(1,), tokens=LENGTHS)
         },
         crowd=batch_from(reference.items, crowd),
         runs=request.runs,
@@ -119,7 +121,7 @@ def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evalua
     """The labelled data that was asked for, ready for engines. Raises BadEvaluationData."""
     if request.evaluation is None:
         return None
-    model = ModelUnderTest(
+    model = EvaluatedModel(
         directory=request.artifact,
         max_tokens=manifest.max_tokens,
         labels=manifest.labels,
@@ -136,7 +138,7 @@ def _source(manifest: ArtifactManifest) -> str:
     return f"{source.ref}{adapter}, revision {source.revision[:20]}"
 
 
-def _command(request: ReportRequest, manifest: ArtifactManifest, setting: Setting) -> str:
+def _command(request: ReportRequest, manifest: ArtifactManifest, setting: ReportConditions) -> str:
     options = setting.options
     words = ["python", "-m", "build_artifacts", "report", f"{manifest.id}:{manifest.version}"]
     words += ["--runs", str(options.runs), "--threads", str(options.threads)]

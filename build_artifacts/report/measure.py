@@ -16,12 +16,12 @@ from build_artifacts.report.stages import Stage
 from build_artifacts.report.values import Latency, StageFigures, Throughput
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Device, Gate, Head
-from deployments.config import LaneSettings
-from deployments.engines import Engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed
 from deployments.messages import Batch
 from deployments.tuning.host import free_bytes
-from deployments.tuning.measure import come_to_rest
+from deployments.tuning.measure import wait_until_idle
 from deployments.tuning.parity import Reference, answers, judge
 
 BLOCKS = 5
@@ -50,12 +50,12 @@ def affordable_runs(runs: int, pass_s: float, budget_s: float) -> int:
 
 
 @dataclass(slots=True)
-class Race:
+class InterleavedTimer:
     """Engines by name; one that fails leaves, and `failed` says why."""
 
-    engines: dict[str, Engine]
+    engines: dict[str, EncoderEngine]
     clock: Clock = time.perf_counter
-    rest: Callable[[], None] = come_to_rest
+    rest: Callable[[], None] = wait_until_idle
     failed: dict[str, str] = field(default_factory=dict)
 
     def latencies(
@@ -175,7 +175,7 @@ _MEMORY_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class MeasurementInputs:
     """What every stage has to run."""
 
     reference: Reference
@@ -189,7 +189,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class StageAccuracy:
     """How right a stage is; `scores` are empty where no data was given."""
 
     cosine: float
@@ -198,10 +198,10 @@ class Quality:
 
 
 @dataclass(slots=True)
-class Survey:
+class StageMeasurement:
     """The figures of stages; `failed` names those that gave up, and why."""
 
-    course: Course
+    course: MeasurementInputs
     steps: StepRunner
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -221,14 +221,14 @@ class Survey:
             latencies = self._latencies(engines, seconds * _LATENCY_SHARE)
         stages = [stage for stage in stages if stage.name in latencies]
         with self._opened(stages, {s.name: s.crowd for s in stages}) as engines:
-            passes = {s.name: s.crowd.runs for s in stages}
+            passes = {s.name: s.crowd.concurrent_passes for s in stages}
             throughputs = self._throughputs(engines, passes, seconds * (1 - _LATENCY_SHARE))
         for stage in stages:
             quality = qualities[stage.name]
             yield StageFigures(
                 name=stage.name,
                 what=stage.what,
-                in_journey=stage.in_journey,
+                is_baseline_path=stage.is_baseline_path,
                 size_bytes=stage.size_bytes,
                 cosine=quality.cosine,
                 agreement=quality.agreement,
@@ -239,16 +239,16 @@ class Survey:
 
     @contextmanager
     def _opened(
-        self, stages: Sequence[Stage], lanes: Mapping[str, LaneSettings]
-    ) -> Iterator[dict[str, Engine]]:
+        self, stages: Sequence[Stage], modes: Mapping[str, EncoderSettings]
+    ) -> Iterator[dict[str, EncoderEngine]]:
         """An engine of every stage that can be opened, closed on the way out."""
-        engines: dict[str, Engine] = {}
-        opened: list[Engine] = []
+        engines: dict[str, EncoderEngine] = {}
+        opened: list[EncoderEngine] = []
         try:
-            with self.steps.passing("open", _listed(lanes)):
+            with self.steps.passing("open", _listed(modes)):
                 for stage in stages:
                     try:
-                        engines[stage.name] = stage.open(lanes[stage.name])
+                        engines[stage.name] = stage.open(modes[stage.name])
                     except EngineFailed as exc:
                         self.failed[stage.name] = exc.message
                         continue
@@ -259,9 +259,9 @@ class Survey:
                 engine.close()
             engines.clear()  # the next ones need the memory, and the caller still holds this
 
-    def _qualities(self, engines: dict[str, Engine]) -> dict[str, Quality]:
+    def _qualities(self, engines: dict[str, EncoderEngine]) -> dict[str, StageAccuracy]:
         """How right each engine is; those that are not right at all leave `engines`."""
-        found: dict[str, Quality] = {}
+        found: dict[str, StageAccuracy] = {}
         for name, engine in list(engines.items()):
             with self.steps.passing("verify", f"{name} against the reference") as step:
                 try:
@@ -273,7 +273,7 @@ class Survey:
                     step.found(f"left out, {exc.message}")
         return found
 
-    def _quality(self, engine: Engine) -> Quality:
+    def _quality(self, engine: EncoderEngine) -> StageAccuracy:
         course = self.course
         # Company is the build's to judge, and the mixed lengths of its batches cost most.
         alone = answers(engine, course.reference.items, 1)
@@ -281,12 +281,12 @@ class Survey:
         if verdict.parity is None:
             raise EngineFailed("; ".join(verdict.reasons))
         scores = {} if course.evaluation is None else scores_of(engine, course.evaluation)
-        return Quality(verdict.parity.cosine_mean, verdict.parity.top1_agreement, scores)
+        return StageAccuracy(verdict.parity.cosine_mean, verdict.parity.top1_agreement, scores)
 
     def _latencies(
-        self, engines: dict[str, Engine], seconds: float
+        self, engines: dict[str, EncoderEngine], seconds: float
     ) -> dict[str, tuple[Latency, ...]]:
-        race = Race(dict(engines))
+        race = InterleavedTimer(dict(engines))
         with self.steps.passing("time", f"one item, {_listed(engines)}") as step:
             found = race.latencies(self.course.alone, self.course.runs, seconds)
             runs = {one.tokens: one.runs for times in found.values() for one in times}
@@ -295,11 +295,11 @@ class Survey:
         return found
 
     def _throughputs(
-        self, engines: dict[str, Engine], passes: Mapping[str, int], seconds: float
+        self, engines: dict[str, EncoderEngine], passes: Mapping[str, int], seconds: float
     ) -> dict[str, Throughput]:
         if not engines:
             return {}
-        race = Race(dict(engines))
+        race = InterleavedTimer(dict(engines))
         items = len(self.course.crowd.lengths)
         with self.steps.passing("time", f"{items} items, {_listed(engines)}"):
             found = race.throughputs(self.course.crowd, passes, seconds)
@@ -307,13 +307,13 @@ class Survey:
         return found
 
 
-def groups_of(stages: Sequence[Stage], room_bytes: int) -> list[list[Stage]]:
+def groups_of(stages: Sequence[Stage], available_bytes: int) -> list[list[Stage]]:
     """The stages in order, as many together as have room; one at least."""
     groups: list[list[Stage]] = []
     taken = 0
     for stage in stages:
         needed = stage.size_bytes * _OPEN_PER_BYTE
-        if not groups or taken + needed > room_bytes * _MEMORY_SHARE:
+        if not groups or taken + needed > available_bytes * _MEMORY_SHARE:
             groups.append([])
             taken = 0
         groups[-1].append(stage)

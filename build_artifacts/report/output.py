@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from build_artifacts.console import columns
-from build_artifacts.report.values import BASELINE, Latency, Report, Setting, StageFigures
+from build_artifacts.report.values import BASELINE, Latency, Report, ReportConditions, StageFigures
 from deployments.artifacts.store import HOSTS_NAME
 from deployments.tuning.host import Host
 
@@ -126,7 +126,7 @@ def _ratios(report: Report) -> list[list[str]]:
 def _remarks(report: Report) -> list[str]:
     """What the rows are, how throughput was taken, and what is missing."""
     lines = [f"{shown_name(stage)}: {stage.what}" for stage in report.stages]
-    if any(not stage.in_journey for stage in report.stages):
+    if any(not stage.is_baseline_path for stage in report.stages):
         lines.append(f"{ASIDE} no part of the journey, measured for comparison")
     placed: dict[str, list[str]] = {}
     for stage in report.stages:
@@ -149,7 +149,7 @@ def _likeness(stage: StageFigures) -> str:
 
 def shown_name(stage: StageFigures) -> str:
     """The name of a stage, marked where it is no part of the journey."""
-    return stage.name if stage.in_journey else f"{stage.name} {ASIDE}"
+    return stage.name if stage.is_baseline_path else f"{stage.name} {ASIDE}"
 
 
 def _latency(latency: Latency | None) -> str:
@@ -250,7 +250,7 @@ def _bars(axes: Any, report: Report, stages: Sequence[StageFigures]) -> None:
         )
         axes.annotate(f"{digits(height)}x", (place, height), ha="center", va="bottom")
     axes.set_xticks(range(len(stages)), [shown_name(stage) for stage in stages])
-    if not all(stage.in_journey for stage in stages):
+    if not all(stage.is_baseline_path for stage in stages):
         axes.set_xlabel(f"{ASIDE} for comparison")
     axes.set_ylabel(f"speed-up over {BASELINE}, all lengths")
     axes.margins(y=0.12)
@@ -278,7 +278,7 @@ def report_path(artifact: Path, host: Host) -> Path:
     return artifact / HOSTS_NAME / host.fingerprint / f"{STEM}.json"
 
 
-def stored_report(artifact: Path, setting: Setting, tell: Tell) -> Report | None:
+def read_report(artifact: Path, setting: ReportConditions, tell: Tell) -> Report | None:
     """The report that still holds in `setting`; None, telling why, where it has to be measured."""
     path = report_path(artifact, setting.host)
     try:
@@ -297,8 +297,10 @@ def stored_report(artifact: Path, setting: Setting, tell: Tell) -> Report | None
     return report
 
 
-def _changed(then: Setting, now: Setting) -> list[str]:
-    return [name for name in Setting.model_fields if getattr(then, name) != getattr(now, name)]
+def _changed(then: ReportConditions, now: ReportConditions) -> list[str]:
+    return [
+        name for name in ReportConditions.model_fields if getattr(then, name) != getattr(now, name)
+    ]
 
 
 def keep(artifact: Path, report: Report, tell: Tell) -> Path:

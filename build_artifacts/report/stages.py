@@ -13,26 +13,26 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.recipes import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
-from build_artifacts.report.values import BASELINE, Lanes, Serving
+from build_artifacts.report.values import BASELINE, Serving, TimingModes
 from build_artifacts.search.gate import spec_of
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.preparation import Original, Prepared, merged_once, prepared_once
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.preparation import Original, PreparedModel, cached_merge, cached_prepare
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions, Source
-from deployments.config import LaneSettings
-from deployments.engines import Engine, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, open_engine
 from deployments.messages import Batch, Outputs
-from deployments.tuning.opening import open_best
+from deployments.tuning.opening import open_tuned_engine
 
 # What `torch` and the graphs exported from it take; a host that only serves has none of them.
 _NEEDED = ("torch", "transformers", "onnx", "onnxscript")
 
 
-def recover(
+def rebuild_prepared(
     manifest: ArtifactManifest, steps: StepRunner, sources: Path, hub: Hub, adapter: Path | None
-) -> Prepared:
+) -> PreparedModel:
     """The original, its adapter merged, from where the manifest says it came from.
 
     What has to be unpacked goes under `sources`; `adapter` is where the adapter lies, which the
@@ -48,9 +48,9 @@ def recover(
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.found(f"revision {checkpoint.source.revision[:20]}")
     if manifest.source.adapter is not None:
-        checkpoint = merged_once(steps, checkpoint, find_adapter(manifest.source, adapter))
+        checkpoint = cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
     facts = read_facts(checkpoint, manifest.tasks)
-    return prepared_once(steps, checkpoint.weights, facts, None)
+    return cached_prepare(steps, checkpoint.weights, facts, None)
 
 
 def find_adapter(source: Source, given: Path | None) -> Adapter:
@@ -101,15 +101,15 @@ class Stage:
     name: str
     what: str
     size_bytes: int
-    open: Callable[[LaneSettings], Engine]  # raises EngineFailed
-    alone: LaneSettings  # for one pass at a time
-    crowd: LaneSettings  # for most items per second
-    in_journey: bool = True
+    open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
+    alone: EncoderSettings  # for one pass at a time
+    crowd: EncoderSettings  # for most items per second
+    is_baseline_path: bool = True
     scores: Mapping[str, float]  # measured at the build; empty where none were
 
 
-class Eager:
-    """An original on as many threads as its lane says, whatever torch was set to meanwhile."""
+class TorchReferenceEngine:
+    """An original on as many threads as its encoder says, whatever torch was set to meanwhile."""
 
     def __init__(self, original: Original, threads: int) -> None:
         self.info = original.info
@@ -127,8 +127,8 @@ class Eager:
         """Nothing to give back that the caller does not hold."""
 
 
-def served_stage(serving: Serving, lanes: Lanes) -> Stage:
-    """What a lane of this host serves with."""
+def served_stage(serving: Serving, modes: TimingModes) -> Stage:
+    """What an encoder of this host serves with."""
     placement, candidate = serving.placement, serving.candidates[0]
     on_gpu = placement.device is Device.GPU
     names = ", ".join(variant.name for variant in serving.variants)
@@ -136,20 +136,22 @@ def served_stage(serving: Serving, lanes: Lanes) -> Stage:
         name=f"gpu-{candidate.precision}" if on_gpu else candidate.precision,
         what=f"served{' on the GPU' if on_gpu else ''}: {names}",
         size_bytes=serving.size_bytes,
-        open=lambda lane: open_best(replace(placement, lane=lane))[0],
-        alone=placement.lane,
-        crowd=placement.lane if on_gpu else lanes.crowd,
+        open=lambda settings: open_tuned_engine(replace(placement, settings=settings))[0],
+        alone=placement.settings,
+        crowd=placement.settings if on_gpu else modes.crowd,
         scores=candidate.scores,
     )
 
 
-class Trail:
+class RebuiltStages:
     """The stages that are made from the checkpoint again. `unmade` names those that cannot be."""
 
-    def __init__(self, prepared: Prepared, graphs: Graphs, lanes: Lanes) -> None:
+    def __init__(
+        self, prepared: PreparedModel, graphs: CandidateGraphs, modes: TimingModes
+    ) -> None:
         self._prepared = prepared
         self._graphs = graphs
-        self._lanes = lanes
+        self._modes = modes
         self.unmade: dict[str, str] = {}
 
     def before(self, served: Serving | None, scores: Mapping[str, float]) -> Iterator[Stage]:
@@ -174,7 +176,7 @@ class Trail:
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the usual recipe: fused, then quantised"
-            yield from self._graph(_USUAL, what, in_journey=False)
+            yield from self._graph(_USUAL, what, is_baseline_path=False)
 
     def _optimised(self, served: Serving) -> Iterator[Stage]:
         candidate, variant = served.candidates[0], served.variants[0]
@@ -201,11 +203,13 @@ class Trail:
         model: Callable[[], TorchModel],
         scores: Mapping[str, float],
     ) -> Stage:
-        def opened(lane: LaneSettings) -> Engine:
-            return Eager(Original(model(), self._prepared.facts), lane.threads_per_run)
+        def opened(settings: EncoderSettings) -> EncoderEngine:
+            return TorchReferenceEngine(
+                Original(model(), self._prepared.facts), settings.intra_op_threads
+            )
 
         # Passes at once would share torch's one pool of threads.
-        alone = self._lanes.alone
+        alone = self._modes.alone
         return Stage(
             name=name,
             what=what,
@@ -217,7 +221,7 @@ class Trail:
         )
 
     def _graph(
-        self, recipe: CandidateRecipe, what: str, *, in_journey: bool = True
+        self, recipe: CandidateRecipe, what: str, *, is_baseline_path: bool = True
     ) -> Iterator[Stage]:
         try:
             graph: Path = self._graphs.graph(recipe)
@@ -229,9 +233,9 @@ class Trail:
             name=recipe.name,
             what=what,
             size_bytes=graph.stat().st_size,
-            open=lambda lane: open_engine(spec, lane),
-            alone=self._lanes.alone,
-            crowd=self._lanes.crowd,
-            in_journey=in_journey,
+            open=lambda settings: open_engine(spec, settings),
+            alone=self._modes.alone,
+            crowd=self._modes.crowd,
+            is_baseline_path=is_baseline_path,
             scores={},
         )

@@ -11,17 +11,17 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from build_artifacts.evaluation import EVERYTHING, Sampling, data_digest
+from build_artifacts.evaluation import ALL_EXAMPLES, Sampling, data_digest
 from build_artifacts.steps.seal import build_tools
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.machine import usable_cores
 from deployments.tuning.costs import Placement, Variant, read_costs
-from deployments.tuning.host import Host, this_host
+from deployments.tuning.host import Host, read_host
 from deployments.tuning.opening import default_candidate
 
-GPU_LANE = LaneSettings(providers=("CUDAExecutionProvider",))
+GPU_SETTINGS = EncoderSettings(providers=("CUDAExecutionProvider",))
 
 
 class Frozen(BaseModel):
@@ -40,12 +40,12 @@ class ReportRequest:
     threads: int | None = None  # None: all usable cores
     seconds: float = 300.0  # for all timed passes together
     evaluation: Path | None = None
-    sampling: Sampling = EVERYTHING
+    sampling: Sampling = ALL_EXAMPLES
     adapter: Path | None = None  # where the artifact's adapter lies
-    gpu: LaneSettings = GPU_LANE
+    gpu: EncoderSettings = GPU_SETTINGS
 
 
-class Options(Frozen):
+class ReportOptions(Frozen):
     """How it was measured."""
 
     runs: int = Field(ge=1)
@@ -55,20 +55,20 @@ class Options(Frozen):
     limit: int | None
 
 
-class Setting(Frozen):
+class ReportConditions(Frozen):
     """A report holds as long as this stays the same."""
 
     version: str  # of the artifact
     host: Host
     gpu: Host | None
     versions: dict[str, str]
-    options: Options
+    options: ReportOptions
     served: dict[str, tuple[str, ...]]  # variants by device and threads, most used first
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The sealed graphs that a lane of this host serves with, most used first."""
+    """The sealed graphs that an encoder of this host serves with, most used first."""
 
     placement: Placement
     variants: tuple[Variant, ...]
@@ -99,47 +99,47 @@ def serving(placement: Placement) -> Serving | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
+class TimingModes:
     """How this host runs one pass alone, and how it runs most items per second."""
 
-    alone: LaneSettings
-    crowd: LaneSettings
-    gpu: LaneSettings
+    alone: EncoderSettings
+    crowd: EncoderSettings
+    gpu: EncoderSettings
 
     @classmethod
-    def of(cls, request: ReportRequest) -> Lanes:
-        """The lanes on as many cores as were asked for."""
+    def of(cls, request: ReportRequest) -> TimingModes:
+        """The modes on as many cores as were asked for."""
         threads = request.threads or usable_cores()
         return cls(
-            alone=LaneSettings(threads_per_run=threads),
-            crowd=LaneSettings(threads_per_run=1, runs=threads),
+            alone=EncoderSettings(intra_op_threads=threads),
+            crowd=EncoderSettings(intra_op_threads=1, concurrent_passes=threads),
             gpu=request.gpu,
         )
 
 
-def setting_of(request: ReportRequest, manifest: ArtifactManifest) -> Setting:
+def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> ReportConditions:
     """The setting that a report of `request` has now. Raises BuildError."""
-    lanes = Lanes.of(request)
+    modes = TimingModes.of(request)
     evaluation = request.evaluation
     served = {}
-    for device, lane in (
-        (Device.CPU, lanes.alone),
-        (Device.CPU, lanes.crowd),
-        (Device.GPU, lanes.gpu),
+    for device, settings in (
+        (Device.CPU, modes.alone),
+        (Device.CPU, modes.crowd),
+        (Device.GPU, modes.gpu),
     ):
-        found = serving(Placement(request.artifact, manifest, device, lane))
+        found = serving(Placement(request.artifact, manifest, device, settings))
         if found is not None:
             names = tuple(variant.name for variant in found.variants)
-            served[f"{device}-{lane.threads_per_run}"] = names
+            served[f"{device}-{settings.intra_op_threads}"] = names
     on_gpu = any(name.startswith(Device.GPU) for name in served)
-    return Setting(
+    return ReportConditions(
         version=manifest.version,
-        host=this_host(Device.CPU),
-        gpu=this_host(Device.GPU) if on_gpu else None,
+        host=read_host(Device.CPU),
+        gpu=read_host(Device.GPU) if on_gpu else None,
         versions=build_tools(),
-        options=Options(
+        options=ReportOptions(
             runs=request.runs,
-            threads=lanes.alone.threads_per_run,
+            threads=modes.alone.intra_op_threads,
             seconds=request.seconds,
             evaluation=None if evaluation is None else data_digest(evaluation),
             limit=request.sampling.limit,
@@ -193,7 +193,7 @@ class StageFigures(Frozen):
 
     name: str
     what: str  # in a few words
-    in_journey: bool  # False: measured for comparison only
+    is_baseline_path: bool  # False: measured for comparison only
     size_bytes: int = Field(ge=0)  # weights on disk
     cosine: float  # mean, to the fp32 reference sealed with the artifact, each probe alone
     agreement: float | None  # top-1, where the model chooses (see `manifest.Parity`)
@@ -212,7 +212,7 @@ class Report(Frozen):
 
     schema_version: Literal[1] = 1
     id: str
-    setting: Setting
+    setting: ReportConditions
     source: str
     metric: str | None
     measured_at: str  # UTC, ISO 8601

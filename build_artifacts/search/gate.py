@@ -11,27 +11,27 @@ from pydantic import BaseModel, ConfigDict
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import scores_of
 from build_artifacts.recipes import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
-from build_artifacts.search.graphs import Graphs, calibrated_otherwise
-from build_artifacts.search.preparation import Prepared
-from build_artifacts.search.screening_settings import is_present, lane_for
+from build_artifacts.search.graphs import CandidateGraphs, with_other_calibrations
+from build_artifacts.search.preparation import PreparedModel
+from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import EngineOptions, Gate, Parity
-from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
-from deployments.tuning.parity import verdict_on
+from deployments.tuning.parity import check_engine
 
 _JUDGEMENT_NAME = "judgement.json"
 # Products kept from int8 in the attempts to mend a candidate, up to this share of all.
-_KEPT_COUNTS = (2, 4, 8, 16, 32)
-_MOST_KEPT = 0.25
+_EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
+_MAX_EXCLUDED_SHARE = 0.25
 
 
 # A recipe, and the nodes that are kept from its quantisation.
 _Attempt = tuple[CandidateRecipe, tuple[str, ...]]
 
 
-class Judgement(BaseModel):
+class GateResult(BaseModel):
     """What the gate found; kept, so that an interrupted build need not look again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,7 +42,7 @@ class Judgement(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassedGraph:
+class AcceptedGraph:
     """A graph that passed the gate, still in the workspace."""
 
     recipe: CandidateRecipe
@@ -57,16 +57,18 @@ class PassedGraph:
         return self.spec.path
 
 
-class Gatekeeper:
+class AccuracyGate:
     """Holds graphs of one build against its original."""
 
-    def __init__(self, steps: StepRunner, prepared: Prepared, graphs: Graphs, gate: Gate) -> None:
+    def __init__(
+        self, steps: StepRunner, prepared: PreparedModel, graphs: CandidateGraphs, gate: Gate
+    ) -> None:
         self._steps = steps
         self._prepared = prepared
         self._graphs = graphs
         self._gate = gate
 
-    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> PassedGraph | None:
+    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> AcceptedGraph | None:
         """The candidate as it is, else mended where `mend` says so; None when it does not pass."""
         attempts: Iterable[_Attempt] = self._attempts(recipe) if mend else [(recipe, ())]
         for attempt, kept in attempts:
@@ -80,7 +82,7 @@ class Gatekeeper:
             judgement = self._judgement(attempt, spec, kept)
             if not judgement.reasons:
                 assert judgement.parity is not None, "no numbers and no reasons; this is a bug"
-                return PassedGraph(
+                return AcceptedGraph(
                     recipe=attempt,
                     spec=spec,
                     parity=judgement.parity,
@@ -92,17 +94,17 @@ class Gatekeeper:
     def _attempts(self, recipe: CandidateRecipe) -> Iterator[_Attempt]:
         """What to try in turn: as it is, calibrated otherwise, then with more and more kept."""
         yield recipe, ()
-        for other in calibrated_otherwise(recipe):
+        for other in with_other_calibrations(recipe):
             yield other, ()
         if isinstance(recipe.quantisation, DynamicInt8 | StaticInt8):
             order = self._graphs.sensitive_nodes(recipe)
-            for count in _KEPT_COUNTS:
-                if count <= len(order) * _MOST_KEPT:
+            for count in _EXCLUDED_COUNTS:
+                if count <= len(order) * _MAX_EXCLUDED_SHARE:
                     yield recipe, tuple(order[:count])
 
     def _judgement(
         self, recipe: CandidateRecipe, spec: GraphSpec, kept: tuple[str, ...]
-    ) -> Judgement:
+    ) -> GateResult:
         def work(into: Path) -> str:
             judgement = self._judge(spec)
             (into / _JUDGEMENT_NAME).write_text(judgement.model_dump_json(), encoding="utf-8")
@@ -111,27 +113,27 @@ class Gatekeeper:
         key = f"verify-{digest_of((recipe, kept))[:12]}"
         detail = f"{_named(recipe, kept)} against fp32 torch"
         found = self._steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
-        return Judgement.model_validate_json(found.read_bytes())
+        return GateResult.model_validate_json(found.read_bytes())
 
-    def _judge(self, spec: GraphSpec) -> Judgement:
+    def _judge(self, spec: GraphSpec) -> GateResult:
         # Nothing else runs while accuracy is looked at, so all cores may help.
-        lane = lane_for(spec.device, usable_cores())
+        settings = engine_settings(spec.device, usable_cores())
         try:
-            engine = open_engine(spec, lane)
+            engine = open_engine(spec, settings)
         except EngineFailed as exc:
-            return Judgement(parity=None, scores={}, reasons=(exc.message,))
+            return GateResult(parity=None, scores={}, reasons=(exc.message,))
         try:
-            verdict = verdict_on(engine, self._prepared.reference, self._gate, spec.head)
+            verdict = check_engine(engine, self._prepared.reference, self._gate, spec.head)
             # Half precision on a CPU takes minutes to say what parity says to four digits.
-            is_scored = verdict.passed and is_present(spec.device)
+            is_scored = verdict.passed and has_device(spec.device)
             scores, reasons = self._scores(engine) if is_scored else ({}, verdict.reasons)
         except EngineFailed as exc:
-            return Judgement(parity=None, scores={}, reasons=(exc.message,))
+            return GateResult(parity=None, scores={}, reasons=(exc.message,))
         finally:
             engine.close()
-        return Judgement(parity=verdict.parity, scores=scores, reasons=reasons)
+        return GateResult(parity=verdict.parity, scores=scores, reasons=reasons)
 
-    def _scores(self, engine: Engine) -> tuple[dict[str, float], tuple[str, ...]]:
+    def _scores(self, engine: EncoderEngine) -> tuple[dict[str, float], tuple[str, ...]]:
         """The task's metrics, and why they miss the gate; nothing where no data was given."""
         evaluation = self._prepared.evaluation
         if evaluation is None:
@@ -148,7 +150,7 @@ def _named(recipe: CandidateRecipe, kept: tuple[str, ...]) -> str:
     return f"{recipe.name}, {len(kept)} products kept" if kept else recipe.name
 
 
-def spec_of(recipe: CandidateRecipe, graph: Path, prepared: Prepared) -> GraphSpec:
+def spec_of(recipe: CandidateRecipe, graph: Path, prepared: PreparedModel) -> GraphSpec:
     """How to open the graph of a candidate that is not sealed yet."""
     return GraphSpec(
         path=graph,
@@ -167,7 +169,7 @@ def _readable(options: EngineOptions, max_tokens: int) -> EngineOptions:
     return options.model_copy(update={"buckets": tuple(buckets)})
 
 
-def told(judgement: Judgement) -> str:
+def told(judgement: GateResult) -> str:
     """A judgement in one line."""
     if judgement.reasons:
         return f"left out, {'; '.join(judgement.reasons)}"

@@ -11,18 +11,18 @@ from pathlib import Path
 from build_artifacts.recipes import (
     CandidateRecipe,
     ExportRecipe,
+    GraphRewrites,
     Quantisation,
-    Rewrites,
     StaticInt8,
-    TorchProgram,
+    TorchProgramRecipe,
     digest_of,
 )
-from build_artifacts.search.preparation import Prepared
+from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
 from build_artifacts.steps.quantize import quantise
 from build_artifacts.steps.rewrite import largest_difference, rewrite
-from build_artifacts.steps.sensitivity import most_sensitive
+from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.batching.batches import collate
 from deployments.tuning.costs import Shape
@@ -30,16 +30,16 @@ from deployments.tuning.measure import batch_from
 
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
-_COMPANY = 4
+_CHECK_BATCH_ITEMS = 4
 _SAME = 1e-3  # of the largest answer: other kernels, other order of sums
 _PROGRAM_NAME = "program.safetensors"
 _ORDER_NAME = "order.json"
 
 
-class Graphs:
+class CandidateGraphs:
     """The graphs of one build."""
 
-    def __init__(self, steps: StepRunner, prepared: Prepared) -> None:
+    def __init__(self, steps: StepRunner, prepared: PreparedModel) -> None:
         self._steps = steps
         self._prepared = prepared
 
@@ -48,7 +48,7 @@ class Graphs:
 
         Raises UnsupportedModel when the model cannot be exported that way.
         """
-        if isinstance(recipe.source, TorchProgram):
+        if isinstance(recipe.source, TorchProgramRecipe):
             return self._program(recipe.source)
         floating = self.floating(recipe)
         if recipe.quantisation is None:
@@ -67,7 +67,7 @@ class Graphs:
 
         def work(into: Path) -> str:
             items = self._prepared.reference.items
-            order = most_sensitive(floating, items, self._prepared.facts.mask_token)
+            order = rank_by_sensitivity(floating, items, self._prepared.facts.mask_token)
             (into / _ORDER_NAME).write_text(json.dumps(order), encoding="utf-8")
             return f"{len(order)} products ranked"
 
@@ -77,7 +77,7 @@ class Graphs:
         order: list[str] = json.loads(found.read_bytes())
         return order
 
-    def _program(self, source: TorchProgram) -> Path:
+    def _program(self, source: TorchProgramRecipe) -> Path:
         def work(into: Path) -> str:
             path = into / _PROGRAM_NAME
             save_program(self._prepared.model(source.dtype), self._prepared.facts, path)
@@ -96,7 +96,7 @@ class Graphs:
         detail = f"{source.dtype} graph{opset}{fused}"
         return self._steps.once(f"export-{_short(source)}", "export", detail, work) / _GRAPH_NAME
 
-    def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: Rewrites) -> Path:
+    def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: GraphRewrites) -> Path:
         def work(into: Path) -> str:
             rewritten = into / _GRAPH_NAME
             places = rewrite(exported, rewrites, rewritten)
@@ -115,7 +115,7 @@ class Graphs:
         facts, items = self._prepared.facts, self._prepared.reference.items
         # Alone at a length beyond any window of local attention, and in padded company.
         long = batch_from(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
-        batches = [long, collate(items[:_COMPANY])]
+        batches = [long, collate(items[:_CHECK_BATCH_ITEMS])]
         return largest_difference(before, after, batches, facts.mask_token)
 
     def _quantised(
@@ -133,7 +133,7 @@ class Graphs:
         return self._steps.once(key, "quantise", detail, work) / _GRAPH_NAME
 
 
-def calibrated_otherwise(recipe: CandidateRecipe) -> list[CandidateRecipe]:
+def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
     """The recipe with each of its other calibrations."""
     scheme = recipe.quantisation
     if not isinstance(scheme, StaticInt8):

@@ -12,7 +12,7 @@ import numpy as np
 
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.compaction.apply import compact
@@ -21,7 +21,7 @@ from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.recipes import Dtype
-from build_artifacts.search.probes import encode_probes
+from build_artifacts.search.probes import tokenize_probes
 from build_artifacts.steps.dequantize import dequantise
 from build_artifacts.steps.merge import merge
 from build_artifacts.storage.workspace import StepRunner
@@ -38,7 +38,7 @@ class Original:
     def __init__(self, model: TorchModel, facts: ModelFacts) -> None:
         self.info = EngineInfo(compute_type="cpu-fp32")
         self._facts = facts
-        self._rows = row_model(model, facts.head, facts.pooling)
+        self._rows = wrap_for_export(model, facts.head, facts.pooling)
         self._names = input_names(model, facts.head)
 
     def run(self, batch: Batch) -> Outputs:
@@ -60,7 +60,7 @@ _SCORES_NAME = "scores.json"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     """A checkpoint whose facts, zeros and answers are known.
 
     `reference_dir` holds what `prepare` wrote; `evaluation` is None where no data was given.
@@ -94,7 +94,7 @@ class Prepared:
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
-def dequantised_once(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
+def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint of a GGUF file with its weights in fp32. Raises UnsupportedModel."""
     file = checkpoint.gguf
     assert file is not None, "there is nothing to dequantise; this is a bug"
@@ -107,7 +107,7 @@ def dequantised_once(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
-def merged_once(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """The checkpoint with the adapter added to its weights. Raises BuildError."""
 
     def work(into: Path) -> str:
@@ -118,20 +118,20 @@ def merged_once(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> 
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
-def prepared_once(
+def cached_prepare(
     steps: StepRunner, weights: Path, facts: ModelFacts, evaluation: Evaluation | None
-) -> Prepared:
+) -> PreparedModel:
     """What candidates made of `weights` are held against. Raises UnsupportedModel."""
 
     def work(into: Path) -> str:
         prepare(weights, facts, evaluation, into)
-        prepared = Prepared(weights, facts, into, evaluation)
+        prepared = PreparedModel(weights, facts, into, evaluation)
         scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
         return f"{facts.architecture}, {facts.max_tokens} tokens{scores}"
 
     detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
     directory = steps.once("reference", "reference", detail, work)
-    return Prepared(weights, facts, directory, evaluation)
+    return PreparedModel(weights, facts, directory, evaluation)
 
 
 def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, into: Path) -> None:
@@ -142,7 +142,7 @@ def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, int
     """
     model = load_model(weights, head=facts.head, dtype="float32")
     original = Original(model, facts)
-    items = encode_probes(weights, facts)
+    items = tokenize_probes(weights, facts)
     given = tuple(answers(original, items, 1))
     if not all(np.isfinite(answer).all() for answer in given):
         raise UnsupportedModel(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import ModelFacts
 from deployments.artifacts.manifest import TOKENIZER_NAME, Head, TaskName
-from deployments.messages import Call, EncodedItem, Text, TextPair, Truncation
-from deployments.tasks.zero_shot import judges_entailment
+from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
+from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import Encoder
 
 # A masked token is answered with a logit per word of the vocabulary, so a reference grows fast.
@@ -26,18 +26,18 @@ MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
 
 
-def encode_probes(directory: Path, facts: ModelFacts) -> tuple[EncodedItem, ...]:
+def tokenize_probes(directory: Path, facts: ModelFacts) -> tuple[TokenizedItem, ...]:
     """The probes as the model is going to see them, by the tokenizer.json in `directory`.
 
     Question answering, ranking and the judging of entailment get pairs; a model that fills masks
     gets some.
     """
     paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(facts.tasks)
-    judging = facts.head is Head.LABELS and judges_entailment(facts.labels)
+    judging = facts.head is Head.LABELS and has_entailment_label(facts.labels)
     texts = PAIRS if paired or judging else PROBES
     if facts.head is not Head.MASKS:
-        return encode_texts(directory, facts.max_tokens, texts)
-    items = encode_texts(directory, min(facts.max_tokens, MASKED_PROBE_TOKENS), texts)
+        return tokenize_texts(directory, facts.max_tokens, texts)
+    items = tokenize_texts(directory, min(facts.max_tokens, MASKED_PROBE_TOKENS), texts)
     per_probe = MASKED_REFERENCE_BYTES // (4 * facts.width * len(items))
     special = _special_ids(directory)
     assert facts.mask_token is not None, "facts of a head MASKS name its token; this is a bug"
@@ -46,9 +46,9 @@ def encode_probes(directory: Path, facts: ModelFacts) -> tuple[EncodedItem, ...]
     return tuple(item for item in masked if facts.mask_token in item.ids)
 
 
-def encode_texts(
+def tokenize_texts(
     directory: Path, max_tokens: int, texts: Sequence[Text]
-) -> tuple[EncodedItem, ...]:
+) -> tuple[TokenizedItem, ...]:
     """Each text or pair cut to `max_tokens`, by the tokenizer.json in `directory`."""
     call = Call(
         texts=tuple(texts),
@@ -71,15 +71,15 @@ def _special_ids(directory: Path) -> NDArray[np.int32]:
 
 
 def _masked(
-    item: EncodedItem, mask_token: int, special: NDArray[np.int32], at_most: int
-) -> EncodedItem:
+    item: TokenizedItem, mask_token: int, special: NDArray[np.int32], at_most: int
+) -> TokenizedItem:
     """`item` with every seventh real token, but no more than `at_most`, replaced by the mask."""
     real = np.flatnonzero(~np.isin(item.ids, special))
     chosen = real[::WORDS_PER_MASK]
     chosen = chosen[:: max(1, -(-len(chosen) // at_most))]
     ids = item.ids.copy()
     ids[chosen] = mask_token
-    return EncodedItem(ids, item.second_from)
+    return TokenizedItem(ids, item.second_segment_start)
 
 
 _HARBOUR = (
@@ -95,7 +95,7 @@ _BRIDGE = (
     "When the old bridge was measured again, the engineers found that its middle span had sunk by "
     "eleven millimetres in two winters. That is not much for a bridge of that age, but it was more "
     "than in the forty years before, and the curve on the chart pointed only one way. They closed "
-    "one lane, hung sensors under the deck and waited for frost. In January the readings jumped on "
+    "one encoder, hung sensors under the deck and waited for frost. In January the readings jumped on "
     "three nights in a row, always between two and four, always when the river was low. It turned "
     "out that a culvert upstream had collapsed, so that the water undercut the second pier when "
     "the mill opened its gates. The repair took nine days and cost less than the measuring had."

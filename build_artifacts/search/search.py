@@ -16,21 +16,21 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import CandidateRecipe, Recipe, digest_of
-from build_artifacts.search.gate import Gatekeeper, PassedGraph, spec_of
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.preparation import Prepared
-from build_artifacts.search.screening_settings import is_present, lane_for
+from build_artifacts.recipes import BuildRecipe, CandidateRecipe, digest_of
+from build_artifacts.search.gate import AcceptedGraph, AccuracyGate, spec_of
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.preparation import PreparedModel
+from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Device
 from deployments.artifacts.store import file_sha256
-from deployments.config import LaneSettings
-from deployments.engines import GraphSpec, lacking, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, EncodedItem
+from deployments.messages import Batch, TokenizedItem
 from deployments.tuning.costs import CostTable, Shape
-from deployments.tuning.measure import batches_from, shapes_up_to
-from deployments.tuning.tuner import Contender, Contest, compare, measure_together, table
+from deployments.tuning.measure import batches_from, supported_shapes
+from deployments.tuning.tuner import Contender, Contest, compare, measure_fitting, table
 
 _SHAPES = (
     Shape(items=1, tokens=16),
@@ -41,7 +41,7 @@ _SHAPES = (
 _SECONDS = 25.0
 
 
-class Trial(BaseModel):
+class SpeedScreening(BaseModel):
     """Milliseconds of each graph at each shape of the trial, by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,15 +69,15 @@ class Trial(BaseModel):
         return ", ".join(f"{name} {self.mean_ms(name):.2f} ms" for name in self.order())
 
 
-def hold_trial(
+def screen_speed(
     specs: Mapping[str, GraphSpec],
-    lane: LaneSettings,
-    items: Sequence[EncodedItem],
+    settings: EncoderSettings,
+    items: Sequence[TokenizedItem],
     max_tokens: int,
-) -> Trial:
+) -> SpeedScreening:
     """The trial of `specs` by name, all of one device.
 
-    Graphs that do not run on `lane` are left out, and so are those that there is no memory for
+    Graphs that do not run on `encoder` are left out, and so are those that there is no memory for
     beside the ones before them. Raises EngineFailed when there is none for the first.
     """
     cut = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
@@ -85,21 +85,23 @@ def hold_trial(
     smallest = batches_from(items, shapes[0])[0]
     # Looked at alone first: what does not run must not take the room of what does.
     contenders = [
-        Contender.of(name, spec) for name, spec in specs.items() if _works(spec, lane, smallest)
+        Contender.of(name, spec)
+        for name, spec in specs.items()
+        if _can_run(spec, settings, smallest)
     ]
-    contest = Contest(lane=lane, shapes=shapes, items=items, seconds=_SECONDS)
-    rows = measure_together(contenders, contest) if contenders else []
-    return Trial(
+    contest = Contest(settings=settings, shapes=shapes, items=items, seconds=_SECONDS)
+    rows = measure_fitting(contenders, contest) if contenders else []
+    return SpeedScreening(
         times_ms={
             row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows
         }
     )
 
 
-def _works(spec: GraphSpec, lane: LaneSettings, batch: Batch) -> bool:
+def _can_run(spec: GraphSpec, settings: EncoderSettings, batch: Batch) -> bool:
     """Whether the graph runs at all: not every engine reads every graph."""
     try:
-        engine = open_engine(spec, lane)
+        engine = open_engine(spec, settings)
         try:
             engine.run(batch)
         finally:
@@ -121,24 +123,24 @@ class Search:
     """One build's look for the graphs to seal."""
 
     steps: StepRunner
-    prepared: Prepared
-    graphs: Graphs
-    gatekeeper: Gatekeeper
-    recipe: Recipe
+    prepared: PreparedModel
+    graphs: CandidateGraphs
+    gatekeeper: AccuracyGate
+    recipe: BuildRecipe
     seconds: float  # of making graphs, after which no further candidate is begun
 
-    def best(self, device: Device) -> list[PassedGraph]:
+    def best(self, device: Device) -> list[AcceptedGraph]:
         """The graphs for `device` that may be sealed, the best first; empty when none passes.
 
         A host without the device cannot tell which is fastest, and takes minutes to judge what it
         was not made for: there it is the first of the recipe that passes.
         """
-        if not is_present(device):
+        if not has_device(device):
             return self._first(device)
         specs = self._specs(device)
         trial = self._trial(device, specs) if len(specs) > 1 else None
         by_name = {recipe.name: recipe for recipe in specs}
-        passed: list[PassedGraph] = []
+        passed: list[AcceptedGraph] = []
         for name in trial.order() if trial else by_name:
             if len(passed) >= self.recipe.keep or _is_behind(name, passed, trial):
                 break
@@ -148,7 +150,7 @@ class Search:
                 passed.append(graph)
         return passed
 
-    def _first(self, device: Device) -> list[PassedGraph]:
+    def _first(self, device: Device) -> list[AcceptedGraph]:
         for recipe in self.recipe.of(device):
             if self._spec(recipe) is None:
                 continue
@@ -158,14 +160,14 @@ class Search:
         return []
 
     def tuned(
-        self, passed: Sequence[PassedGraph], version: str, threads: int, seconds: float
+        self, passed: Sequence[AcceptedGraph], version: str, threads: int, seconds: float
     ) -> CostTable:
         """The costs of graphs of one device on this host, for passes of `threads` threads."""
         device = passed[0].recipe.device
-        lane = lane_for(device, threads)
+        settings = engine_settings(device, threads)
 
         def work(into: Path) -> str:
-            contest = self._contest(lane, seconds)
+            contest = self._contest(settings, seconds)
             contenders = [Contender.of(p.recipe.name, p.spec) for p in passed]
             rows = compare(contenders, contest)
             found = table(version, contenders, rows, contest, {})
@@ -177,10 +179,10 @@ class Search:
         found = self.steps.once(key, "tune", detail, work) / _TABLE_NAME
         return CostTable.model_validate_json(found.read_bytes())
 
-    def _contest(self, lane: LaneSettings, seconds: float) -> Contest:
+    def _contest(self, settings: EncoderSettings, seconds: float) -> Contest:
         return Contest(
-            lane=lane,
-            shapes=shapes_up_to(self.prepared.facts.max_tokens),
+            settings=settings,
+            shapes=supported_shapes(self.prepared.facts.max_tokens),
             items=self.prepared.reference.items,
             seconds=seconds,
         )
@@ -209,7 +211,7 @@ class Search:
 
     def _spec(self, recipe: CandidateRecipe) -> GraphSpec | None:
         unmade = spec_of(recipe, Path(recipe.name), self.prepared)
-        if reason := lacking(unmade, lane_for(recipe.device, 1)):
+        if reason := missing_requirement(unmade, engine_settings(recipe.device, 1)):
             self._skip(recipe, reason)
             return None
         try:
@@ -222,11 +224,11 @@ class Search:
         with self.steps.passing("skip", recipe.name) as step:
             step.found(reason)
 
-    def _trial(self, device: Device, specs: Mapping[CandidateRecipe, GraphSpec]) -> Trial:
+    def _trial(self, device: Device, specs: Mapping[CandidateRecipe, GraphSpec]) -> SpeedScreening:
         def work(into: Path) -> str:
-            trial = hold_trial(
+            trial = screen_speed(
                 {recipe.name: spec for recipe, spec in specs.items()},
-                lane_for(device, 1),
+                engine_settings(device, 1),
                 self.prepared.reference.items,
                 self.prepared.facts.max_tokens,
             )
@@ -235,10 +237,10 @@ class Search:
 
         key = f"trial-{device}-{digest_of([recipe.name for recipe in specs])[:12]}"
         found = self.steps.once(key, "trial", f"{len(specs)} graphs", work) / _TRIAL_NAME
-        return Trial.model_validate_json(found.read_bytes())
+        return SpeedScreening.model_validate_json(found.read_bytes())
 
 
-def _is_behind(name: str, passed: Sequence[PassedGraph], trial: Trial | None) -> bool:
+def _is_behind(name: str, passed: Sequence[AcceptedGraph], trial: SpeedScreening | None) -> bool:
     if trial is None or not passed or name in trial.fastest():
         return False
     best_ms = min(trial.mean_ms(graph.recipe.name) for graph in passed)

@@ -22,7 +22,7 @@ from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.sources.local import find_directory, id_part
 from deployments.artifacts.manifest import Source
-from deployments.artifacts.store import contained
+from deployments.artifacts.store import resolve_inside
 from deployments.errors import PathOutsideArtifact
 
 PREFIX = "pypi:"
@@ -94,7 +94,7 @@ def default_id(package: PackageRef) -> str:
 
 def _inside(root: Path, package: PackageRef) -> Path:
     try:
-        directory = contained(root, package.path)
+        directory = resolve_inside(root, package.path)
     except PathOutsideArtifact as exc:
         raise UnsafeSource(
             f"`{package.path}` leads out of the package", hint="name a directory inside it"
@@ -175,7 +175,7 @@ def _counts(member: zipfile.ZipInfo, below: str) -> bool:
 def _checked(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:
     is_link = stat.S_ISLNK(member.external_attr >> 16)
     try:
-        contained(into, member.filename)
+        resolve_inside(into, member.filename)
     except PathOutsideArtifact:
         is_link = True
     if is_link:

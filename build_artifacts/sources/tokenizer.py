@@ -13,8 +13,8 @@ from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
-    counted_files,
     damaged,
+    hashed_files,
     is_plain_file,
     read_object,
     unreadable,
@@ -43,7 +43,7 @@ def with_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     if tokenizer.parent == checkpoint.weights:
         return checkpoint
     twin = into / "checkpoint"
-    for name, path in counted_files(checkpoint.directory):
+    for name, path in hashed_files(checkpoint.directory):
         (twin / name).parent.mkdir(parents=True, exist_ok=True)
         (twin / name).symlink_to(path.absolute())
     place = twin / checkpoint.weights.relative_to(checkpoint.directory)

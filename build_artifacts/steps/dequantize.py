@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, counted_files
+from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -43,6 +43,6 @@ def dequantise(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     model.tie_weights()
     model.generation_config = GenerationConfig()
     model.save_pretrained(into)
-    for name, path in counted_files(checkpoint.directory):
+    for name, path in hashed_files(checkpoint.directory):
         shutil.copyfile(path, into / name)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)

@@ -1,6 +1,6 @@
 """Step 3: a torch model becomes an ONNX graph that answers what its head says.
 
-The graph's inputs are those of `rows.input_names`, its first output is what `rows.row_model` gives,
+The graph's inputs are those of `rows.input_names`, its first output is what `rows.wrap_for_export` gives,
 in float32. A graph of vectors has a second one, `tokens`: what it pools. It costs nothing where
 engines do not ask for it. Batch, length and number of masks are dynamic.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import fewest_tokens
-from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.architectures import min_trace_tokens
+from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
@@ -22,7 +22,7 @@ from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
 Graph = Any  # an onnx_ir.Graph; the library is not typed
 
 
-def repeat_rotations(graph: Graph) -> None:
+def batch_rope_tables(graph: Graph) -> None:
     """Give every RotaryEmbedding of opset 23 its angles once per item of the batch, in place.
 
     The exporter's fusion hands it angles [1, T, D/2], which the operator's definition and ONNX
@@ -62,7 +62,7 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
 
     _check_size(model)
     names = input_names(model, facts.head)
-    inputs, shapes = sample(names, fewest_tokens(model.config), facts.max_tokens)
+    inputs, shapes = sample(names, min_trace_tokens(model.config), facts.max_tokens)
     config = OnnxConfig(
         dynamic=True,
         dynamic_shapes=shapes,
@@ -70,14 +70,14 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
         ort_fusions=recipe.fusions,
     )
     try:
-        rows = row_model(model, facts.head, facts.pooling, with_tokens=True)
+        rows = wrap_for_export(model, facts.head, facts.pooling, with_tokens=True)
         program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code
         raise UnsupportedModel(
             f"`{facts.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
             hint="the log has the whole story; another architecture may work",
         ) from exc
-    repeat_rotations(program.graph)
+    batch_rope_tables(program.graph)
     if facts.head is Head.VECTOR:
         answer, tokens = program.graph.outputs
         answer.name, tokens.name = ANSWER_OUTPUT, TOKENS_OUTPUT

@@ -10,12 +10,12 @@ from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
-    counted_files,
+    hashed_files,
     read_object,
 )
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.manifest import HEADS, Head
+from deployments.artifacts.manifest import TASK_HEADS, Head
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -23,10 +23,10 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
     Raises UnsupportedModel when the adapter does not fit, or leaves a new head untrained.
     """
-    is_head = HEADS[adapter.task] is not Head.VECTOR
+    is_head = TASK_HEADS[adapter.task] is not Head.VECTOR
     # A head replaces pooling: what the checkpoint says of sentence embeddings holds no more.
     root = checkpoint.weights if is_head else checkpoint.directory
-    for name, path in counted_files(root):
+    for name, path in hashed_files(root):
         if not _is_weight(name) and not (is_head and name == MODULES_NAME):
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, into / name)
@@ -60,7 +60,7 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
     import torch
     import transformers
 
-    head = HEADS[adapter.task]
+    head = TASK_HEADS[adapter.task]
     names: dict[str, object] = {}
     if head in (Head.LABELS, Head.TOKENS):
         labels = dict(enumerate(adapter.labels or _own_labels(weights)))

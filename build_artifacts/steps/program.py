@@ -1,4 +1,4 @@
-"""A torch model becomes a program of its own, for the lanes that run torch rather than ONNX."""
+"""A torch model becomes a program of its own, for the encoders that run torch rather than ONNX."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from build_artifacts.checkpoints.architectures import fewest_tokens
-from build_artifacts.checkpoints.export_wrapper import input_names, row_model
+from build_artifacts.checkpoints.architectures import min_trace_tokens
+from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
@@ -23,9 +23,9 @@ def save_program(model: TorchModel, facts: ModelFacts, path: Path) -> None:
     from transformers.exporters import DynamoConfig, DynamoExporter
 
     names = input_names(model, facts.head)
-    inputs, shapes = sample(names, fewest_tokens(model.config), facts.max_tokens)
+    inputs, shapes = sample(names, min_trace_tokens(model.config), facts.max_tokens)
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
-    rows = row_model(model, facts.head, facts.pooling)
+    rows = wrap_for_export(model, facts.head, facts.pooling)
     write_traced(lambda: DynamoExporter().export(rows, inputs, config=config).program, facts, path)
 
 

@@ -15,14 +15,14 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import (
     Calibration,
     DynamicInt8,
+    NncfInt8,
     Quantisation,
-    SmoothInt8,
     StaticInt8,
 )
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import feeds_of
-from deployments.engines.openvino import keep_to_ourselves
-from deployments.messages import EncodedItem
+from deployments.engines.openvino import disable_telemetry
+from deployments.messages import TokenizedItem
 
 if TYPE_CHECKING:
     import onnx
@@ -44,7 +44,7 @@ def quantise(
     scheme: Quantisation,
     into: Path,
     *,
-    items: Sequence[EncodedItem],
+    items: Sequence[TokenizedItem],
     kept: Collection[str] = (),
 ) -> None:
     """Write a quantised copy of the float `graph` to `into`.
@@ -68,14 +68,14 @@ def _quantise(
     graph: Path,
     scheme: Quantisation,
     into: Path,
-    items: Sequence[EncodedItem],
+    items: Sequence[TokenizedItem],
     kept: Collection[str],
 ) -> None:
     if isinstance(scheme, DynamicInt8):
         model = _dynamic(graph, scheme, kept, into)
     elif isinstance(scheme, StaticInt8):
         model = _static(graph, scheme, kept, into, items)
-    elif isinstance(scheme, SmoothInt8):
+    elif isinstance(scheme, NncfInt8):
         _smooth(graph, into, items)
         return
     else:
@@ -118,7 +118,7 @@ def _static(
     scheme: StaticInt8,
     kept: Collection[str],
     into: Path,
-    items: Sequence[EncodedItem],
+    items: Sequence[TokenizedItem],
 ) -> onnx.ModelProto:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -129,7 +129,7 @@ def _static(
         "entropy": CalibrationMethod.Entropy,
     }
     model = _loaded(graph)
-    reader = _Batches(_equally_long(items), [value.name for value in model.graph.input])
+    reader = _CalibrationReader(_equally_long(items), [value.name for value in model.graph.input])
     with TemporaryDirectory() as beside:
         ranges = Path(beside, "ranges.json")
         if scheme.calibration == "entropy":
@@ -159,7 +159,7 @@ def _static(
 
 
 def _write_entropy_ranges(
-    model: onnx.ModelProto, scheme: StaticInt8, reader: _Batches, ranges: Path
+    model: onnx.ModelProto, scheme: StaticInt8, reader: _CalibrationReader, ranges: Path
 ) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
@@ -177,7 +177,7 @@ def _write_entropy_ranges(
     save_tensors_data(calibrator.compute_data(), ranges)
 
 
-def _smooth(graph: Path, into: Path, items: Sequence[EncodedItem]) -> None:
+def _smooth(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
     import onnx
 
     if graph.stat().st_size > MAX_SMOOTH_BYTES:
@@ -185,7 +185,7 @@ def _smooth(graph: Path, into: Path, items: Sequence[EncodedItem]) -> None:
             f"NNCF needs a dozen times the {graph.stat().st_size / 1e9:.1f} GB of the graph",
             hint="its other int8 candidates need less",
         )
-    keep_to_ourselves()
+    disable_telemetry()
     import nncf
 
     # It wants every shape recorded, and finds them itself only when asked.
@@ -224,10 +224,10 @@ def _weights_only(
     quantizer.model.save_model_to_file(str(into), use_external_data_format=False)
 
 
-class _Batches:
+class _CalibrationReader:
     """What onnxruntime's calibration reads: one item per pass, then None."""
 
-    def __init__(self, items: Sequence[EncodedItem], names: Sequence[str]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], names: Sequence[str]) -> None:
         self._feeds = _calibration_feeds(items, names)
 
     def get_next(self) -> dict[str, NDArray[np.int64]] | None:
@@ -238,18 +238,18 @@ class _Batches:
         return self._feeds
 
 
-def _equally_long(items: Sequence[EncodedItem]) -> list[EncodedItem]:
+def _equally_long(items: Sequence[TokenizedItem]) -> list[TokenizedItem]:
     """Items cut to one length, their last token kept: the histograms cannot be of two shapes."""
     chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
     length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))
     return [
-        EncodedItem(np.append(ids[: length - 1], ids[-1]), min(second_from, length))
-        for ids, second_from in chosen
+        TokenizedItem(np.append(ids[: length - 1], ids[-1]), min(second_segment_start, length))
+        for ids, second_segment_start in chosen
     ]
 
 
 def _calibration_feeds(
-    items: Sequence[EncodedItem], names: Sequence[str]
+    items: Sequence[TokenizedItem], names: Sequence[str]
 ) -> Iterator[dict[str, NDArray[np.int64]]]:
     for item in items:
         yield feeds_of(collate([item]), names, None).arrays

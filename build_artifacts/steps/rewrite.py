@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from build_artifacts.recipes import Rewrites
+from build_artifacts.recipes import GraphRewrites
 from deployments.engines.graph_io import feeds_of
 from deployments.messages import Batch
 
@@ -26,7 +26,7 @@ _ORT_DOMAIN = "com.microsoft"
 _HEADS_APART = (0, 2, 1, 3)  # [B, T, N, D] <-> [B, N, T, D]
 
 
-def rewrite(graph: Path, rewrites: Rewrites, into: Path) -> int:
+def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
     """Write a copy of `graph` with `rewrites` applied in order; the number of changed places."""
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass

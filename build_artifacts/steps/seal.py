@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.checkpoints.metadata import ModelFacts
-from build_artifacts.search.gate import PassedGraph
-from build_artifacts.search.preparation import Prepared
-from build_artifacts.storage.workspace import BUILDING_NAME, dispose
+from build_artifacts.search.gate import AcceptedGraph
+from build_artifacts.search.preparation import PreparedModel
+from build_artifacts.storage.workspace import BUILDING_NAME, remove_atomically
 from deployments.artifacts.manifest import (
     MANIFEST_NAME,
     REFERENCE_NAME,
     TOKENIZER_NAME,
     ArtifactManifest,
     Candidate,
+    FileDigest,
     Gate,
-    SealedFile,
     Source,
 )
-from deployments.artifacts.store import file_sha256, model_directory, point_latest
+from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.machine import installed_versions
 from deployments.tuning.costs import CostTable, write_costs
 
@@ -33,7 +33,7 @@ _TOOLS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ArtifactIdentity:
     """What an artifact is called and what it was made from."""
 
     id: str
@@ -43,10 +43,10 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class ArtifactContents:
     """An artifact of any kind: what its manifest says, and its files."""
 
-    identity: Identity
+    identity: ArtifactIdentity
     facts: ModelFacts
     candidates: tuple[Candidate, ...]  # those of a device in order, its portable default first
     gate: Gate
@@ -56,21 +56,21 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealing:
+class EncoderArtifact:
     """All that goes into the artifact of an encoder."""
 
-    identity: Identity
-    prepared: Prepared
-    graphs: tuple[PassedGraph, ...]  # those of a device in order, its portable default first
+    identity: ArtifactIdentity
+    prepared: PreparedModel
+    graphs: tuple[AcceptedGraph, ...]  # those of a device in order, its portable default first
     gate: Gate
     tables: tuple[CostTable, ...]  # of this host
 
 
-def assemble(sealing: Sealing, into: Path) -> None:
+def assemble(sealing: EncoderArtifact, into: Path) -> None:
     """Lay out the artifact's files under `into`, with their digests in the manifest."""
     prepared, compaction = sealing.prepared, sealing.prepared.compaction
     names = _graph_names(sealing.graphs)
-    contents = Contents(
+    contents = ArtifactContents(
         identity=sealing.identity,
         facts=prepared.facts,
         candidates=tuple(_candidate(passed, names[passed.graph]) for passed in sealing.graphs),
@@ -83,12 +83,12 @@ def assemble(sealing: Sealing, into: Path) -> None:
         },
         pruned=None if compaction.is_empty else compaction.describe(),
     )
-    lay_out(contents, into)
+    write_artifact(contents, into)
     for table in sealing.tables:
         write_costs(into, table)
 
 
-def lay_out(contents: Contents, into: Path) -> None:
+def write_artifact(contents: ArtifactContents, into: Path) -> None:
     """Copy the files to their places under `into`, and write the manifest with their digests."""
     identity, facts = contents.identity, contents.facts
     for name, source in contents.files.items():
@@ -132,13 +132,13 @@ def publish(staged: Path, store: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / manifest.version
     if target.exists():
-        dispose(target, store / BUILDING_NAME)
+        remove_atomically(target, store / BUILDING_NAME)
     staged.rename(target)
-    point_latest(store, manifest.id, manifest.version)
+    set_latest(store, manifest.id, manifest.version)
     return target
 
 
-def _graph_names(graphs: Sequence[PassedGraph]) -> dict[Path, str]:
+def _graph_names(graphs: Sequence[AcceptedGraph]) -> dict[Path, str]:
     """Where each graph file goes: candidates that run one graph in several ways share it."""
     names: dict[Path, str] = {}
     for passed in graphs:
@@ -146,7 +146,7 @@ def _graph_names(graphs: Sequence[PassedGraph]) -> dict[Path, str]:
     return names
 
 
-def _candidate(passed: PassedGraph, graph: str) -> Candidate:
+def _candidate(passed: AcceptedGraph, graph: str) -> Candidate:
     recipe = passed.recipe
     return Candidate(
         name=recipe.name,
@@ -157,12 +157,12 @@ def _candidate(passed: PassedGraph, graph: str) -> Candidate:
         options=passed.spec.options,
         parity=passed.parity,
         scores=dict(passed.scores),
-        kept_float=passed.kept,
+        excluded_nodes=passed.kept,
     )
 
 
-def _sealed(path: Path) -> SealedFile:
-    return SealedFile(sha256=file_sha256(path), size=path.stat().st_size)
+def _sealed(path: Path) -> FileDigest:
+    return FileDigest(sha256=file_sha256(path), size=path.stat().st_size)
 
 
 def build_tools() -> dict[str, str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import feeds_of
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 
 Matrix = NDArray[np.float32]
 
@@ -27,13 +27,15 @@ TOKENS = 64  # of each item: enough to meet the outliers, few enough for a large
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _MatMul:
     node: str
     activation: str
     weight: str
 
 
-def most_sensitive(graph: Path, items: Sequence[EncodedItem], mask_token: int | None) -> list[str]:
+def rank_by_sensitivity(
+    graph: Path, items: Sequence[TokenizedItem], mask_token: int | None
+) -> list[str]:
     """Names of the quantisable MatMul nodes of the float `graph`, the most sensitive first."""
     import onnx
     from onnx import numpy_helper
@@ -41,7 +43,7 @@ def most_sensitive(graph: Path, items: Sequence[EncodedItem], mask_token: int | 
     model = onnx.load(graph)
     weights = {i.name: i for i in model.graph.initializer if len(i.dims) == 2}
     products = [
-        _Product(node.name, node.input[0], node.input[1])
+        _MatMul(node.name, node.input[0], node.input[1])
         for node in model.graph.node
         if node.op_type == "MatMul" and node.input[1] in weights
     ]
@@ -72,7 +74,7 @@ def _rounded(values: Matrix, *, per_column: bool = False) -> Matrix:
 
 
 def _activations(
-    model: object, names: set[str], items: Sequence[EncodedItem], mask_token: int | None
+    model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
     """Values inside the graph for one padded batch, [tokens, K] each, by name."""
     import onnx
@@ -88,7 +90,7 @@ def _activations(
     session = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    cut = [EncodedItem(ids[:TOKENS], min(second, TOKENS)) for ids, second in items[:ITEMS]]
+    cut = [TokenizedItem(ids[:TOKENS], min(second, TOKENS)) for ids, second in items[:ITEMS]]
     feeds = feeds_of(collate(cut), [i.name for i in session.get_inputs()], mask_token)
     found = session.run(ordered, feeds.arrays)
     return {

@@ -25,19 +25,19 @@ from build_artifacts.errors import BuildError
 from build_artifacts.storage.workspace import (
     BUILDING_NAME,
     abandoned,
-    dispose,
     lock_path,
     log_path,
+    remove_atomically,
     store_errors,
 )
-from deployments.artifacts.locks import directory_held, held_if_free, is_held
+from deployments.artifacts.locks import directory_held, is_held, try_exclusive_lock
 from deployments.artifacts.store import LATEST_NAME, VERSION
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Between writing a file beside and renaming it pass milliseconds.
 TEMPORARY_AFTER_S = 3_600.0
 # The directory of a build; its lock and log are called like it.
-PLACE = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
+BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 _TEMPORARY = re.compile(r"\..+\.\d+")  # `.latest.4711` is written by process 4711
 
 
@@ -62,7 +62,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class DiskUsage:
     """How much there is, and how old."""
 
     size: int  # bytes of the plain files
@@ -73,7 +73,7 @@ def old_builds(building: Path, now_s: float) -> Iterator[Item]:
     """Builds that nobody is at work on, unchanged for ABANDONED_AFTER_S."""
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
-        place, root = PLACE.fullmatch(name), building / name
+        place, root = BUILD_DIRECTORY.fullmatch(name), building / name
         if place is None or is_held(lock_path(root)):
             continue
         extent = measure(root, log_path(root), lock_path(root))
@@ -85,15 +85,18 @@ def old_builds(building: Path, now_s: float) -> Iterator[Item]:
             yield Item(Kind.BUILD, ref, root, extent.size, told)
 
 
-def stray_logs(building: Path, now_s: float) -> Iterator[Item]:
+def orphan_logs(building: Path, now_s: float) -> Iterator[Item]:
     """Logs that belong to no version."""
     for path in sorted(building.glob("*.log")):
         extent = measure(path)
-        if not PLACE.fullmatch(path.stem) and now_s - extent.changed_s > ABANDONED_AFTER_S:
+        if (
+            not BUILD_DIRECTORY.fullmatch(path.stem)
+            and now_s - extent.changed_s > ABANDONED_AFTER_S
+        ):
             yield Item(Kind.FILE, path.name, path, extent.size, "a log without a build")
 
 
-def dead_scratch(building: Path) -> list[Item]:
+def abandoned_scratch(building: Path) -> list[Item]:
     """Scratch directories whose process is gone."""
     with directory_held(building):
         found = abandoned(building)
@@ -101,7 +104,7 @@ def dead_scratch(building: Path) -> list[Item]:
     return [Item(Kind.SCRATCH, path.name, path, measure(path).size, why) for path in found]
 
 
-def temporaries(model: Path, now_s: float) -> Iterator[Item]:
+def temporary_files(model: Path, now_s: float) -> Iterator[Item]:
     """Files in a model's directory that were being written beside their place."""
     for path in plain_files(model):
         extent = measure(path)
@@ -121,7 +124,7 @@ def plain_files(directory: Path) -> Iterator[Path]:
     return (path for path in _below(directory) if path.is_file() and not path.is_symlink())
 
 
-def measure(*roots: Path) -> Extent:
+def measure(*roots: Path) -> DiskUsage:
     """The extent of some files and trees together; when all are gone, they changed just now."""
     size, changed_s = 0, -math.inf
     for root in roots:
@@ -130,7 +133,7 @@ def measure(*roots: Path) -> Extent:
                 state = path.lstat()
                 changed_s = max(changed_s, state.st_mtime)
                 size += state.st_size if stat.S_ISREG(state.st_mode) else 0
-    return Extent(size, changed_s if changed_s > -math.inf else math.inf)
+    return DiskUsage(size, changed_s if changed_s > -math.inf else math.inf)
 
 
 def _below(directory: Path) -> Iterator[Path]:
@@ -168,11 +171,11 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
     with store_errors(store, "read"):
         for model in _model_directories(store):
             items += _versions(model, kept, building)
-            items += temporaries(model, now_s)
+            items += temporary_files(model, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
-            items += stray_logs(building, now_s)
-            items += dead_scratch(building)
+            items += orphan_logs(building, now_s)
+            items += abandoned_scratch(building)
     return Garbage(store, kept, tuple(items))
 
 
@@ -243,7 +246,7 @@ def pointed_versions(model: Path) -> frozenset[str] | None:
 
 
 def _is_building(building: Path, model_name: str) -> bool:
-    locks = [(PLACE.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
+    locks = [(BUILD_DIRECTORY.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
     return any(place and place["model"] == model_name and is_held(lock) for place, lock in locks)
 
 
@@ -253,19 +256,21 @@ def _is_in_use(version: Path) -> bool:
 
 def _remove_version(building: Path, item: Item) -> bool:
     # Held, so that no build of this version points an alias to it meanwhile.
-    with held_if_free(lock_path(building / f"{item.path.parent.name}--{item.path.name}")) as free:
+    with try_exclusive_lock(
+        lock_path(building / f"{item.path.parent.name}--{item.path.name}")
+    ) as free:
         pointed = pointed_versions(item.path.parent)
         is_unpointed = pointed is not None and item.path.name not in pointed
         is_garbage = free and is_unpointed and is_own_directory(item.path)
         if is_garbage:
-            dispose(item.path, building)
+            remove_atomically(item.path, building)
     return is_garbage
 
 
 def _remove_build(building: Path, item: Item) -> bool:
-    with held_if_free(lock_path(item.path)) as free:
+    with try_exclusive_lock(lock_path(item.path)) as free:
         if free and is_own_directory(item.path):
-            dispose(item.path, building)
+            remove_atomically(item.path, building)
         if free:
             log_path(item.path).unlink(missing_ok=True)
     return free
@@ -275,7 +280,7 @@ def _remove_scratch(building: Path, item: Item) -> bool:
     with directory_held(building):
         is_abandoned = item.path in abandoned(building)
         if is_abandoned:
-            dispose(item.path, building)
+            remove_atomically(item.path, building)
     return is_abandoned
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from build_artifacts.console import columns
 from build_artifacts.decoders.generation_report import PERPLEXITY, graph_bytes
-from build_artifacts.search.screening_settings import lane_for
+from build_artifacts.search.screening_settings import engine_settings
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
 from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version
-from deployments.engines import GraphSpec, lacking
+from deployments.engines import GraphSpec, missing_requirement
 from deployments.errors import ArtifactError
 from deployments.machine import usable_cores
 from deployments.tuning.costs import CostTable
 from deployments.tuning.parity import Reference, Verdict, judged
 
 
-def costs_view(table: CostTable) -> str:
+def format_costs(table: CostTable) -> str:
     """The table in columns: a row per shape, a column per variant, `*` at what will serve."""
     winners = dict(table.winners)
     rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
@@ -48,7 +48,7 @@ class Entry:
     manifest: ArtifactManifest | ArtifactError
 
 
-def read_store(store: Path) -> list[Entry]:
+def list_versions(store: Path) -> list[Entry]:
     """Every version under `store`, by id and version, each file checked against its digest."""
     return list(_entries(store)) if store.is_dir() else []
 
@@ -103,7 +103,7 @@ def _parity(candidate: Candidate) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CandidateCheck:
     """What became of one candidate on this host."""
 
     candidate: Candidate
@@ -127,7 +127,7 @@ class Checked:
         )
 
 
-def check(directory: Path) -> Iterator[Checked]:
+def check(directory: Path) -> Iterator[CandidateCheck]:
     """Every candidate of the artifact in `directory`, one after the other.
 
     Raises ArtifactError at once when a file is not the one that was sealed. An FP16 graph whose
@@ -137,8 +137,8 @@ def check(directory: Path) -> Iterator[Checked]:
     reference = Reference.read(directory / REFERENCE_NAME)
     for candidate in manifest.candidates:
         spec = GraphSpec.of(directory, manifest, candidate)
-        lane = lane_for(candidate.device, usable_cores())
-        if reason := lacking(spec, lane):
-            yield Checked(candidate, None, reason)
+        settings = engine_settings(candidate.device, usable_cores())
+        if reason := missing_requirement(spec, settings):
+            yield CandidateCheck(candidate, None, reason)
         else:
-            yield Checked(candidate, judged(spec, lane, reference, manifest.gate))
+            yield CandidateCheck(candidate, judged(spec, settings, reference, manifest.gate))

@@ -49,7 +49,7 @@ def abandoned(building: Path) -> list[Path]:
     return [path for path in found if path.is_dir() and not is_held(path)]
 
 
-def dispose(directory: Path, building: Path) -> None:
+def remove_atomically(directory: Path, building: Path) -> None:
     """Remove a directory so that nobody sees half of it: it is renamed away before it is emptied.
 
     When the process is killed in between, the next `scratch` does the rest. Raises OSError when
@@ -79,7 +79,7 @@ _PROBE_BYTES = 1 << 20
 
 
 class Workspace:
-    """The private directory of one build. Made by `build_place`."""
+    """The private directory of one build. Made by `build_workspace`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -149,13 +149,13 @@ class Workspace:
 
 
 @contextmanager
-def build_place(
-    store: Path, model_id: str, version: str, progress: Progress, *, made_with: str = ""
+def build_workspace(
+    store: Path, model_id: str, version: str, progress: Progress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
     """The workspace of one version, for one build at a time: another one waits and says so.
 
     Who waited may find the version published when it enters. Steps of an interrupted build are
-    still there, unless they were made with something else than `made_with` says.
+    still there, unless they were made with something else than `build_inputs` says.
 
     A build that ends well, or with a BuildError, which the next run would meet again, leaves no
     steps; after everything else they stay. The log stays after every failure.
@@ -171,17 +171,17 @@ def build_place(
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(lock_path(root), tell))
-            place = _enter(root, made_with)
+            place = _enter(root, build_inputs)
         try:
             yield place
         except BuildError:
             place.record_failure()
-            _leave(root)
+            _clean_up(root)
             raise
         except Exception:
             place.record_failure()
             raise
-        _leave(root)
+        _clean_up(root)
         place.log.unlink(missing_ok=True)
 
 
@@ -200,11 +200,11 @@ def log_path(root: Path) -> Path:
     return root.with_name(f"{root.name}.log")
 
 
-def _enter(root: Path, made_with: str) -> Workspace:
+def _enter(root: Path, build_inputs: str) -> Workspace:
     note = root / _MADE_WITH_NAME
-    wanted = made_with.encode()
+    wanted = build_inputs.encode()
     if root.exists() and (not note.is_file() or note.read_bytes() != wanted):
-        dispose(root, root.parent)
+        remove_atomically(root, root.parent)
     if not root.exists():
         log_path(root).unlink(missing_ok=True)
         root.mkdir()
@@ -212,9 +212,9 @@ def _enter(root: Path, made_with: str) -> Workspace:
     return Workspace(root)
 
 
-def _leave(root: Path) -> None:
+def _clean_up(root: Path) -> None:
     with suppress(OSError):  # the build is over either way; `gc` finds what could not be removed
-        dispose(root, root.parent)
+        remove_atomically(root, root.parent)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ POOL_LABEL = "hundredfold/pool"
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ResourceDemand:
     """What one deployment asks for at its largest."""
 
     name: str
@@ -26,7 +26,7 @@ class Demand:
     gpus: float  # per replica
 
     @classmethod
-    def of(cls, deployment: Mapping[str, Any]) -> Demand:
+    def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
         """Read one item of `deployments`, as it is after linting."""
         options = deployment.get("ray_actor_options") or {}
         return cls(
@@ -38,12 +38,12 @@ class Demand:
         )
 
 
-def shortfalls(
+def capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
     """One sentence for each deployment or group that cannot work out."""
-    held: dict[str, list[Demand]] = {group.name: [] for group in groups}
-    for demand in map(Demand.of, deployments):
+    held: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
+    for demand in map(ResourceDemand.of, deployments):
         homes = [group for group in groups if _fits(demand, group)]
         if len(homes) != 1:
             yield (
@@ -71,6 +71,6 @@ def _most_replicas(deployment: Mapping[str, Any]) -> int:
     return int(scaling.get("max_replicas", 1) if scaling else fixed or 1)
 
 
-def _fits(demand: Demand, group: WorkerGroup) -> bool:
+def _fits(demand: ResourceDemand, group: WorkerGroup) -> bool:
     selected = demand.pool in (None, group.name)
     return selected and demand.cpus <= group.cpu and demand.gpus <= group.gpus

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 
-class BadOverlay(Exception):
+class InvalidOverlay(Exception):
     """production.yaml and serve_config.yaml do not make a deployment that can work."""
 
 
@@ -75,18 +75,18 @@ class Production(_Part):
 
 
 def read_production(path: Path) -> Production:
-    """Parse the overlay. Raises BadOverlay naming the key, and OSError."""
+    """Parse the overlay. Raises InvalidOverlay naming the key, and OSError."""
     try:
         return Production.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (ValidationError, yaml.YAMLError) as exc:
-        raise BadOverlay(f"`{path.name}`: {exc}") from exc
+        raise InvalidOverlay(f"`{path.name}`: {exc}") from exc
 
 
 def merge(base: Any, changes: Any, path: str = "serve") -> Any:
     """`base` with `changes` laid over it; neither is modified.
 
     Mappings are merged key by key and lists of items with a `name` item by item; anything else is
-    replaced. A change to an item that `base` does not have raises BadOverlay.
+    replaced. A change to an item that `base` does not have raises InvalidOverlay.
     """
     if isinstance(base, dict) and isinstance(changes, dict):
         merged = {key: copy.deepcopy(value) for key, value in base.items()}
@@ -96,7 +96,7 @@ def merge(base: Any, changes: Any, path: str = "serve") -> Any:
     if _is_named(base) and _is_named(changes):
         by_name = {item["name"]: item for item in changes}
         for stranger in by_name.keys() - {item["name"] for item in base}:
-            raise BadOverlay(f"`{path}`: there is no `{stranger}` in serve_config.yaml")
+            raise InvalidOverlay(f"`{path}`: there is no `{stranger}` in serve_config.yaml")
         return [merge(i, by_name.get(i["name"], {}), f"{path}[{i['name']}]") for i in base]
     return copy.deepcopy(changes)
 

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from cluster.check import DEFAULT_CONFIG, check_text, report
-from cluster.kuberay.capacity import shortfalls
-from cluster.kuberay.overlay import BadOverlay, Production, merge, read_production
+from cluster.kuberay.capacity import capacity_errors
+from cluster.kuberay.overlay import InvalidOverlay, Production, merge, read_production
 from cluster.kuberay.pods import PART_OF, Manifest, Serving, head_group, restricted, worker_group
 
 FOLDER = Path(__file__).parent
@@ -27,17 +27,17 @@ HEADER = f"""\
 
 
 def render_rayservice(config: Path, production: Path) -> str:
-    """The text of rayservice.yaml. Raises BadOverlay and OSError."""
+    """The text of rayservice.yaml. Raises InvalidOverlay and OSError."""
     overlay = read_production(production)
     merged = merge(yaml.safe_load(config.read_text(encoding="utf-8")), overlay.serve)
     embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
     problems = check_text(embedded)
     if problems:
-        raise BadOverlay("the merged Serve config is wrong:\n" + report("merged", problems))
+        raise InvalidOverlay("the merged Serve config is wrong:\n" + report("merged", problems))
     deployments = [entry for app in merged["applications"] for entry in app["deployments"]]
-    missing = list(shortfalls(deployments, overlay.workers))
+    missing = list(capacity_errors(deployments, overlay.workers))
     if missing:
-        raise BadOverlay("\n".join(missing))
+        raise InvalidOverlay("\n".join(missing))
     manifest = _rayservice(overlay, _serving(merged), embedded)
     return HEADER + yaml.dump(manifest, Dumper=_BlockText, sort_keys=False, width=100)
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write rayservice.yaml, or compare it; 0 if done or equal, 1 if different, 2 if impossible."""
     try:
         text = render_rayservice(arguments.config, PRODUCTION)
-    except (BadOverlay, OSError) as exc:
+    except (InvalidOverlay, OSError) as exc:
         print(f"error: {exc}\n", file=sys.stderr)
         print(f"hint: correct `{PRODUCTION}` or `{arguments.config}`", file=sys.stderr)
         return 2
@@ -83,7 +83,7 @@ _BlockText.add_representer(str, _block)
 def _serving(merged: dict[str, Any]) -> Serving:
     stores = {app["args"]["store"] for app in merged["applications"]}
     if len(stores) != 1 or None in stores:
-        raise BadOverlay("`args.store` must be one directory: the artifacts are mounted there")
+        raise InvalidOverlay("`args.store` must be one directory: the artifacts are mounted there")
     return Serving(port=merged["http_options"]["port"], store=str(stores.pop()))
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from cluster.linting.document import KeyPath
 from cluster.linting.schema import Finding, Section, sections
 from deployments.config import USER_CONFIGS, AppArgs
-from deployments.ingress.cluster_state import LANE_DEPLOYMENTS
+from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS
 
 IMPORT_PATH = "deployments.app:build_app"
 
@@ -86,12 +86,12 @@ def wrong_names(application: ApplicationEntry) -> Iterator[Finding]:
 
 
 def _deployments_made(application: ApplicationEntry) -> set[str]:
-    """Those of the lanes that `args` declares, and the rest; all of them if `args` is wrong."""
+    """Those of the encoders that `args` declares, and the rest; all of them if `args` is wrong."""
     try:
-        lanes = AppArgs.model_validate(application.raw.get("args") or {}).lanes
+        encoders = AppArgs.model_validate(application.raw.get("args") or {}).encoders
     except ValidationError:
         return set(USER_CONFIGS)
-    absent = {name for device, name in LANE_DEPLOYMENTS.items() if device not in lanes}
+    absent = {name for device, name in ENCODER_DEPLOYMENTS.items() if device not in encoders}
     return set(USER_CONFIGS) - absent
 
 

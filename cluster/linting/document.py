@@ -20,7 +20,7 @@ class Problem:
     message: str
 
 
-class Unreadable(Exception):
+class UnreadableConfig(Exception):
     """The text is not one YAML document."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -41,10 +41,10 @@ class Document:
         known = path
         while known not in self.lines:
             known = known[:-1]
-        return Problem(path=spell(path), line=self.lines[known], message=message)
+        return Problem(path=format_path(path), line=self.lines[known], message=message)
 
 
-def spell(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """`("a", 0, "b")` as `a[0].b`."""
     text = ""
     for part in path:
@@ -70,9 +70,9 @@ def read_document(text: str) -> Document:
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         message = ": ".join(filter(None, (exc.context, exc.problem)))
-        raise Unreadable(1 if mark is None else mark.line + 1, message) from exc
+        raise UnreadableConfig(1 if mark is None else mark.line + 1, message) from exc
     except yaml.YAMLError as exc:
-        raise Unreadable(1, str(exc)) from exc
+        raise UnreadableConfig(1, str(exc)) from exc
     finally:
         loader.dispose()
 

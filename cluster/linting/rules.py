@@ -31,24 +31,24 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
-def broken_rules(config: Any) -> Iterator[Finding]:
+def check_rules(config: Any) -> Iterator[Finding]:
     """Every rule that the config breaks. Values of a wrong type are left to the schema."""
     for application in applications(config):
-        yield from _prefix_of_no_path(application)
+        yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
         for entry in application.deployments():
-            yield from _queue_without_end(entry)
-            yield from _window_too_short(entry)
-            yield from _target_out_of_reach(entry)
+            yield from _queue_unlimited(entry)
+            yield from _look_back_too_short(entry)
+            yield from _target_unreachable(entry)
             if entry.ours and entry.name in GENERATORS:
-                yield from _line_that_never_fills(application, entry)
+                yield from _queue_limit_unreachable(application, entry)
             if entry.ours and entry.name == INGRESS:
                 yield from _ingress_that_scales(entry)
-                yield from _ingress_smaller_than_a_list(entry)
+                yield from _ingress_below_micro_batch(entry)
                 yield from _timeouts_in_wrong_order(config, entry)
 
 
-def _prefix_of_no_path(application: ApplicationEntry) -> Iterator[Finding]:
+def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[Finding]:
     """Serve checks this only in what it reports, not in what it reads."""
     prefix = application.raw.get("route_prefix")
     if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
@@ -72,7 +72,7 @@ def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
                 yield path, f"`{model['id']}` is listed twice"
 
 
-def _queue_without_end(entry: DeploymentEntry) -> Iterator[Finding]:
+def _queue_unlimited(entry: DeploymentEntry) -> Iterator[Finding]:
     if entry.raw.get("max_queued_requests") in (None, UNLIMITED):
         yield (
             (*entry.path, "max_queued_requests"),
@@ -80,7 +80,7 @@ def _queue_without_end(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _window_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
+def _look_back_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
     autoscaling = _mapping(entry.raw, "autoscaling_config")
     interval = _number(autoscaling, "metrics_interval_s", AUTOSCALING_DEFAULTS)
     window = _number(autoscaling, "look_back_period_s", AUTOSCALING_DEFAULTS)
@@ -91,7 +91,7 @@ def _window_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _target_out_of_reach(entry: DeploymentEntry) -> Iterator[Finding]:
+def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
     if not _scales(entry):
         return
     autoscaling = _mapping(entry.raw, "autoscaling_config")
@@ -105,21 +105,21 @@ def _target_out_of_reach(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _line_that_never_fills(
+def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[Finding]:
     device = GENERATORS[entry.name]
     settings = _mapping(_mapping(_mapping(application.raw, "args"), "generators"), device)
-    rows = _number(settings, "rows", GENERATOR_DEFAULTS)
+    rows = _number(settings, "kv_slots", GENERATOR_DEFAULTS)
     scheduling = _mapping(_mapping(entry.raw, "user_config"), "scheduling")
-    line = _number(scheduling, "queue_requests", SCHEDULING_DEFAULTS)
+    line = _number(scheduling, "max_waiting_requests", SCHEDULING_DEFAULTS)
     ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
     if rows is None or line is None or ongoing is None:
         return
     if rows + line >= ongoing:
         yield (
-            (*entry.path, "user_config", "scheduling", "queue_requests"),
-            f"{line:g} and generators.{device}.rows ({rows:g}) must together be below "
+            (*entry.path, "user_config", "scheduling", "max_waiting_requests"),
+            f"{line:g} and generators.{device}.kv_slots ({rows:g}) must together be below "
             f"max_ongoing_requests ({ongoing:g}), or no request is ever refused",
         )
 
@@ -134,7 +134,7 @@ def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _ingress_smaller_than_a_list(entry: DeploymentEntry) -> Iterator[Finding]:
+def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[Finding]:
     settings = _ingress_settings(entry)
     ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
     if settings is not None and ongoing is not None and ongoing < settings.batching.max_batch_size:

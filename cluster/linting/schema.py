@@ -53,7 +53,7 @@ def sections(model: type[BaseModel], value: Any, path: KeyPath) -> Iterator[Sect
     return _sections(model, value, path, on_its_own=True)
 
 
-def findings(section: Section) -> Iterator[Finding]:
+def find_problems(section: Section) -> Iterator[Finding]:
     """Unknown keys of this mapping, and its wrong values if it is validated on its own."""
     known = section.model.model_fields
     for key in section.value:
@@ -128,7 +128,7 @@ def _wrong_values(section: Section) -> Iterator[Finding]:
             section.model.model_validate(copy.deepcopy(section.value))
     except ValidationError as exc:
         for error in exc.errors(include_url=False, include_input=False):
-            if error["type"] != "extra_forbidden":  # told with a suggestion by `findings`
+            if error["type"] != "extra_forbidden":  # told with a suggestion by `find_problems`
                 where = _place(section.value, error["loc"], missing=error["type"] == "missing")
                 yield (*section.path, *where), error["msg"].removeprefix("Value error, ")
     except (ImportError, AttributeError, TypeError, NotImplementedError) as exc:

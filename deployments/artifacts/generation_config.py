@@ -7,20 +7,20 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Facts(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class SourceReading(_Facts):
+class EncoderDecoderConfig(FrozenModel):
     """What is special to models with an encoder, which reads the prompt apart from the answer."""
 
-    source_tokens: int = Field(ge=1)  # that the encoder reads at most
+    max_source_tokens: int = Field(ge=1)  # that the encoder reads at most
     start_token: int  # what every answer follows
     first_token: int | None = None  # that every answer begins with
     last_token: int | None = None  # that an answer ends with which reaches its limit
 
 
-class AnswerDefaults(_Facts):
+class GenerationDefaults(FrozenModel):
     """What a checkpoint says of its answers, where a request says nothing.
 
     How tokens are drawn is told by models without an encoder, how answers are searched for by those
@@ -41,7 +41,7 @@ class AnswerDefaults(_Facts):
     max_new_tokens: int | None = None
 
 
-class Decoding(_Facts):
+class Decoding(FrozenModel):
     """What generating text with a model needs to know: the shape of its memory, and its words.
 
     The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
@@ -51,11 +51,11 @@ class Decoding(_Facts):
     heads: int | None = Field(None, ge=1)  # of queries; None: as many as of keys and values
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    end_tokens: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
+    eos_token_ids: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
     # What the chat template may name, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = {}
     never: tuple[int, ...] = ()  # ids that no answer may have
-    source: SourceReading | None = None  # of a model with an encoder
-    defaults: AnswerDefaults = AnswerDefaults()
+    source: EncoderDecoderConfig | None = None  # of a model with an encoder
+    defaults: GenerationDefaults = GenerationDefaults()
     # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
-    prefixes: dict[str, str] = {}
+    task_prefixes: dict[str, str] = {}

@@ -28,7 +28,7 @@ def held(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def held_if_free(path: Path) -> Iterator[bool]:
+def try_exclusive_lock(path: Path) -> Iterator[bool]:
     """Like `held`, but does not wait: False where somebody else has the lock."""
 
     def refuse(_: str) -> None:

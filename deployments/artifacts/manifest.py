@@ -15,7 +15,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.artifacts.generation_config import Decoding
-from deployments.artifacts.store import VERSION, check_company, check_file
+from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
@@ -67,7 +67,7 @@ class Head(StrEnum):
     NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of what comes after the last token
 
 
-HEADS: Mapping[TaskName, Head] = {
+TASK_HEADS: Mapping[TaskName, Head] = {
     TaskName.FEATURE_EXTRACTION: Head.VECTOR,
     TaskName.SENTENCE_SIMILARITY: Head.VECTOR,
     TaskName.TEXT_CLASSIFICATION: Head.LABELS,
@@ -85,7 +85,7 @@ HEADS: Mapping[TaskName, Head] = {
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]
 # "transformers": a checkpoint as it is, of a model that generates.
 EngineName = Literal["onnxruntime", "openvino", "torch", "transformers"]
-MemoryType = Literal["int8"]
+KvCacheDtype = Literal["int8"]
 Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or transformers' own products
 
 
@@ -108,12 +108,12 @@ class Gate(_Frozen):
     top1_agreement: float = 0.98  # share of decided answers with the same best choice
     # Probability between the reference's two best choices from which an answer counts as decided;
     # below it either is right, and which one comes out is noise in any arithmetic.
-    decided_gap: float = 0.1
+    near_tie_margin: float = 0.1
     metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
     # Share of the tokens a decoder's fp32 original is decided about that a graph expects too. Lower
     # than for a single choice: each of hundreds is one of a whole vocabulary.
     next_token_agreement: float = 0.9
-    perplexity_rise: float = 0.1  # share by which a decoder's perplexity may be above fp32's
+    perplexity_increase: float = 0.1  # share by which a decoder's perplexity may be above fp32's
 
 
 class Parity(_Frozen):
@@ -122,13 +122,13 @@ class Parity(_Frozen):
     Cosines compare an item's whole output. `top1_agreement` is the share of answers (a label, a
     token's label, a span's ends, a masked token) with the same best choice, near-ties left out,
     alone or in company, the worse of the two; None for vectors and single scores.
-    `company_cosine_worst` compares each item computed alone with the same item in a padded batch:
+    `batched_cosine_worst` compares each item computed alone with the same item in a padded batch:
     dynamic int8 ranges span the batch, so company may change digits.
     """
 
     cosine_mean: float
     cosine_worst: float
-    company_cosine_worst: float
+    batched_cosine_worst: float
     top1_agreement: float | None = None
 
 
@@ -139,18 +139,18 @@ class EngineOptions(_Frozen):
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads burn their core while they wait for work within a pass
     arena: bool = False  # ONNX Runtime keeps freed CPU memory for the next pass
-    providers: tuple[str, ...] = ()  # execution providers instead of the lane's
+    providers: tuple[str, ...] = ()  # execution providers instead of the encoder's
     # (items, tokens) shapes a batch is padded up to; each has memory of its own, bound once, and
     # on CUDA is captured as one graph. Empty: any shape, allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
     compile: bool = False  # torch only: torch.compile
     # OpenVINO only: what is computed in bf16, where the CPU can, is all that is not int8.
-    float_rest: Literal["fp32", "bf16"] = "fp32"
+    inference_precision: Literal["fp32", "bf16"] = "fp32"
     attention: Attention = "sdpa"  # of a model that generates, through torch or transformers
     # transformers only. Keys and values are kept on the host; GPUs that one replica spreads the
     # model over (tensor parallelism).
-    offloaded: bool = False
-    gpus: int = Field(1, ge=1)
+    kv_offload: bool = False
+    tensor_parallel_size: int = Field(1, ge=1)
 
 
 class Candidate(_Frozen):
@@ -160,18 +160,20 @@ class Candidate(_Frozen):
     device: Device
     precision: Precision
     engine: EngineName = "onnxruntime"
-    memory: MemoryType | None = None  # of keys and values; None: as the engine computes them
+    memory: KvCacheDtype | None = None  # of keys and values; None: as the engine computes them
     graph: str
     encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()
     parity: Parity
     scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
-    kept_float: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
+    excluded_nodes: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
 
     @model_validator(mode="after")
     def _leave_placement_to_transformers(self) -> Self:
-        if self.engine != "transformers" and (self.options.gpus > 1 or self.options.offloaded):
-            raise ValueError(f"{self.engine} has no `gpus` and no `offloaded`")
+        if self.engine != "transformers" and (
+            self.options.tensor_parallel_size > 1 or self.options.kv_offload
+        ):
+            raise ValueError(f"{self.engine} has no `tensor_parallel_size` and no `kv_offload`")
         return self
 
 
@@ -184,7 +186,7 @@ class Source(_Frozen):
     adapter_revision: str | None = None
 
 
-class SealedFile(_Frozen):
+class FileDigest(_Frozen):
     """One file of the artifact."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -214,13 +216,13 @@ class ArtifactManifest(_Frozen):
     gate: Gate = Gate()
     scores: dict[str, float] = {}  # task metrics of the fp32 reference
     candidates: tuple[Candidate, ...] = Field(min_length=1)
-    files: dict[str, SealedFile]
+    files: dict[str, FileDigest]
     built_with: dict[str, str]
 
     @property
     def head(self) -> Head:
         """What the graphs answer."""
-        return HEADS[self.tasks[0]]
+        return TASK_HEADS[self.tasks[0]]
 
     def candidates_for(self, device: Device) -> tuple[Candidate, ...]:
         """The candidates for `device`, the portable default first."""
@@ -249,7 +251,7 @@ class ArtifactManifest(_Frozen):
                 raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
         graphs = [g for c in manifest.candidates for g in (c.graph, c.encoder) if g is not None]
         for graph in graphs:
-            check_company(directory, graph, manifest.files)
+            check_no_extra_files(directory, graph, manifest.files)
         needed = [TOKENIZER_NAME, *graphs]
         if unsealed := sorted(set(needed) - set(manifest.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")

@@ -40,7 +40,7 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
     return version
 
 
-def point_latest(store: Path, model_id: str, version: str) -> None:
+def set_latest(store: Path, model_id: str, version: str) -> None:
     """Make `version` the one served by default; atomic."""
     directory = model_directory(store, model_id)
     beside = directory / f".{LATEST_NAME}.{os.getpid()}"
@@ -50,7 +50,7 @@ def point_latest(store: Path, model_id: str, version: str) -> None:
 
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
     """Raise DigestMismatch unless `name` is the plain file of that digest and size."""
-    path = contained(directory, name)
+    path = resolve_inside(directory, name)
     if path.is_symlink() or not path.is_file():
         raise DigestMismatch(f"{directory}: `{name}` is missing or not a plain file")
     found = path.stat().st_size
@@ -60,15 +60,15 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
         raise DigestMismatch(f"{directory}: `{name}` is not the file that was sealed (sha256)")
 
 
-def check_company(directory: Path, graph: str, files: Container[str]) -> None:
+def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
     """A graph may read weights from files beside it, so nothing unsealed may lie there."""
-    for path in contained(directory, graph).parent.rglob("*"):
+    for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:
             raise DigestMismatch(f"{directory}: `{name}` lies beside a graph and was not sealed")
 
 
-def contained(directory: Path, name: str) -> Path:
+def resolve_inside(directory: Path, name: str) -> Path:
     """`directory / name`, refused with PathOutsideArtifact when it leads elsewhere."""
     pure = PurePosixPath(name)
     inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deployments.config import BatchSettings
-from deployments.messages import Batch, EncodedItem
+from deployments.messages import Batch, TokenizedItem
 
 # Items looked at per decision. Far more than a batch holds, few enough to sort in microseconds.
 LOOK_AHEAD = 512
@@ -24,7 +24,7 @@ def plan(lengths: Sequence[int], rules: BatchSettings, idle_runs: int = 1) -> li
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
     share = -(-len(considered) // max(idle_runs, 1))
     window = _Window([considered[i] for i in order], start=order.index(0))
-    while window.count < min(rules.max_items, share) and window.grow(rules):
+    while window.count < min(rules.max_batch_items, share) and window.grow(rules):
         pass
     return order[window.low : window.high]
 
@@ -54,25 +54,25 @@ class _Window:
             longer = self._lengths[self.high]
             sides.append(((longer - longest) * self.count, self.low, self.high + 1))
         for padding, low, high in sorted(sides):
-            within_budget = self._lengths[high - 1] * (high - low) <= rules.budget_tokens
-            if within_budget and self._padding + padding <= rules.pass_cost_tokens:
+            within_budget = self._lengths[high - 1] * (high - low) <= rules.max_batch_tokens
+            if within_budget and self._padding + padding <= rules.pass_overhead_tokens:
                 self._padding += padding
                 self.low, self.high = low, high
                 return True
         return False
 
 
-def collate(items: Sequence[EncodedItem], *, every_token: bool = False) -> Batch:
+def collate(items: Sequence[TokenizedItem], *, unpooled: bool = False) -> Batch:
     """Pad items to the longest of them; id 0 fills, mask 0 hides."""
     lengths = tuple(len(ids) for ids, _ in items)
     shape = (len(items), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)
     attention_mask = np.zeros(shape, dtype=np.int64)
     token_type_ids = np.zeros(shape, dtype=np.int64)
-    for row, (ids, second_from) in enumerate(items):
+    for row, (ids, second_segment_start) in enumerate(items):
         length = lengths[row]
         input_ids[row, :length] = ids
         attention_mask[row, :length] = 1
-        if second_from < length:
-            token_type_ids[row, second_from:length] = 1
-    return Batch(input_ids, attention_mask, token_type_ids, lengths, every_token)
+        if second_segment_start < length:
+            token_type_ids[row, second_segment_start:length] = 1
+    return Batch(input_ids, attention_mask, token_type_ids, lengths, unpooled)

@@ -22,11 +22,11 @@ from deployments.messages import Batch, Outputs
 # Calls of one engine that fail one after the other, after which it is taken for lost and its
 # replica replaced: one that has failed for good, such as a GPU after an illegal access, says the
 # same as one whose input is to blame, and hardly anybody sends nothing else.
-MOST_FAILURES = 10
+MAX_CONSECUTIVE_FAILURES = 10
 
 
 @contextmanager
-def failures_of(name: str) -> Iterator[None]:
+def translate_errors(name: str) -> Iterator[None]:
     """Turn whatever an engine raises into EngineFailed about `name`; the original is the cause.
 
     Engines share no base class: ONNX Runtime's exceptions derive from Exception directly,
@@ -76,10 +76,10 @@ class EngineInfo:
     """Facts about an engine, as data."""
 
     compute_type: str  # the value of the x-compute-type header, such as "cpu-int8"
-    gives_every_token: bool = False  # answers batches that ask for the vectors of all tokens
+    supports_unpooled: bool = False  # answers batches that ask for the vectors of all tokens
 
 
-class Engine(Protocol):
+class EncoderEngine(Protocol):
     """One loaded graph."""
 
     info: EngineInfo
@@ -87,7 +87,7 @@ class Engine(Protocol):
     def run(self, batch: Batch) -> Outputs:
         """One blocking forward pass; safe to call from several threads at once.
 
-        Raises EngineFailed when the device gave up, and for a batch that asks for `every_token`
+        Raises EngineFailed when the device gave up, and for a batch that asks for `unpooled`
         where `info` does not say that the engine gives them. Outputs that are not finite are the
         caller's to refuse, item by item.
         """

@@ -21,7 +21,7 @@ from deployments.artifacts.manifest import (
     Device,
     EngineName,
     EngineOptions,
-    MemoryType,
+    KvCacheDtype,
     Precision,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
@@ -30,10 +30,10 @@ from deployments.errors import EngineFailed, ManifestInvalid
 LOGITS_FROM = "logits_from"
 # The input that says whether the tokens are a prompt's, or an answer's; of graphs that compute the
 # two in different ways.
-READING = "reading"
+IS_PREFILL = "reading"
 
 # The two arrays that a layer keeps, as its graph's inputs and outputs are called.
-KEPT = ("key", "value")
+KV_NAMES = ("key", "value")
 
 TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
 Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
@@ -48,7 +48,7 @@ class DecoderSpec:
     engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
-    memory: MemoryType | None = None  # of keys and values; None: as the engine computes them
+    memory: KvCacheDtype | None = None  # of keys and values; None: as the engine computes them
     options: EngineOptions
     decoding: Decoding
     vocabulary: int  # V
@@ -96,8 +96,8 @@ class DecoderInfo:
     vocabulary: int  # V
     # Tokens that an encoder reads of a prompt. They are no part of the row, which then holds a
     # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
-    source_tokens: int | None = None
-    most_drafted: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
+    max_source_tokens: int | None = None
+    max_draft_tokens: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
 
 
 def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
@@ -135,7 +135,7 @@ class Decoder(Protocol):
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         """Read T tokens of an answer into a row that holds `start` valid ones: [T, V].
 
-        To the bit what `decode` gives for one after the other. At most `info.most_drafted` of them
+        To the bit what `decode` gives for one after the other. At most `info.max_draft_tokens` of them
         come behind the first.
         """
         ...

@@ -32,29 +32,29 @@ class Opening(Protocol):
 
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
     """The decoder, its memory set aside. Raises EngineFailed."""
-    if reason := lacking(spec, settings):
+    if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
-    context = min(settings.context_tokens, spec.most_tokens)
-    source = 0 if spec.decoding.source is None else spec.decoding.source.source_tokens
-    row_bytes = (context + source) * token_bytes(spec.decoding, _value_bytes(spec))
-    row_bytes //= spec.options.gpus  # each has its share of the heads
-    rows = min(settings.rows, settings.memory_bytes // row_bytes)
+    context = min(settings.max_context_tokens, spec.most_tokens)
+    source = 0 if spec.decoding.source is None else spec.decoding.source.max_source_tokens
+    row_bytes = (context + source) * kv_bytes_per_token(spec.decoding, _value_bytes(spec))
+    row_bytes //= spec.options.tensor_parallel_size  # each has its share of the heads
+    rows = min(settings.kv_slots, settings.kv_cache_bytes // row_bytes)
     if not rows:
         raise EngineFailed(
             f"{spec.path.name}: a context of {context} tokens takes {row_bytes} bytes of memory, "
-            f"`memory_bytes` is {settings.memory_bytes}"
+            f"`kv_cache_bytes` is {settings.kv_cache_bytes}"
         )
     # A step is hundreds of small operators, between which a thread that sleeps wakes too late: a
     # third of the time of a step for one row.
     spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
     decoder = engine_for(spec)(spec, settings, rows=rows, context=context)
-    with closed_on_failure(decoder):
+    with close_on_error(decoder):
         _warm_up(decoder)
     return decoder
 
 
 @contextmanager
-def closed_on_failure(decoder: Decoder) -> Iterator[None]:
+def close_on_error(decoder: Decoder) -> Iterator[None]:
     """Give the decoder's memory back where the block raises: nobody is going to have it."""
     try:
         yield
@@ -71,22 +71,22 @@ def engine_for(spec: DecoderSpec) -> Opening:
 
         return OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
     if spec.engine in _BY_TORCH and spec.decoding.source is None:
-        from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+        from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
         from deployments.engines.torch_decoder import TorchDecoder
 
-        return TorchDecoder if spec.options.gpus == 1 else ParallelDecoder
+        return TorchDecoder if spec.options.tensor_parallel_size == 1 else TensorParallelDecoder
     raise EngineFailed(f"{spec.path.name}: {spec.engine} does not generate with such a model")
 
 
-def lacking(what: Candidate | DecoderSpec, hardware: HardwareSettings) -> str | None:
+def missing_requirement(what: Candidate | DecoderSpec, hardware: HardwareSettings) -> str | None:
     """What this process lacks to generate with it, as a sentence; None when it can."""
     for package in _packages(what):
         if find_spec(package) is None:
             return f"the package `{package}` is not installed"
     if what.engine in _BY_TORCH:
-        from deployments.engines.torch_decoder import lacks
+        from deployments.engines.torch_decoder import missing_torch_device
 
-        return lacks(what.options, hardware)
+        return missing_torch_device(what.options, hardware)
     return None
 
 
@@ -98,7 +98,7 @@ def _packages(what: Candidate | DecoderSpec) -> Sequence[str]:
     return (what.engine,)
 
 
-def candidate_here(
+def select_candidate(
     manifest: ArtifactManifest, device: Device, hardware: HardwareSettings
 ) -> Candidate | None:
     """The first candidate for `device`, which is the fastest, of those that this process can run.
@@ -106,7 +106,9 @@ def candidate_here(
     Where it lacks something for all of them it is the first. None: there are none.
     """
     candidates = manifest.candidates_for(device)
-    can = (candidate for candidate in candidates if lacking(candidate, hardware) is None)
+    can = (
+        candidate for candidate in candidates if missing_requirement(candidate, hardware) is None
+    )
     return next(can, next(iter(candidates), None))
 
 
@@ -123,11 +125,11 @@ def _warm_up(decoder: Decoder) -> None:
     Weights are laid out and memory is touched; the calls for each number of rows are bound.
     """
     info = decoder.info
-    decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.source_tokens or info.context - 1), 0)
+    decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)
     for rows in range(1, info.rows + 1):
         decoder.decode(np.zeros(rows, np.int64), np.ones(rows, np.int64))
 
 
-def token_bytes(decoding: Decoding, value_bytes: int) -> int:
+def kv_bytes_per_token(decoding: Decoding, value_bytes: int) -> int:
     """What the memory of one token takes, in all layers."""
     return 2 * decoding.layers * decoding.kv_heads * decoding.head_dim * value_bytes

@@ -21,7 +21,7 @@ class Bucket(NamedTuple):
     tokens: int
 
 
-def smallest_holding(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None:
+def smallest_fitting(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None:
     """The bucket of least padding that a batch fits in; None when it fits in none."""
     items, tokens = feeds.arrays["input_ids"].shape
     masks = sum(feeds.mask_counts)
@@ -94,7 +94,7 @@ class OutputNames:
 
     def wanted(self, batch: Batch) -> str:
         """The one output that answers `batch`. Raises EngineFailed when the graph lacks it."""
-        if not batch.every_token:
+        if not batch.unpooled:
             return self.answer
         if self.tokens is None:
             raise EngineFailed("the graph does not give the vectors of tokens")
@@ -135,7 +135,7 @@ def split(
     """One array per item, padding removed; all of them views of `raw`.
 
     `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and whatever answers
-    `every_token`, and [M, W] for MASKS, where M is the sum of `mask_counts` [B], or 1 when that is
+    `unpooled`, and [M, W] for MASKS, where M is the sum of `mask_counts` [B], or 1 when that is
     0. A larger B, T or M is padding and is cut off. Raises EngineFailed when the graph answered
     something smaller.
     """
@@ -144,7 +144,7 @@ def split(
         ends = np.cumsum(mask_counts)
         _check(raw, (int(ends[-1]),))
         return [raw[end - n : end] for end, n in zip(ends, mask_counts, strict=True)]
-    if head in (Head.TOKENS, Head.SPAN) or batch.every_token:
+    if head in (Head.TOKENS, Head.SPAN) or batch.unpooled:
         _check(raw, (items, tokens))
         return [row[:n] for row, n in zip(raw[:items], batch.lengths, strict=True)]
     _check(raw, (items,))

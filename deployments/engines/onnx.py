@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime as ort
 
 from deployments.artifacts.manifest import EngineOptions, Precision
-from deployments.config import HardwareSettings, LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.config import EncoderSettings, HardwareSettings
+from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
-from deployments.machine import this_processor
+from deployments.machine import read_cpu_info
 from deployments.messages import Batch, Outputs
 
 CUDA = "CUDAExecutionProvider"
@@ -29,9 +29,9 @@ _SPINNING_US = "500"
 class OnnxEngine:
     """An Engine over one ONNX Runtime session; any batch shape, memory allocated per pass."""
 
-    def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
+    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
-        self._session: ort.InferenceSession | None = open_session(spec, lane)
+        self._session: ort.InferenceSession | None = open_session(spec, settings)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
         self._outputs = output_names(self._session)
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
@@ -43,7 +43,7 @@ class OnnxEngine:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = feeds_of(batch, self._inputs, self._mask_token)
         wanted = self._outputs.wanted(batch)
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             # By name: what is not asked for is not handed over.
             raw = np.asarray(session.run([wanted], feeds.arrays)[0], dtype=np.float32)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
@@ -58,9 +58,9 @@ def output_names(session: ort.InferenceSession) -> OutputNames:
     return OutputNames.of([output.name for output in session.get_outputs()])
 
 
-def providers_for(spec: GraphSpec, lane: LaneSettings) -> tuple[str, ...]:
+def providers_for(spec: GraphSpec, settings: EncoderSettings) -> tuple[str, ...]:
     """The execution providers to run `spec` on, in order of preference."""
-    return spec.options.providers or lane.providers
+    return spec.options.providers or settings.providers
 
 
 def missing_provider(providers: tuple[str, ...]) -> str | None:
@@ -70,14 +70,16 @@ def missing_provider(providers: tuple[str, ...]) -> str | None:
 
 
 def open_session(
-    spec: GraphSpec, lane: LaneSettings, *, captured: bool = False
+    spec: GraphSpec, settings: EncoderSettings, *, captured: bool = False
 ) -> ort.InferenceSession:
     """A session over the graph, on exactly the providers asked for. Raises EngineFailed.
 
     With `captured`, CUDA passes that name a graph id are captured once and then replayed.
     """
-    session = open_bare_session(spec.path, spec.options, lane, spec.precision, captured=captured)
-    with failures_of(spec.path.name):
+    session = open_bare_session(
+        spec.path, spec.options, settings, spec.precision, captured=captured
+    )
+    with translate_errors(spec.path.name):
         check_inputs({i.name for i in session.get_inputs()})
     return session
 
@@ -85,21 +87,21 @@ def open_session(
 def open_bare_session(
     path: Path,
     how: EngineOptions,
-    lane: HardwareSettings,
+    settings: HardwareSettings,
     precision: Precision,
     *,
     captured: bool = False,
 ) -> ort.InferenceSession:
     """As `open_session`, for a graph of any inputs."""
-    providers = how.providers or lane.providers
+    providers = how.providers or settings.providers
     options = {
         CUDA: {"enable_cuda_graph": "1"} if captured else {},
         TENSORRT: {"trt_fp16_enable": "1"} if precision == "fp16" else {},
     }
-    with failures_of(path.name):
+    with translate_errors(path.name):
         session = ort.InferenceSession(
             path,
-            sess_options=_session_options(how, lane, precision),
+            sess_options=_session_options(how, settings, precision),
             providers=[(name, options.get(name, {})) for name in providers],
             disabled_optimizers=list(how.disabled_optimizers) or None,
             enable_fallback=0,
@@ -118,16 +120,16 @@ def graph_options(graph_id: str) -> ort.RunOptions:
 
 
 def _session_options(
-    how: EngineOptions, lane: HardwareSettings, precision: Precision
+    how: EngineOptions, settings: HardwareSettings, precision: Precision
 ) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = lane.threads_per_run
+    options.intra_op_num_threads = settings.intra_op_threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     spinning = "1" if how.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
-    if this_processor().overflows:
+    if read_cpu_info().overflows:
         options.add_session_config_entry("session.x64quantprecision", "1")  # slower, and right
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")

@@ -26,10 +26,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
-from deployments.engines.base import failures_of
+from deployments.engines.base import translate_errors
 from deployments.engines.decoder import (
+    IS_PREFILL,
     LOGITS_FROM,
-    READING,
     DecoderInfo,
     DecoderSpec,
     Logits,
@@ -37,11 +37,11 @@ from deployments.engines.decoder import (
 )
 from deployments.engines.onnx import CUDA, UNCAPTURED, graph_options, open_bare_session
 from deployments.engines.onnx_kv_cache import (
-    DeviceMemory,
-    HostMemory,
-    MemoryLayout,
+    DeviceKvCache,
+    HostKvCache,
+    KvCacheLayout,
     RowMemory,
-    bind_rows,
+    bind_array,
 )
 from deployments.errors import EngineFailed
 
@@ -49,7 +49,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # More are hardly ever right, and each takes a tenth of a step for one row; half of one when the
 # row has thousands of tokens.
-MOST_DRAFTED = 8
+MAX_DRAFT_TOKENS = 8
 
 
 class OnnxDecoder:
@@ -61,18 +61,18 @@ class OnnxDecoder:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         session, self._captures = self._open(spec, hardware)
-        self.layout = MemoryLayout.of(session, spec, rows, context)
+        self.layout = KvCacheLayout.of(session, spec, rows, context)
         self._positions = np.arange(context)
         self._session: ort.InferenceSession | None = session
-        with failures_of(spec.path.name):
+        with translate_errors(spec.path.name):
             self.memory = self._make_memory()
         self._steps: dict[int, _Step] = {}
         self._verifiers: dict[int, _Step] = {}  # by tokens; each for the row that asked last
         # One for all of them, because logits are long; pages that nobody writes cost nothing.
-        self._drafted = self._room_for(1, MOST_DRAFTED + 1)
-        self.has_two_ways = READING in {given.name for given in session.get_inputs()}
-        if self.has_two_ways and self._is_even():
-            self.info = replace(self.info, most_drafted=MOST_DRAFTED)
+        self._drafted = self._room_for(1, MAX_DRAFT_TOKENS + 1)
+        self.has_prefill_branch = IS_PREFILL in {given.name for given in session.get_inputs()}
+        if self.has_prefill_branch and self._verifies_exactly():
+            self.info = replace(self.info, max_draft_tokens=MAX_DRAFT_TOKENS)
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
@@ -109,12 +109,12 @@ class OnnxDecoder:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the memory of a row. Raises EngineFailed."""
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             self.memory.copy(source, target, tokens)
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
         """Swap the memory of two rows. Raises EngineFailed."""
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             self.memory.exchange(first, second, tokens)
 
     def close(self) -> None:
@@ -138,8 +138,8 @@ class OnnxDecoder:
         # With more threads than heads attention splits the context among them, for one row only and
         # not for several: sums would be rounded in another order, and company would show.
         heads = spec.decoding.heads or spec.decoding.kv_heads
-        threads = min(hardware.threads_per_run, heads)
-        hardware = hardware.model_copy(update={"threads_per_run": threads})
+        threads = min(hardware.intra_op_threads, heads)
+        hardware = hardware.model_copy(update={"intra_op_threads": threads})
         what = (spec.path, spec.options, hardware, spec.precision)
         if CUDA in (spec.options.providers or hardware.providers):
             try:
@@ -150,16 +150,16 @@ class OnnxDecoder:
 
     def _make_memory(self) -> RowMemory:
         if CUDA in self.session.get_providers():
-            return DeviceMemory(self.layout, "cuda", CUDA)
-        return HostMemory(self.layout)
+            return DeviceKvCache(self.layout, "cuda", CUDA)
+        return HostKvCache(self.layout)
 
     def _room_for(self, rows: int, tokens: int) -> NDArray[np.generic]:
         """Memory for the logits behind so many tokens of each row."""
         return np.empty((rows, tokens, self.info.vocabulary), self.layout.answers)
 
-    def _is_even(self) -> bool:
+    def _verifies_exactly(self) -> bool:
         """Whether several tokens at once give what they give one by one, to the bit."""
-        tokens = np.arange(MOST_DRAFTED + 1) % self.info.vocabulary
+        tokens = np.arange(MAX_DRAFT_TOKENS + 1) % self.info.vocabulary
         if self.info.context < 2 * len(tokens):
             return False
         self.prefill(0, tokens.tolist(), 0)
@@ -177,7 +177,7 @@ class OnnxDecoder:
 
     def _run(self, step: _Step) -> Logits:
         session = self.session
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             return step.run(session)
 
 
@@ -209,9 +209,9 @@ class _Step:
             memory.bind_input(self._binding, "attention_mask", self.mask),
         )
         # These stay as they are, and are read on the host, whatever the device.
-        bind_rows(self._binding, self._from, LOGITS_FROM)
-        if decoder.has_two_ways:
-            bind_rows(self._binding, self._reading, READING)
+        bind_array(self._binding, self._from, LOGITS_FROM)
+        if decoder.has_prefill_branch:
+            bind_array(self._binding, self._reading, IS_PREFILL)
         self._receive = memory.bind_output(self._binding, "logits", self._raw)
         memory.bind(self._binding, rows.start, rows.stop)
 

@@ -16,19 +16,19 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.config import HardwareSettings
-from deployments.engines.base import failures_of
+from deployments.engines.base import translate_errors
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.onnx import open_bare_session
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.onnx_kv_cache import (
-    HostMemory,
-    MemoryLayout,
+    HostKvCache,
+    KvCacheLayout,
     RowMemory,
-    bind_rows,
-    copy_rows,
-    swap_rows,
+    bind_array,
+    copy_slot,
+    swap_slots,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
 
@@ -44,13 +44,13 @@ class OnnxEncoderDecoder(OnnxDecoder):
         source = spec.decoding.source
         if source is None or spec.encoder is None:
             raise ManifestInvalid(f"{spec.path.name}: an encoder without a graph or its facts")
-        self._source: SourceReading = source
+        self._source: EncoderDecoderConfig = source
         self._encoder: ort.InferenceSession | None = open_bare_session(
             spec.encoder, spec.options, hardware, spec.precision
         )
         self._readings = count()
         super().__init__(spec, hardware, rows=rows, context=context)
-        self.info = replace(self.info, source_tokens=source.source_tokens)
+        self.info = replace(self.info, max_source_tokens=source.max_source_tokens)
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
         """Read a whole prompt, and the token that answers follow. Raises EngineFailed."""
@@ -71,7 +71,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
         super().close()
 
     def _make_memory(self) -> RowMemory:
-        return CrossMemory(self.layout, self._source.source_tokens)
+        return CrossMemory(self.layout, self._source.max_source_tokens)
 
     @property
     def _cross(self) -> CrossMemory:
@@ -84,35 +84,35 @@ class OnnxEncoderDecoder(OnnxDecoder):
         tokens = np.array([ids], np.int64)
         feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
         names = [f"cross.{name}" for name in self._cross.names]
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             made: list[NDArray[np.float32]] = self._encoder.run(names, feeds)
         return made
 
 
-class CrossMemory(HostMemory):
+class CrossMemory(HostKvCache):
     """Rows with a memory of what the encoder read beside that of the answer."""
 
-    def __init__(self, layout: MemoryLayout, source_tokens: int) -> None:
+    def __init__(self, layout: KvCacheLayout, max_source_tokens: int) -> None:
         super().__init__(layout)
         rows, heads, _, size = layout.shape
-        shape = (rows, heads, source_tokens, size)
+        shape = (rows, heads, max_source_tokens, size)
         self.source_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
-        self.mask = np.zeros((rows, source_tokens), np.int64)
+        self.mask = np.zeros((rows, max_source_tokens), np.int64)
         self.readings = np.full(rows, _NOTHING_READ)  # which prompt lies in a row
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         """Let a call read and write the rows from `first` up to `end`."""
         super().bind(binding, first, end)
         for name, array in zip(self.names, self.source_arrays, strict=True):
-            bind_rows(binding, array[first:end], f"cross.{name}")
-        bind_rows(binding, self.mask[first:end], "cross_mask")
+            bind_array(binding, array[first:end], f"cross.{name}")
+        bind_array(binding, self.mask[first:end], "cross_mask")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a row, and what it read if that is not the same already."""
         super().copy(source, target, tokens)
         if self.readings[source] == self.readings[target]:
             return
-        copy_rows(self.source_arrays, source, target, int(self.mask[source].sum()))
+        copy_slot(self.source_arrays, source, target, int(self.mask[source].sum()))
         self.mask[target] = self.mask[source]
         self.readings[target] = self.readings[source]
 
@@ -123,6 +123,6 @@ class CrossMemory(HostMemory):
             return
         rows = [first, second]
         length = int(self.mask[rows].sum(axis=1).max())
-        swap_rows(self.source_arrays, first, second, length)
+        swap_slots(self.source_arrays, first, second, length)
         self.mask[rows] = self.mask[rows[::-1]]
         self.readings[rows] = self.readings[rows[::-1]]

@@ -16,15 +16,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from deployments.config import LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.config import EncoderSettings
+from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import (
     Bucket,
     empty_arrays,
     feeds_of,
     fill,
     padded,
-    smallest_holding,
+    smallest_fitting,
     split,
 )
 from deployments.engines.onnx import (
@@ -51,7 +51,7 @@ class _Buffers:
     options: ort.RunOptions
 
 
-class _Line:
+class _BufferPool:
     """The buffers of one bucket; who finds none free waits."""
 
     def __init__(self) -> None:
@@ -69,26 +69,26 @@ class _Line:
             self._free.put(buffers)
 
 
-class BoundEngine:
+class IoBindingEngine:
     """An Engine that pads batches up to buckets; a batch larger than all of them runs unbound."""
 
-    def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
+    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
-        first = providers_for(spec, lane)[0]
+        first = providers_for(spec, settings)[0]
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
         # ONNX Runtime neither captures nor replays on several threads of one session.
         self._turn: AbstractContextManager[object] = threading.Lock() if captured else nullcontext()
-        session = open_session(spec, lane, captured=captured)
+        session = open_session(spec, settings, captured=captured)
         self._inputs = frozenset(i.name for i in session.get_inputs())
         self._outputs = output_names(session)
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
-        self._lines: dict[Bucket, _Line] = {}
-        with failures_of(spec.path.name):
+        self._lines: dict[Bucket, _BufferPool] = {}
+        with translate_errors(spec.path.name):
             for number, sides in enumerate(spec.options.buckets, start=1):
                 bucket = Bucket(*sides)
-                self._lines[bucket] = _Line()
-                for _ in range(1 if captured else lane.runs):
+                self._lines[bucket] = _BufferPool()
+                for _ in range(1 if captured else settings.concurrent_passes):
                     graph_id = str(number) if captured else UNCAPTURED
                     buffers = self._bind(session, bucket, graph_id)
                     if captured:
@@ -103,10 +103,10 @@ class BoundEngine:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         lines = self._lines
         feeds = feeds_of(batch, self._inputs, self._mask_token)
-        bucket = smallest_holding(lines, feeds)
+        bucket = smallest_fitting(lines, feeds)
         wanted = self._outputs.wanted(batch)
-        with failures_of(self.info.compute_type):
-            if bucket is None or batch.every_token:
+        with translate_errors(self.info.compute_type):
+            if bucket is None or batch.unpooled:
                 # Vectors of tokens are rare and large, so nothing is bound for them. Padded all
                 # the same: TensorRT spends seconds on every shape that it has not met.
                 arrays = padded(feeds, bucket) if bucket else feeds.arrays

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from deployments.engines.decoder import KEPT, DecoderSpec
+from deployments.engines.decoder import KV_NAMES, DecoderSpec
 from deployments.errors import EngineFailed
 
 _TYPES: Mapping[str, type[np.generic]] = {
@@ -30,7 +30,7 @@ _TYPES: Mapping[str, type[np.generic]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLayout:
+class KvCacheLayout:
     """Two arrays for each layer, keys and values: [rows, heads, tokens, size]."""
 
     names: tuple[str, ...]  # of the arrays, such as "0.key"
@@ -42,7 +42,7 @@ class MemoryLayout:
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int) -> Self:
         """The layout of `rows` rows of `context` tokens, in the types of the graph."""
         types = {output.name: _dtype(output) for output in session.get_outputs()}
-        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in KEPT)
+        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in KV_NAMES)
         return cls(
             names,
             (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim),
@@ -87,13 +87,13 @@ class RowMemory(Protocol):
         ...
 
 
-class HostMemory:
+class HostKvCache:
     """Rows in the memory of the machine.
 
     Zeroed pages cost nothing until they are written, so rows that were never used are free.
     """
 
-    def __init__(self, layout: MemoryLayout) -> None:
+    def __init__(self, layout: KvCacheLayout) -> None:
         self.names = layout.names
         self.arrays: list[NDArray[np.generic]] = [
             np.zeros(layout.shape, layout.dtype) for _ in layout.names
@@ -102,11 +102,11 @@ class HostMemory:
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         """Let a call read and write the rows from `first` up to `end`."""
         for name, array in zip(self.names, self.arrays, strict=True):
-            bind_rows(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
+            bind_array(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
         """Read the values where they are."""
-        bind_rows(binding, values, name)
+        bind_array(binding, values, name)
         return _nothing
 
     def bind_output(
@@ -118,14 +118,14 @@ class HostMemory:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a row."""
-        copy_rows(self.arrays, source, target, tokens)
+        copy_slot(self.arrays, source, target, tokens)
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
         """Swap two rows."""
-        swap_rows(self.arrays, first, second, tokens)
+        swap_slots(self.arrays, first, second, tokens)
 
 
-def bind_rows(
+def bind_array(
     binding: ort.IOBinding, rows: NDArray[np.generic], into: str, out_of: str | None = None
 ) -> None:
     """Bind an array of the host as an input, and as an output where one is named."""
@@ -142,13 +142,13 @@ def _nothing() -> None:
     """There is nothing to bring: on the host a call works where the arrays are."""
 
 
-def copy_rows(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
+def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
     """Copy the first `tokens` of a row, in all of several [rows, heads, tokens, size]."""
     for array in arrays:
         array[target, :, :tokens] = array[source, :, :tokens]
 
 
-def swap_rows(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
+def swap_slots(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
     """Swap the first `tokens` of two rows, in one after the other of several arrays."""
     for array in arrays:
         kept = array[first, :, :tokens].copy()
@@ -159,10 +159,10 @@ def swap_rows(arrays: Sequence[NDArray[np.generic]], first: int, second: int, to
 _ONNX_TYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # of onnx.TensorProto
 
 
-class DeviceMemory:
+class DeviceKvCache:
     """Rows on `device`, an ONNX Runtime device type such as "cuda"."""
 
-    def __init__(self, layout: MemoryLayout, device: str, provider: str) -> None:
+    def __init__(self, layout: KvCacheLayout, device: str, provider: str) -> None:
         self._layout = layout
         self._device = device
         dtype = layout.dtype.type
@@ -228,7 +228,7 @@ class DeviceMemory:
         return self._device, 0, self._layout.dtype.type, shape, address
 
 
-def _copier(layout: MemoryLayout, provider: str) -> ort.InferenceSession:
+def _copier(layout: KvCacheLayout, provider: str) -> ort.InferenceSession:
     """A session of one Identity over a row. The package `onnx` comes with the extra for GPUs."""
     from onnx import helper
 

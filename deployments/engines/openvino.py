@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from deployments.config import LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.config import EncoderSettings
+from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import (
     Bucket,
     OutputNames,
     check_inputs,
     feeds_of,
     padded,
-    smallest_holding,
+    smallest_fitting,
     split,
 )
 from deployments.errors import EngineFailed
@@ -42,7 +42,7 @@ _KERNELS_PER_SHAPE = 32
 
 
 class OpenVinoEngine:
-    """An Engine over one compiled model; as many passes at once as the lane runs, others wait.
+    """An Engine over one compiled model; as many passes at once as the encoder runs, others wait.
 
     Batches are padded up to the smallest bucket that holds them, a larger one runs as it is:
     every shape that is new costs OpenVINO about as much time as the pass itself. The options of
@@ -50,11 +50,11 @@ class OpenVinoEngine:
     vectors of tokens have a model of their own, compiled when they are first asked for.
     """
 
-    def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
-        self._spec, self._lane = spec, lane
+    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
+        self._spec, self._settings = spec, settings
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
         self._compiling = threading.Lock()
-        with failures_of(spec.path.name):
+        with translate_errors(spec.path.name):
             model = _core().read_model(spec.path)
             self._inputs = frozenset(i.any_name for i in model.inputs)
             check_inputs(self._inputs)
@@ -69,12 +69,12 @@ class OpenVinoEngine:
         if idle is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = feeds_of(batch, self._inputs, self._spec.mask_token)
-        bucket = smallest_holding(self._buckets, feeds)
+        bucket = smallest_fitting(self._buckets, feeds)
         arrays = padded(feeds, bucket) if bucket else feeds.arrays
         requests = self._requests(idle, self._outputs.wanted(batch))
         request = requests.get()
         try:
-            with failures_of(self.info.compute_type):
+            with translate_errors(self.info.compute_type):
                 answers = request.infer(arrays, share_inputs=True)
                 raw = np.asarray(answers[0], dtype=np.float32)
         finally:
@@ -89,7 +89,7 @@ class OpenVinoEngine:
         """What answers `output`, compiled now if nobody asked before. Raises EngineFailed."""
         if output in idle:  # without the lock: compiling takes seconds, and others need not wait
             return idle[output]
-        with self._compiling, failures_of(self._spec.path.name):
+        with self._compiling, translate_errors(self._spec.path.name):
             if output not in idle:
                 idle[output] = self._compiled(_core().read_model(self._spec.path), output)
             return idle[output]
@@ -99,14 +99,14 @@ class OpenVinoEngine:
         for result in model.get_results():
             if output not in result.get_output_tensor(0).names:
                 model.remove_result(result)
-        compiled = _core().compile_model(model, DEVICE, _configuration(self._spec, self._lane))
+        compiled = _core().compile_model(model, DEVICE, _configuration(self._spec, self._settings))
         requests: Requests = SimpleQueue()
-        for _ in range(self._lane.runs):
+        for _ in range(self._settings.concurrent_passes):
             requests.put(compiled.create_infer_request())
         return requests
 
 
-def lacks_precision(spec: GraphSpec) -> str | None:
+def missing_precision(spec: GraphSpec) -> str | None:
     """Why this CPU cannot compute as `spec` asks; None when it can."""
     if spec.precision == "bf16" and "BF16" not in _capabilities():
         return "this CPU has no bf16 instructions"
@@ -119,17 +119,17 @@ def _capabilities() -> tuple[str, ...]:
 
 def _wants_bf16(spec: GraphSpec) -> bool:
     return spec.precision == "bf16" or (
-        spec.options.float_rest == "bf16" and "BF16" in _capabilities()
+        spec.options.inference_precision == "bf16" and "BF16" in _capabilities()
     )
 
 
-def _configuration(spec: GraphSpec, lane: LaneSettings) -> dict[str, Any]:
+def _configuration(spec: GraphSpec, settings: EncoderSettings) -> dict[str, Any]:
     return {
         # Named, because the default is bf16 wherever the CPU has it, whatever the graph says.
         "INFERENCE_PRECISION_HINT": "bf16" if _wants_bf16(spec) else "f32",
         # Of all streams together; a stream is what one pass runs on.
-        "INFERENCE_NUM_THREADS": lane.threads_per_run * lane.runs,
-        "NUM_STREAMS": lane.runs,
+        "INFERENCE_NUM_THREADS": settings.intra_op_threads * settings.concurrent_passes,
+        "NUM_STREAMS": settings.concurrent_passes,
         # Pinned threads of several replicas would meet on the same cores.
         "ENABLE_CPU_PINNING": False,
         "CPU_RUNTIME_CACHE_CAPACITY": max(_KERNELS, _KERNELS_PER_SHAPE * len(spec.options.buckets)),
@@ -138,13 +138,13 @@ def _configuration(spec: GraphSpec, lane: LaneSettings) -> dict[str, Any]:
 
 @cache
 def _core() -> openvino.Core:
-    keep_to_ourselves()
+    disable_telemetry()
     import openvino
 
     return openvino.Core()
 
 
-def keep_to_ourselves() -> None:
+def disable_telemetry() -> None:
     """Keep OpenVINO and NNCF from reporting their use to a web service; call before importing.
 
     They leave a client id in the home directory, too, unless the package that does it is missing.

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
-from deployments.engines.base import failures_of
+from deployments.engines.base import translate_errors
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -38,7 +38,7 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_decoder import TorchDecoder, lacks, on_gpus
+from deployments.engines.torch_decoder import TorchDecoder, missing_torch_device, on_gpus
 from deployments.errors import EngineFailed, EngineLost
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -61,7 +61,7 @@ class _Part:
     """What a process must know to do its share."""
 
     number: int
-    meeting: Path  # a file by which the processes find each other
+    rendezvous_file: Path  # a file by which the processes find each other
     answers: Any  # shared memory for the logits of a step, [rows x V]
     spec: DecoderSpec
     hardware: HardwareSettings
@@ -74,7 +74,7 @@ class _Worker(NamedTuple):
     calls: Connection
 
 
-class ParallelDecoder:
+class TensorParallelDecoder:
     """A Decoder over several processes."""
 
     def __init__(
@@ -82,18 +82,18 @@ class ParallelDecoder:
     ) -> None:
         context = min(context, spec.most_tokens)
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
-        if reason := lacks(spec.options, hardware):
+        if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
         self._answers = _PROCESSES.RawArray("f", rows * spec.vocabulary)
         self._workers: list[_Worker] = []
         # Held as long as they are: those on GPUs may meet as late as at their first product.
         self._directory = tempfile.TemporaryDirectory()
         try:
-            with failures_of(spec.path.name):
-                for number in range(spec.options.gpus):
+            with translate_errors(spec.path.name):
+                for number in range(spec.options.tensor_parallel_size):
                     part = _Part(
                         number=number,
-                        meeting=Path(self._directory.name, "meeting"),
+                        rendezvous_file=Path(self._directory.name, "meeting"),
                         answers=self._answers,
                         spec=spec,
                         hardware=hardware,
@@ -205,10 +205,10 @@ def _work(part: _Part, calls: Connection) -> None:
 
 
 def _answer(part: _Part, calls: Connection) -> None:
-    decoder = _joined(part)
+    decoder = _open_shard(part)
     shared = _shared(part.answers, decoder.info)
     calls.send(_Reply())
-    while (call := _heard(calls)) is not None:
+    while (call := _receive_call(calls)) is not None:
         name, arguments, named = call
         logits = getattr(decoder, name)(*arguments, **named)
         if name == "decode" and part.number == 0:
@@ -217,7 +217,7 @@ def _answer(part: _Part, calls: Connection) -> None:
         calls.send(_Reply(logits=logits if is_told else None))
 
 
-def _heard(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+def _receive_call(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
     """The next call; None: there will be none."""
     try:
         call: tuple[str, tuple[Any, ...], dict[str, Any]] = calls.recv()
@@ -226,12 +226,12 @@ def _heard(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | N
     return call
 
 
-def _joined(part: _Part) -> TorchDecoder:
+def _open_shard(part: _Part) -> TorchDecoder:
     """This process's share of the model, once it has found the others."""
     import torch
     import torch.distributed
 
-    gpus, hardware = part.spec.options.gpus, part.hardware
+    tensor_parallel_size, hardware = part.spec.options.tensor_parallel_size, part.hardware
     os.environ["LOCAL_RANK"] = str(part.number)  # by which transformers takes a GPU
     how: dict[str, Any] = {"backend": "gloo"}
     if on_gpus(hardware):
@@ -241,10 +241,13 @@ def _joined(part: _Part) -> TorchDecoder:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or transformers would take a GPU all the same
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
-        init_method=part.meeting.as_uri(), rank=part.number, world_size=gpus, **how
+        init_method=part.rendezvous_file.as_uri(),
+        rank=part.number,
+        world_size=tensor_parallel_size,
+        **how,
     )
-    threads = max(1, hardware.threads_per_run // gpus)
-    hardware = hardware.model_copy(update={"threads_per_run": threads})
+    threads = max(1, hardware.intra_op_threads // tensor_parallel_size)
+    hardware = hardware.model_copy(update={"intra_op_threads": threads})
     return TorchDecoder(part.spec, hardware, rows=part.rows, context=part.context)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.config import HardwareSettings
-from deployments.engines.base import failures_of
+from deployments.engines.base import translate_errors
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # What is not captured looks at as much memory as it needs, rounded up to lengths kernels like.
-_REACH = 64
+_KV_LENGTH_STEP = 64
 _SHORTEST_GRAPH = 256  # tokens of a row that the first graph is for; each further one, twice that
 _WARMING_STEPS = 3  # before a capture: libraries set memory aside at their first calls
 
@@ -85,12 +85,12 @@ class TorchDecoder:
         self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
         self._device = _CUDA if on_gpus(hardware) else "cpu"
         # Only where all that a step touches stays where it is, and nobody else is waited for.
-        is_still = not spec.options.offloaded and spec.options.gpus == 1
+        is_still = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
         self._captures = self._device == _CUDA and is_still
         # By the number of rows, and the tokens of them that are looked at.
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._loaded: _Loaded | None = None
-        with failures_of(spec.path.name):
+        with translate_errors(spec.path.name):
             self._loaded = self._load(spec, hardware)
 
     def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
@@ -101,7 +101,7 @@ class TorchDecoder:
         check_prompt(self.info, ids, start)
         reach = self._reach(start + tokens)
         wanted = range(tokens) if every else range(tokens - 1, tokens)
-        with failures_of(self.info.compute_type), torch.inference_mode():
+        with translate_errors(self.info.compute_type), torch.inference_mode():
             read = ([list(ids)], [start], list(wanted))
             inputs = (torch.tensor(values, device=self._device) for values in read)
             logits = loaded.module(*inputs, loaded.part(row, row + 1, reach))[0]
@@ -112,7 +112,7 @@ class TorchDecoder:
         import torch
 
         loaded, rows = self.loaded, len(ids)
-        with failures_of(self.info.compute_type), torch.inference_mode():
+        with translate_errors(self.info.compute_type), torch.inference_mode():
             loaded.ids[:rows, 0].copy_(torch.tensor(ids))
             # A full row can only be one that is not meant.
             lengths = np.minimum(lengths, self.info.context - 1)
@@ -131,13 +131,13 @@ class TorchDecoder:
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the memory of a row. Raises EngineFailed."""
         memory = self.loaded.memory
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             memory[:, target, :, :tokens] = memory[:, source, :, :tokens]
 
     def exchange(self, first: int, second: int, tokens: int) -> None:
         """Swap the memory of two rows. Raises EngineFailed."""
         memory = self.loaded.memory
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             kept = memory[:, first, :, :tokens].clone()
             memory[:, first, :, :tokens] = memory[:, second, :, :tokens]
             memory[:, second, :, :tokens] = kept
@@ -161,16 +161,16 @@ class TorchDecoder:
         return self._loaded
 
     def _reach(self, tokens: int) -> int:
-        return min(-(-tokens // _REACH) * _REACH, self.info.context)
+        return min(-(-tokens // _KV_LENGTH_STEP) * _KV_LENGTH_STEP, self.info.context)
 
     def _load(self, spec: DecoderSpec, hardware: HardwareSettings) -> _Loaded:
         import torch
 
-        if reason := lacks(spec.options, hardware):
+        if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
-        torch.set_num_threads(hardware.threads_per_run)
+        torch.set_num_threads(hardware.intra_op_threads)
         rows, context, decoding = self.info.rows, self.info.context, spec.decoding
-        heads = decoding.kv_heads // spec.options.gpus
+        heads = decoding.kv_heads // spec.options.tensor_parallel_size
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)
         return _Loaded(
@@ -178,7 +178,7 @@ class TorchDecoder:
             memory=torch.zeros(
                 (2 * decoding.layers, rows, heads, context, decoding.head_dim),
                 dtype=dtype_of(spec),
-                device="cpu" if spec.options.offloaded else self._device,
+                device="cpu" if spec.options.kv_offload else self._device,
             ),
             ids=whole((rows, 1)),
             lengths=whole(rows),
@@ -198,7 +198,7 @@ class TorchDecoder:
         return self._graphs[key]
 
 
-def lacks(options: EngineOptions, hardware: HardwareSettings) -> str | None:
+def missing_torch_device(options: EngineOptions, hardware: HardwareSettings) -> str | None:
     """Why torch cannot run on the devices of a generator; None when it can."""
     import torch
 
@@ -206,8 +206,8 @@ def lacks(options: EngineOptions, hardware: HardwareSettings) -> str | None:
         return None
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    if (found := torch.cuda.device_count()) < options.gpus:
-        return f"the model is spread over {options.gpus} GPUs, and the replica has {found}"
+    if (found := torch.cuda.device_count()) < options.tensor_parallel_size:
+        return f"the model is spread over {options.tensor_parallel_size} GPUs, and the replica has {found}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Torch, for the GPU lane: half precision, fused attention, optionally compiled.
+"""Torch, for the GPU encoder: half precision, fused attention, optionally compiled.
 
 Compiled code and CUDA graphs belong to the thread that made them (pytorch issue 123177), so an
 engine does everything on one thread of its own; on a GPU two passes at once gain nothing anyway.
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.config import LaneSettings
-from deployments.engines.base import EngineInfo, GraphSpec, failures_of
+from deployments.config import EncoderSettings
+from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import (
     Bucket,
     Feeds,
     empty_arrays,
     feeds_of,
     padded,
-    smallest_holding,
+    smallest_fitting,
     split,
 )
 from deployments.engines.torch_program import input_names, read_program
@@ -49,21 +49,21 @@ class TorchEngine:
     """An Engine over one torch program (see torch_program).
 
     Batches are padded up to the smallest bucket that holds them; a larger batch runs as it is,
-    and never compiled, because compiling for its shape would stop the lane for a minute.
+    and never compiled, because compiling for its shape would stop the encoder for a minute.
     """
 
-    def __init__(self, spec: GraphSpec, lane: LaneSettings) -> None:
+    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self.info = EngineInfo(compute_type=spec.compute_type)
         self._head, self._mask_token = spec.head, spec.mask_token
-        self._device = _device(lane)
+        self._device = _device(settings)
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
         self._loaded: _Loaded | None = None
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
         self._thread = ThreadPoolExecutor(1, "torch")
         try:
-            with failures_of(spec.path.name):
-                self._loaded = self._thread.submit(self._load, spec, lane).result()
+            with translate_errors(spec.path.name):
+                self._loaded = self._thread.submit(self._load, spec, settings).result()
         except EngineFailed:
             self.close()
             raise
@@ -74,7 +74,7 @@ class TorchEngine:
         if loaded is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = feeds_of(batch, loaded.inputs, self._mask_token)
-        with failures_of(self.info.compute_type):
+        with translate_errors(self.info.compute_type):
             raw = self._thread.submit(self._pass, loaded, feeds).result()
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
@@ -83,10 +83,10 @@ class TorchEngine:
         self._thread.shutdown()
         self._loaded = None
 
-    def _load(self, spec: GraphSpec, lane: LaneSettings) -> _Loaded:
+    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _Loaded:
         import torch
 
-        torch.set_num_threads(lane.threads_per_run)
+        torch.set_num_threads(settings.intra_op_threads)
         module = read_program(spec.path, self._device)
         inputs = input_names(module)
         if not spec.options.compile:
@@ -101,7 +101,7 @@ class TorchEngine:
         return _Loaded(inputs, module, compiled)
 
     def _pass(self, loaded: _Loaded, feeds: Feeds) -> NDArray[np.float32]:
-        bucket = smallest_holding(self._buckets, feeds)
+        bucket = smallest_fitting(self._buckets, feeds)
         if bucket is None:
             return self._answer(loaded.module, loaded.inputs, feeds.arrays)
         return self._answer(loaded.in_buckets, loaded.inputs, padded(feeds, bucket))
@@ -119,14 +119,14 @@ class TorchEngine:
             return np.asarray(module(*tensors).float().cpu().numpy())
 
 
-def lacks_device(lane: LaneSettings) -> str | None:
-    """Why torch cannot run on the lane's device; None when it can."""
+def missing_device(settings: EncoderSettings) -> str | None:
+    """Why torch cannot run on the encoder's device; None when it can."""
     import torch
 
-    if _device(lane) == "cuda" and not torch.cuda.is_available():
+    if _device(settings) == "cuda" and not torch.cuda.is_available():
         return "torch sees no CUDA device"
     return None
 
 
-def _device(lane: LaneSettings) -> str:
-    return "cuda" if any("CUDA" in provider for provider in lane.providers) else "cpu"
+def _device(settings: EncoderSettings) -> str:
+    return "cuda" if any("CUDA" in provider for provider in settings.providers) else "cpu"

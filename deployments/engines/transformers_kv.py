@@ -51,23 +51,25 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
         use_safetensors=True,
         local_files_only=True,
         attn_implementation=_registered(options.attention),  # nor kernels that its config names
-        **_placement(options.gpus, device),
+        **_placement(options.tensor_parallel_size, device),
     )
     due = (decoding.layers, spec.vocabulary)
     if (found := (model.config.num_hidden_layers, model.config.vocab_size)) != due:
         raise EngineFailed(f"the checkpoint has {found} layers and words, not {due}")
-    return over_rows(model.eval(), options.attention, offloaded=options.offloaded)
+    return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)
 
 
-def over_rows(model: Any, attention: Attention, *, offloaded: bool = False) -> torch.nn.Module:
+def with_external_kv(
+    model: Any, attention: Attention, *, kv_offload: bool = False
+) -> torch.nn.Module:
     """A module that reads from and writes to memory it is given, and answers logits.
 
-    `offloaded`: the memory is on the host, wherever the model is.
+    `kv_offload`: the memory is on the host, wherever the model is.
     """
     import torch
 
     model.set_attn_implementation(_registered(attention))
-    keep = _bring if offloaded else _write
+    keep = _write_to_host if kv_offload else _write
 
     class Program(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         def __init__(self) -> None:
@@ -97,12 +99,12 @@ def over_rows(model: Any, attention: Attention, *, offloaded: bool = False) -> t
     return Program()
 
 
-def _placement(gpus: int, device: str) -> Mapping[str, Any]:
-    if gpus == 1:
+def _placement(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
+    if tensor_parallel_size == 1:
         return {"device_map": device}
     from transformers.distributed import DistributedConfig
 
-    return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=gpus)}
+    return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)}
 
 
 def _registered(attention: Attention) -> str:
@@ -167,7 +169,7 @@ def _write(kept: torch.Tensor, fresh: torch.Tensor, places: torch.Tensor) -> tor
     return kept.scatter_(2, places[:, None, :, None].expand(fresh.shape), finite)
 
 
-def _bring(kept: torch.Tensor, fresh: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _write_to_host(kept: torch.Tensor, fresh: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """As `_write`, to a memory on the host; it is brought to where the fresh ones are."""
     there = kept.device
     return _write(kept, fresh.to(there), places.to(there)).to(fresh.device)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
-from deployments.generation.job import Job, Words, Written
+from deployments.generation.job import Job, ModelContext, Written
 from deployments.generation.messages import (
-    Beams,
+    BeamSearchParams,
     Chunk,
     Finished,
     FinishReason,
@@ -51,11 +51,13 @@ class _Candidate(NamedTuple):
 class BeamSearch:
     """One search. It starts with a single beam, which has no tokens."""
 
-    def __init__(self, how: Beams, most_tokens: int, end_tokens: Collection[int]) -> None:
-        """For an answer of `most_tokens` at most, which any of `end_tokens` ends."""
+    def __init__(
+        self, how: BeamSearchParams, most_tokens: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """For an answer of `most_tokens` at most, which any of `eos_token_ids` ends."""
         self._how = how
         self._most_tokens = most_tokens
-        self._end_tokens = frozenset(end_tokens)
+        self._end_tokens = frozenset(eos_token_ids)
         self._beams = [_Beam()]
         self._finished: list[Hypothesis] = []
         self._is_over = False
@@ -133,21 +135,21 @@ class BeamSearch:
         return float(score / max(length, 1) ** self._how.length_penalty)
 
 
-class BeamJob(Job):
+class BeamSearchJob(Job):
     """Beam search over as many rows as there are beams."""
 
     def __init__(
         self,
         prompt: Sequence[int],
         options: GenerationOptions,
-        beams: Beams,
-        words: Words,
+        beams: BeamSearchParams,
+        words: ModelContext,
         deadline_s: float,
     ) -> None:
         super().__init__(prompt, words, deadline_s)
         self.width = beams.width
         self._rules = words.rules(options, len(self.prompt))
-        self._search = BeamSearch(beams, self._rules.most, words.end_tokens)
+        self._search = BeamSearch(beams, self._rules.most, words.eos_token_ids)
 
     def started(self, compute_type: str) -> Started:
         """What the answer's reader is told first."""
@@ -180,7 +182,7 @@ class BeamJob(Job):
     def _chunk(self) -> Chunk:
         ids = self._search.best[0].tokens
         words = self._words
-        ends = bool(ids) and ids[-1] in words.end_tokens
+        ends = bool(ids) and ids[-1] in words.eos_token_ids
         text: str = words.tokenizer.decode(list(ids), skip_special_tokens=True)
         tokens = tuple(words.told(token, None) for token in ids)
         reason = FinishReason.END if ends else FinishReason.LENGTH

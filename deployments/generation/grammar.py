@@ -71,11 +71,13 @@ class Constraint:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. Safe to share between threads."""
 
-    def __init__(self, tokenizer_json: str, vocabulary: int, end_tokens: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer_json: str, vocabulary: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
         """For logits of `vocabulary` tokens, V, which may be more than the tokenizer has."""
         self._tokenizer_json = tokenizer_json
         self._vocabulary = vocabulary
-        self._end_tokens = end_tokens
+        self._end_tokens = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
         self._opening = Lock()
 

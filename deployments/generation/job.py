@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.engines.decoder import Logits
 from deployments.generation.grammar import Constraint
-from deployments.generation.logits_rules import TokenRules
+from deployments.generation.logits_rules import TokenConstraints
 from deployments.generation.messages import (
-    Alternative,
     Chunk,
     Finished,
     FinishReason,
@@ -24,8 +23,9 @@ from deployments.generation.messages import (
     GenerationTimings,
     Started,
     Token,
+    TopLogprob,
 )
-from deployments.generation.prompt_lookup import Drafter
+from deployments.generation.prompt_lookup import PromptLookupDrafter
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
 from deployments.tokenization.detokenizer import Detokenizer, single
@@ -37,16 +37,16 @@ _NUMBERS = count()
 class Clock:
     """When what happened to a job, in seconds of time.perf_counter; 0 where it has not yet."""
 
-    asked_s: float = field(default_factory=time.perf_counter)
-    begun_s: float = 0.0  # it got a row
+    submitted_s: float = field(default_factory=time.perf_counter)
+    started_s: float = 0.0  # it got a row
     first_s: float = 0.0  # its first token
 
     def timings(self) -> GenerationTimings:
         """What has passed until now."""
         now_s = time.perf_counter()
-        begun_s = self.begun_s or now_s
+        started_s = self.started_s or now_s
         first_s = self.first_s or now_s
-        return GenerationTimings(begun_s - self.asked_s, first_s - begun_s, now_s - first_s)
+        return GenerationTimings(started_s - self.submitted_s, first_s - started_s, now_s - first_s)
 
 
 class Written(NamedTuple):
@@ -62,10 +62,10 @@ class Job(ABC):
     """A call that is ready to be computed. One thread at a time works on it."""
 
     width: int = 1  # rows it takes
-    wants_prompt: bool = False  # the logits behind every token of the prompt
-    drafter: Drafter | None = None  # guesses what comes next; None: nothing does
+    needs_prompt_logprobs: bool = False  # the logits behind every token of the prompt
+    drafter: PromptLookupDrafter | None = None  # guesses what comes next; None: nothing does
 
-    def __init__(self, prompt: Sequence[int], words: Words, deadline_s: float) -> None:
+    def __init__(self, prompt: Sequence[int], words: ModelContext, deadline_s: float) -> None:
         self.number = next(_NUMBERS)
         self.prompt = list(prompt)
         self.deadline_s = deadline_s
@@ -76,19 +76,19 @@ class Job(ABC):
         self._words = words
 
     @property
-    def is_read(self) -> bool:
+    def is_prefilled(self) -> bool:
         """Whether the whole prompt is computed."""
         return self.unread == 0
 
     @property
-    def seats(self) -> list[tuple[int, int]]:
+    def slot_owners(self) -> list[tuple[int, int]]:
         """What its rows are owned by."""
-        return [(self.number, seat) for seat in range(self.width)]
+        return [(self.number, slot_owner) for slot_owner in range(self.width)]
 
     def read(self, tokens: int, logits: Logits) -> None:
         """Note that the next `tokens` of the prompt were computed.
 
-        `logits` are those behind each of them, [T, V], for a job that `wants_prompt`.
+        `logits` are those behind each of them, [T, V], for a job that `needs_prompt_logprobs`.
         """
         self.unread -= tokens
 
@@ -101,34 +101,34 @@ class Job(ABC):
         """One token further, [beginnings, V]. Raises ServeError for what cannot go on."""
 
 
-class GenerationJob(Job):
+class SamplingJob(Job):
     """A job that writes one token after the other."""
 
     def __init__(
         self,
         prompt: Sequence[int],
         options: GenerationOptions,
-        words: Words,
+        words: ModelContext,
         constraint: Constraint | None,
         deadline_s: float,
     ) -> None:
         super().__init__(prompt, words, deadline_s)
-        self.wants_prompt = options.prompt_logprobs
+        self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
         # What an encoder reads is no beginning of the answer, whose words it may well use.
         before = [words.source.start_token] if words.source else self.prompt
         self._sampler = Sampler(options.sampling, before, words.vocabulary)
         self._constraint = constraint
-        self._stops = StopStrings(options.stop, keep=options.keep_stop)
+        self._stops = StopStrings(options.stop, keep=options.include_stop_string)
         self._detokenizer = Detokenizer(words.tokenizer, before)
         self._rules = words.rules(options, len(self.prompt))
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
-        self.drafter = Drafter(self.prompt, self._tokens, self._rules.most)
+        self.drafter = PromptLookupDrafter(self.prompt, self._tokens, self._rules.most)
 
     def read(self, tokens: int, logits: Logits) -> None:
         """Note that a part of the prompt was computed, and what its tokens were worth."""
-        if self.wants_prompt:
+        if self.needs_prompt_logprobs:
             done = len(self.prompt) - self.unread
             for place, row in enumerate(logits[: len(self.prompt) - done - 1], start=done + 1):
                 token = self.prompt[place]
@@ -139,7 +139,7 @@ class GenerationJob(Job):
     def started(self, compute_type: str) -> Started:
         """What the answer's reader is told first."""
         told: tuple[Token, ...] = ()
-        if self.wants_prompt:
+        if self.needs_prompt_logprobs:
             told = (self._words.told(self.prompt[0], None), *self._prompt_tokens)
         return Started(len(self.prompt), self.cached, self._sampler.seed, compute_type, told)
 
@@ -163,7 +163,7 @@ class GenerationJob(Job):
         self._tokens.append(token)
         if len(self._tokens) == 1:
             self.clock.first_s = time.perf_counter()
-        is_end = token in self._words.end_tokens
+        is_end = token in self._words.eos_token_ids
         # What every answer begins or ends with is no part of what a grammar speaks of.
         if self._constraint is not None and forced is None and not is_end:
             self._constraint.accept(token)
@@ -190,7 +190,7 @@ class GenerationJob(Job):
             return Token(token, added, special=special)
         logprob, likeliest = log_probabilities(logits, token, self._options.logprobs)
         alternatives = tuple(
-            Alternative(
+            TopLogprob(
                 other, single(self._words.tokenizer, other), its, self._words.is_special(other)
             )
             for other, its in likeliest
@@ -199,34 +199,34 @@ class GenerationJob(Job):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ModelContext:
     """What a job must know of its model."""
 
     tokenizer: Tokenizer
     vocabulary: int  # V
-    end_tokens: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     special_tokens: frozenset[int]
     context: int  # tokens that a row has room for
     never: tuple[int, ...] = ()  # ids that no answer may have
-    source: SourceReading | None = None  # of a model with an encoder
+    source: EncoderDecoderConfig | None = None  # of a model with an encoder
 
     def is_special(self, token: int) -> bool:
         """Whether a token is none of the text."""
-        return token in self.special_tokens or token in self.end_tokens
+        return token in self.special_tokens or token in self.eos_token_ids
 
     def told(self, token: int, logprob: float | None) -> Token:
         """A token by itself: of a prompt, or of an answer that is told at once."""
         special = self.is_special(token)
         return Token(token, "" if special else single(self.tokenizer, token), logprob, special)
 
-    def rules(self, options: GenerationOptions, prompt_tokens: int) -> TokenRules:
+    def rules(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
         """What the answer to a prompt must keep to; it is as long as wanted where there is room."""
         left = self.context - (1 if self.source else prompt_tokens)
         wanted = options.max_new_tokens
-        rules = TokenRules(
+        rules = TokenConstraints(
             most=left if wanted is None else min(wanted, left),
             fewest=options.min_new_tokens,
-            end_tokens=self.end_tokens,
+            eos_token_ids=self.eos_token_ids,
             never=self.never,
             no_repeat_ngram=options.no_repeat_ngram,
         )

@@ -13,12 +13,12 @@ from deployments.generation.messages import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRules:
+class TokenConstraints:
     """What one answer keeps to."""
 
     most: int  # tokens
     fewest: int  # before these it does not end
-    end_tokens: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     never: tuple[int, ...] = ()
     no_repeat_ngram: int = 0  # no run of so many tokens stands in the answer twice
     before: tuple[int, ...] = ()  # what such a run may begin with: the token that answers follow
@@ -33,7 +33,7 @@ class TokenRules:
 
     def forbidden(self, answer: Sequence[int]) -> list[int]:
         """The tokens that may not follow `answer`."""
-        early = self.end_tokens if len(answer) < self.fewest else ()
+        early = self.eos_token_ids if len(answer) < self.fewest else ()
         return [*self.never, *early, *self._repeating([*self.before, *answer])]
 
     def _repeating(self, said: Sequence[int]) -> list[int]:
@@ -47,7 +47,7 @@ class TokenRules:
 
 # Logits end here, either way: far from what models give, and far enough from the end of single
 # precision that differences of two can still be scaled.
-FURTHEST = 1e30
+MAX_ABS_LOGIT = 1e30
 FIRST_ROOM = 256  # tokens an answer may add before its table grows
 
 
@@ -126,4 +126,4 @@ def _biases(
 
 def _bounded(values: NDArray[np.float64], before: NDArray[np.float32]) -> NDArray[np.float64]:
     """Changed logits within bounds; what the model ruled out stays so."""
-    return np.where(before == -np.inf, -np.inf, np.clip(values, -FURTHEST, FURTHEST))
+    return np.where(before == -np.inf, -np.inf, np.clip(values, -MAX_ABS_LOGIT, MAX_ABS_LOGIT))

@@ -45,13 +45,13 @@ class Sampling(NamedTuple):
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
-class Beams(NamedTuple):
+class BeamSearchParams(NamedTuple):
     """Beam search, which gives the likeliest answer rather than a drawn one."""
 
     width: int  # beginnings kept side by side, at least 2
     length_penalty: float = 1.0  # above 0 longer answers win, below shorter ones
     early_stopping: EarlyStopping = False
-    is_asked: bool = True  # False: the model's own way, with fewer where there are fewer rows
+    is_explicit: bool = True  # False: the model's own way, with fewer where there are fewer rows
 
 
 class Grammar(NamedTuple):
@@ -65,16 +65,18 @@ class GenerationOptions(NamedTuple):
     """What a request says besides its prompt, whichever API it came through."""
 
     sampling: Sampling = Sampling()
-    beams: Beams | None = None  # in place of sampling; nothing of it can be streamed
+    beams: BeamSearchParams | None = None  # in place of sampling; nothing of it can be streamed
     no_repeat_ngram: int = 0  # no run of so many tokens stands in the answer twice; 0: any may
     max_new_tokens: int | None = None  # None: what is left of the context
     min_new_tokens: int = 0  # before these the end token and the stop strings do not count
     stop: tuple[str, ...] = ()  # the text ends with the first of these
-    keep_stop: bool = False  # the stop string is part of the text (TGI), or is not (OpenAI)
+    include_stop_string: bool = (
+        False  # the stop string is part of the text (TGI), or is not (OpenAI)
+    )
     grammar: Grammar | None = None
     logprobs: int | None = None  # None: without; else alternatives told beside each token
     prompt_logprobs: bool = False  # also tell the prompt's tokens, with their logprobs
-    keep_last: int | None = None  # cut the prompt to its last tokens
+    truncate_prompt_tokens: int | None = None  # cut the prompt to its last tokens
     truncation: Truncation = Truncation.REFUSE  # of a prompt longer than the model reads
 
 
@@ -87,7 +89,7 @@ class GenerationCall(NamedTuple):
     deadline_s: float
 
 
-class Alternative(NamedTuple):
+class TopLogprob(NamedTuple):
     """A token that might have come instead, with the text it has by itself."""
 
     id: int
@@ -108,7 +110,7 @@ class Token(NamedTuple):
     text: str
     logprob: float | None = None
     special: bool = False
-    alternatives: tuple[Alternative, ...] = ()  # likeliest first
+    alternatives: tuple[TopLogprob, ...] = ()  # likeliest first
 
 
 class FinishReason(StrEnum):

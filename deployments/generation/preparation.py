@@ -11,14 +11,20 @@ from deployments.artifacts.generation_config import Decoding
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import EmptyInput, InputTooLong, InvalidField, ManifestInvalid, UnknownToken
-from deployments.generation.beam_search import BeamJob
+from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
-from deployments.generation.job import GenerationJob, Job, Words
-from deployments.generation.messages import Beams, Chat, GenerationCall, GenerationOptions, Prompt
+from deployments.generation.job import Job, ModelContext, SamplingJob
+from deployments.generation.messages import (
+    BeamSearchParams,
+    Chat,
+    GenerationCall,
+    GenerationOptions,
+    Prompt,
+)
 from deployments.messages import Truncation
-from deployments.registry import OpenModel
-from deployments.tokenization.encodings import cut_item, open_tokenizer
+from deployments.registry import RegisteredModel
+from deployments.tokenization.encodings import open_tokenizer, truncate_item
 
 
 class Cut(NamedTuple):
@@ -28,7 +34,7 @@ class Cut(NamedTuple):
     keep: Truncation  # REFUSE: all of it, for others to refuse
 
 
-class PromptReader:
+class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, decoding: Decoding) -> None:
@@ -62,7 +68,7 @@ class PromptReader:
         ids: list[int] = encoding.ids
         if cut is None or cut.keep is Truncation.REFUSE or len(ids) <= cut.most:
             return ids
-        kept: list[int] = cut_item(encoding, cut.most, cut.keep).ids.tolist()
+        kept: list[int] = truncate_item(encoding, cut.most, cut.keep).ids.tolist()
         return kept
 
     def _checked(self, given: tuple[int, ...]) -> list[int]:
@@ -111,31 +117,33 @@ def _kept(ids: list[int], cut: Cut | None) -> list[int]:
     return ids[: cut.most] if cut.keep is Truncation.KEEP_START else ids[-cut.most :]
 
 
-class Preparation:
+class RequestPreparer:
     """One model's desk. Not thread-safe, but for `constraint`: give it one thread."""
 
-    def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
+    def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
         manifest = model.manifest
         if manifest.decoding is None:
             raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
-        self._prompts = PromptReader(model.directory, manifest.decoding)
+        self._prompts = PromptTokenizer(model.directory, manifest.decoding)
         tokenizer = self._prompts.tokenizer  # only read, so that the loop may have it too
         added = tokenizer.get_added_tokens_decoder()
-        self._words = Words(
+        self._words = ModelContext(
             tokenizer=tokenizer,
             vocabulary=info.vocabulary,
-            end_tokens=manifest.decoding.end_tokens,
+            eos_token_ids=manifest.decoding.eos_token_ids,
             special_tokens=frozenset(i for i, token in added.items() if token.special),
             context=info.context,
             never=manifest.decoding.never,
             source=manifest.decoding.source,
         )
         self._rows = info.rows
-        self._most_prompt = info.source_tokens or info.context - 1  # room for one token of answer
+        self._most_prompt = (
+            info.max_source_tokens or info.context - 1
+        )  # room for one token of answer
         self._grammars = GrammarCompiler(
             (model.directory / TOKENIZER_NAME).read_text(encoding="utf-8"),
             info.vocabulary,
-            self._words.end_tokens,
+            self._words.eos_token_ids,
         )
         # A kind of tokenizer that cannot follow grammars refuses them one by one, when asked for.
         with suppress(InvalidField):
@@ -158,14 +166,14 @@ class Preparation:
         ids = self._ids(call.prompt, options)
         beams = None if options.beams is None else self._kept(options.beams)
         if beams is not None:
-            return BeamJob(ids, options, beams, self._words, call.deadline_s)
-        return GenerationJob(ids, options, self._words, constraint, call.deadline_s)
+            return BeamSearchJob(ids, options, beams, self._words, call.deadline_s)
+        return SamplingJob(ids, options, self._words, constraint, call.deadline_s)
 
-    def _kept(self, beams: Beams) -> Beams | None:
+    def _kept(self, beams: BeamSearchParams) -> BeamSearchParams | None:
         """As many as there are rows for; None for a single one. Raises InvalidField."""
         if beams.width <= self._rows:
             return beams
-        if beams.is_asked:
+        if beams.is_explicit:
             raise InvalidField(
                 f"`num_beams` is {beams.width}; at most {self._rows} are kept", field="num_beams"
             )
@@ -179,8 +187,8 @@ class Preparation:
             )
         room = self._most_prompt
         ids = self._prompts.ids(prompt, Cut(room, options.truncation))
-        if options.keep_last is not None:
-            ids = ids[-options.keep_last :]
+        if options.truncate_prompt_tokens is not None:
+            ids = ids[-options.truncate_prompt_tokens :]
         # Tokenizers may know more than their models. (What an encoder knows is told nowhere.)
         if self._words.source is None and max(ids) >= self._words.vocabulary:
             raise UnknownToken(

@@ -21,7 +21,7 @@ _FIRST_CHANCE, _WEIGHT, _RECOVERY = 0.6, 0.12, 0.02
 _FIRST_SHARE = 0.1
 
 
-class Drafter:
+class PromptLookupDrafter:
     """Guesses what comes next in one answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], longest: int) -> None:
@@ -73,7 +73,7 @@ class Drafter:
                     self._places[tuple(tokens[place - length : place])] = place
 
 
-class TokenCost:
+class VerifyCost:
     """What a token more adds to a step for one row, learnt from the latest steps.
 
     Apart for rows of up to 2, 4, 8 ... tokens: attention's share grows with what a row holds.

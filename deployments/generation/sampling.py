@@ -25,21 +25,21 @@ from deployments.generation.messages import Sampling
 
 SEED_BITS = 63  # what fits a signed integer of eight bytes, which is what clients read it into
 # Temperatures beyond these change nothing any more, but single precision would lose them.
-COLDEST, HOTTEST = 1e-30, 1e30
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 # Weights are added up in blocks of this size, and only one block token by token.
 BLOCK = 256
 # For a share of the probability: how many of the likeliest are looked at before all of them, in how
 # many steps these are then sorted, and by how much of a log-weight they may differ to have steps.
-FIRST_LOOK = 64
-STEPS = 4096
-DEEPEST = 32.0
+TOP_P_FIRST_CANDIDATES = 64
+SORT_BINS = 4096
+MAX_LOG_WEIGHT_GAP = 32.0
 COLDEST_LOG = 1e30  # stands for an infinite one
 
-Places = NDArray[np.intp]
+TokenIndices = NDArray[np.intp]
 Numbers = NDArray[np.floating[Any]]
 # Of N tokens, by log-weight and weight [N]: the places of those that stay. A log-weight is relative
 # to the likeliest token's, whose weight is 1.
-Cut = Callable[[Numbers, Numbers], Places]
+Cut = Callable[[Numbers, Numbers], TokenIndices]
 
 
 class Sampler:
@@ -56,7 +56,7 @@ class Sampler:
         self.seed = secrets.randbits(SEED_BITS) if given is None else given
         self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))  # no negative ones
         self._penalties = Penalties.of(sampling, prompt_ids, vocabulary)
-        self._temperature = min(max(sampling.temperature, COLDEST), HOTTEST)
+        self._temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
         self._top_k = sampling.top_k
         self._greedy = sampling.temperature == 0 or sampling.top_k == 1
         self._cuts = _cuts(sampling)
@@ -99,11 +99,11 @@ class Sampler:
         likeliest_place = int(scores.argmax())  # of one that is not a number, if there is any
         top = float(scores[likeliest_place])
         _check(top)
-        return likeliest_place if self._greedy else self._drawn(scores, top)
+        return likeliest_place if self._greedy else self._sample(scores, top)
 
-    def _drawn(self, scores: NDArray[np.float32], top: float) -> int:
+    def _sample(self, scores: NDArray[np.float32], top: float) -> int:
         share = self._random.random()  # one for each choice, whatever is left to choose from
-        places: Places | None = None
+        places: TokenIndices | None = None
         logs: Numbers
         with np.errstate(over="ignore"):  # the coldest temperatures take the rest to -inf
             if self._top_k is not None and self._top_k < len(scores):
@@ -117,7 +117,7 @@ class Sampler:
             kept = cut(logs, weights)
             places = kept if places is None else places[kept]
             logs, weights = logs[kept], weights[kept]
-        place = _place_at(weights, share)
+        place = _index_at(weights, share)
         return place if places is None else int(places[place])
 
 
@@ -141,7 +141,7 @@ def log_total(logits: NDArray[np.float32]) -> float:
     return top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
 
 
-def likeliest(scores: Numbers, count: int) -> Places:
+def likeliest(scores: Numbers, count: int) -> TokenIndices:
     """Places of the `count` highest of scores [N], the highest first, equals by place.
 
     All N where there are no more; `count` is at least 1.
@@ -175,36 +175,36 @@ def _cuts(sampling: Sampling) -> tuple[Cut, ...]:
     return tuple(cuts)
 
 
-def _top_p(share: float, logs: Numbers, weights: Numbers) -> Places:
+def _top_p(share: float, logs: Numbers, weights: Numbers) -> TokenIndices:
     return fewest(logs, weights, share)
 
 
-def _min_p(floor: float, _logs: Numbers, weights: Numbers) -> Places:
+def _min_p(floor: float, _logs: Numbers, weights: Numbers) -> TokenIndices:
     return np.flatnonzero(weights >= min(floor, 1.0))  # the likeliest, whose weight is 1, stays
 
 
-def _typical_p(share: float, logs: Numbers, weights: Numbers) -> Places:
+def _typical_p(share: float, logs: Numbers, weights: Numbers) -> TokenIndices:
     possible = np.maximum(logs, -COLDEST_LOG)  # times a weight of zero it is zero, not NaN
     total = float(weights.sum(dtype=np.float64))
     mean = float((weights * possible).sum(dtype=np.float64)) / total  # less log(total): -entropy
     return fewest(-np.abs(possible - mean), weights, share)
 
 
-def fewest(ranks: Numbers, weights: Numbers, share: float) -> Places:
+def fewest(ranks: Numbers, weights: Numbers, share: float) -> TokenIndices:
     """The places of highest rank that together reach `share` of all weights: at least one."""
     goal = share * float(weights.sum(dtype=np.float64))
-    places = likeliest(ranks, FIRST_LOOK)
+    places = likeliest(ranks, TOP_P_FIRST_CANDIDATES)
     reached = weights[places].cumsum(dtype=np.float64)
     if reached[-1] < goal and len(places) < len(weights):
         return _fewest_of_many(ranks, weights, share)
     return places[: int(np.searchsorted(reached, goal)) + 1]
 
 
-def _fewest_of_many(ranks: Numbers, weights: Numbers, share: float) -> Places:
+def _fewest_of_many(ranks: Numbers, weights: Numbers, share: float) -> TokenIndices:
     """The same where they are thousands: only those of ranks near the last one's are sorted."""
     depths = ranks.max() - ranks
-    span = min(float(depths.max()), DEEPEST) or 1.0
-    steps = np.minimum(depths * (STEPS / span), STEPS).astype(np.intp)
+    span = min(float(depths.max()), MAX_LOG_WEIGHT_GAP) or 1.0
+    steps = np.minimum(depths * (SORT_BINS / span), SORT_BINS).astype(np.intp)
     sums = np.bincount(steps, weights)
     ends = sums.cumsum()
     goal = share * float(ends[-1])
@@ -216,7 +216,7 @@ def _fewest_of_many(ranks: Numbers, weights: Numbers, share: float) -> Places:
     return np.concatenate([np.flatnonzero(steps < last), edge[:needed]])
 
 
-def _place_at(weights: Numbers, share: float) -> int:
+def _index_at(weights: Numbers, share: float) -> int:
     """The place where the running sum of weights passes `share`, in [0, 1), of their total.
 
     A weight of zero is never where it passes: `share` is below 1 by at least the spacing of

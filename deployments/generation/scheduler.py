@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
-from deployments.engines.base import MOST_FAILURES
+from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.engines.decoder import Decoder
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
 from deployments.generation.job import Job
-from deployments.generation.step_executor import NOTHING, Event, Output, Stepper
+from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.records import StepRecord, StepRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-Publish = Callable[[Sequence[Event]], None]
+Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationLoop:
@@ -43,7 +43,7 @@ class GenerationLoop:
         self._publish = publish
         self._recorder = recorder
         self._model_id = model_id
-        self._stepper = Stepper(decoder, self._next_waiting)
+        self._stepper = StepExecutor(decoder, self._next_waiting)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()  # guarded by _changed
         self._cancelled: set[int] = set()  # guarded by _changed
@@ -58,7 +58,7 @@ class GenerationLoop:
     def submit(self, job: Job) -> None:
         """Queue a job. Raises Overloaded when too many wait."""
         with self._changed:
-            if len(self._waiting) >= self.rules.queue_requests or self._is_closing:
+            if len(self._waiting) >= self.rules.max_waiting_requests or self._is_closing:
                 raise Overloaded(
                     f"Model is overloaded: {len(self._waiting)} requests wait for their turn"
                 )
@@ -79,7 +79,7 @@ class GenerationLoop:
         """Jobs that are being answered, and jobs that wait."""
         return len(self._stepper.active), len(self._waiting)
 
-    def stuck_s(self) -> float:
+    def step_elapsed_s(self) -> float:
         """How long the step under way has taken; 0 when there is none."""
         began_s = self._step_began_s
         return 0.0 if began_s is None else time.perf_counter() - began_s
@@ -104,8 +104,10 @@ class GenerationLoop:
                 self._fail(EngineFailed(f"a step failed: {error!r}"))
             self._tell()
             self._step_began_s = None
-            if self._stepper.failures >= MOST_FAILURES and self.lost is None:
-                self.lost = EngineLost(f"{self._model_id}: the last {MOST_FAILURES} calls failed")
+            if self._stepper.failures >= MAX_CONSECUTIVE_FAILURES and self.lost is None:
+                self.lost = EngineLost(
+                    f"{self._model_id}: the last {MAX_CONSECUTIVE_FAILURES} calls failed"
+                )
 
     def _wait_for_work(self) -> bool:
         """False when the loop is to end."""
@@ -120,7 +122,7 @@ class GenerationLoop:
     def _step(self) -> None:
         began_s = time.perf_counter()
         before = len(self._stepper.active)
-        self._let_go()
+        self._drop_cancelled()
         self._stepper.admit()
         read = self._stepper.read_prompts(self.rules)
         if read:
@@ -130,22 +132,22 @@ class GenerationLoop:
         if read or written.tokens or len(self._stepper.active) != before:
             self._record(read, written, time.perf_counter() - began_s)
 
-    def _record(self, read: int, written: Output, took_s: float) -> None:
+    def _record(self, read: int, written: StepOutput, took_s: float) -> None:
         self._recorder.record(
             StepRecord(
                 model=self._model_id,
                 compute=self._decoder.info.compute_type,
                 prompt_tokens=read,
                 answer_tokens=written.tokens,
-                drafted_tokens=written.drafted,
-                accepted_tokens=written.accepted,
+                draft_tokens=written.drafted,
+                accepted_draft_tokens=written.accepted,
                 active=len(self._stepper.active),
                 waiting=len(self._waiting),
                 step_s=took_s,
             )
         )
 
-    def _let_go(self) -> None:
+    def _drop_cancelled(self) -> None:
         now_s = time.time()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
@@ -161,7 +163,7 @@ class GenerationLoop:
         for job in late:
             if job.number not in cancelled:
                 error = DeadlineExceeded("the answer took longer than it may")
-                self._stepper.events.append(Event(job.number, error))
+                self._stepper.events.append(JobEvent(job.number, error))
 
     def _next_waiting(self, rows: int) -> Job | None:
         """The next in line, if so many rows are enough for it; nobody goes before it."""
@@ -174,7 +176,7 @@ class GenerationLoop:
         if isinstance(error, EngineLost):
             self.lost = error
         self._stepper.fail_all(error)
-        self._record(0, NOTHING, self.stuck_s())  # nobody is left
+        self._record(0, NO_OUTPUT, self.step_elapsed_s())  # nobody is left
 
     def _tell(self) -> None:
         events, self._stepper.events = self._stepper.events, []

@@ -20,30 +20,30 @@ from deployments.config import SchedulingSettings
 
 # A single token is computed by other kernels, whose rounding is another: no part of a prompt may be
 # that short, or the answer would depend on how the prompt was cut, or on what was read before.
-FEWEST_TOGETHER = 2
+MIN_CHUNK_TOKENS = 2
 
 
-def reading_budget(tokens_per_s: float, rules: SchedulingSettings, *, nobody_waits: bool) -> int:
+def prefill_budget(tokens_per_s: float, rules: SchedulingSettings, *, is_decode_idle: bool) -> int:
     """Tokens of prompts to read now: what the time allows, and a part at least."""
-    if nobody_waits:
-        return rules.part_tokens
-    return max(rules.fewest_part_tokens, int(tokens_per_s * rules.stall_ms / 1e3))
+    if is_decode_idle:
+        return rules.max_prefill_chunk_tokens
+    return max(rules.min_prefill_chunk_tokens, int(tokens_per_s * rules.max_prefill_stall_ms / 1e3))
 
 
-def is_worth_a_part(unread: int, budget: int, rules: SchedulingSettings) -> bool:
+def fits_min_chunk(unread: int, budget: int, rules: SchedulingSettings) -> bool:
     """Whether what others left of the budget finishes a prompt, or is enough for a part of it."""
-    return budget >= min(unread, rules.fewest_part_tokens)
+    return budget >= min(unread, rules.min_prefill_chunk_tokens)
 
 
-def part_of(unread: int, most: int) -> int:
+def chunk_size(unread: int, most: int) -> int:
     """About `most` of the tokens, so that neither the part nor the rest is a single one."""
-    most = max(most, FEWEST_TOGETHER)
+    most = max(most, MIN_CHUNK_TOKENS)
     if unread - most == 1:
-        return most - 1 if most > FEWEST_TOGETHER else unread
+        return most - 1 if most > MIN_CHUNK_TOKENS else unread
     return min(unread, most)
 
 
-class ReadingSpeed:
+class PrefillRate:
     """How fast prompts are read, learnt from the latest parts; tokens per second."""
 
     def __init__(self, tokens_per_s: float) -> None:
@@ -59,10 +59,10 @@ class ReadingSpeed:
 
 
 # Shorter beginnings are not worth a copy.
-FEWEST_SHARED = 16
+MIN_PREFIX_TOKENS = 16
 
 
-class Copy(NamedTuple):
+class CopySlot(NamedTuple):
     """Make the first tokens of `target` those of `source`."""
 
     source: int
@@ -78,12 +78,12 @@ class Exchange(NamedTuple):
     tokens: int
 
 
-Move = Copy | Exchange
+CacheMove = CopySlot | Exchange
 Owner = Hashable  # whatever tells requests apart
 
 
 @dataclass(slots=True)
-class _Memory:
+class _SlotContents:
     """What lies in a row."""
 
     prompt: list[int] = field(default_factory=list)  # the tokens at its beginning, read together
@@ -100,7 +100,7 @@ class RowTable:
 
     def __init__(self, rows: int) -> None:
         self._owners: list[Owner] = []  # requests, by their rows; the rows behind are free
-        self._memory = [_Memory() for _ in range(rows)]
+        self._memory = [_SlotContents() for _ in range(rows)]
         self._prompts = 0
 
     @property
@@ -109,7 +109,7 @@ class RowTable:
         return len(self._memory) - len(self._owners)
 
     @property
-    def in_use(self) -> int:
+    def used_slots(self) -> int:
         """How many rows are in use; they are the first ones."""
         return len(self._owners)
 
@@ -127,23 +127,23 @@ class RowTable:
         return len(self._owners) - 1
 
     def begin(
-        self, row: int, prompt: Sequence[int], *, afresh: bool = False
-    ) -> tuple[int, list[Move]]:
+        self, row: int, prompt: Sequence[int], *, skip_prefix_cache: bool = False
+    ) -> tuple[int, list[CacheMove]]:
         """How many tokens of the prompt need no computing, and the moves that bring them.
 
         To be called when the row's prompt is computed next, so that beginnings which were computed
-        meanwhile are found. With `afresh` all of it is computed.
+        meanwhile are found. With `skip_prefix_cache` all of it is computed.
         """
-        source, shared = (None, 0) if afresh else self._most_alike(prompt)
-        moves: list[Move] = []
-        if source is not None and source >= self.in_use:
+        source, shared = (None, 0) if skip_prefix_cache else self._longest_cached_prefix(prompt)
+        moves: list[CacheMove] = []
+        if source is not None and source >= self.used_slots:
             moves.append(self._exchange(source, row))
         elif source != row:
-            moves += self._put_aside(row)
+            moves += self._save_prefix(row)
             if source is not None:
-                moves.append(Copy(source, row, shared))
+                moves.append(CopySlot(source, row, shared))
         self._prompts += 1
-        self._memory[row] = _Memory(list(prompt[:shared]), used_at=self._prompts)
+        self._memory[row] = _SlotContents(list(prompt[:shared]), used_at=self._prompts)
         return shared, moves
 
     def read(self, row: int, ids: Sequence[int]) -> None:
@@ -160,15 +160,15 @@ class RowTable:
         self._memory[row].answered = 0
         self._owners[row] = successor
 
-    def give_up(self, owner: Owner) -> list[Move]:
+    def give_up(self, owner: Owner) -> list[CacheMove]:
         """Free the row of a request; the last row in use takes its place."""
-        row, last = self.row_of(owner), self.in_use - 1
+        row, last = self.row_of(owner), self.used_slots - 1
         self._memory[row].answered = 0
         self._owners[row] = self._owners[last]
         self._owners.pop()
         return [] if row == last else [self._exchange(row, last)]
 
-    def branch(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[Move]:
+    def branch(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[CacheMove]:
         """Let `owners[i]` go on from where `owners[parents[i]]` stands, for each i of `parents`.
 
         All of `owners` have rows; those beyond `parents` keep some row of theirs.
@@ -179,32 +179,36 @@ class RowTable:
             if rows[parent] not in placed.values():
                 placed[index] = rows[parent]
         spare = [row for row in rows if row not in placed.values()]
-        moves: list[Move] = []
+        moves: list[CacheMove] = []
         for index, owner in enumerate(owners):
             row = placed[index] if index in placed else spare.pop()
             self._owners[row] = owner
             if index < len(parents) and index not in placed:
                 parent_row = rows[parents[index]]
                 memory = self._memory[parent_row]
-                moves.append(Copy(parent_row, row, memory.filled))
-                self._memory[row] = _Memory(list(memory.prompt), memory.answered, memory.used_at)
+                moves.append(CopySlot(parent_row, row, memory.filled))
+                self._memory[row] = _SlotContents(
+                    list(memory.prompt), memory.answered, memory.used_at
+                )
         return moves
 
-    def _most_alike(self, prompt: Sequence[int]) -> tuple[int | None, int]:
+    def _longest_cached_prefix(self, prompt: Sequence[int]) -> tuple[int | None, int]:
         """The row that remembers most of a prompt's beginning, free ones first, and how much."""
-        most = len(prompt) - FEWEST_TOGETHER  # those are computed again in any case
+        most = len(prompt) - MIN_CHUNK_TOKENS  # those are computed again in any case
         alike = [min(_shared(memory.prompt, prompt), most) for memory in self._memory]
         best = max(range(len(alike)), key=lambda row: (alike[row], row))
-        return (best, alike[best]) if alike[best] >= FEWEST_SHARED else (None, 0)
+        return (best, alike[best]) if alike[best] >= MIN_PREFIX_TOKENS else (None, 0)
 
-    def _put_aside(self, row: int) -> list[Move]:
+    def _save_prefix(self, row: int) -> list[CacheMove]:
         """Keep what a row remembers in the free row that was used least recently."""
         memory = self._memory[row]
-        if len(memory.prompt) < FEWEST_SHARED or not self.free:
+        if len(memory.prompt) < MIN_PREFIX_TOKENS or not self.free:
             return []
-        target = min(range(self.in_use, len(self._memory)), key=lambda i: self._memory[i].used_at)
+        target = min(
+            range(self.used_slots, len(self._memory)), key=lambda i: self._memory[i].used_at
+        )
         self._memory[target] = memory
-        return [Copy(row, target, len(memory.prompt))]
+        return [CopySlot(row, target, len(memory.prompt))]
 
     def _exchange(self, first: int, second: int) -> Exchange:
         memory = self._memory

@@ -20,22 +20,22 @@ from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
 from deployments.ingress.apis.openai.routes import OpenAIRoutes
-from deployments.ingress.apis.operations.metrics_text import Gather
+from deployments.ingress.apis.operations.metrics_text import Scrape
 from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.http.api import SPEAKER, Family, RememberingRouter
-from deployments.ingress.http.bodies import SCOPE_KEY, BodyAccount, BodyAccounts
-from deployments.ingress.http.errors import told_briefly
+from deployments.ingress.http.api import ERROR_FORMAT_KEY, CachingRouter, Family
+from deployments.ingress.http.bodies import SCOPE_KEY, BodyMemoryLimit, BodyReservation
+from deployments.ingress.http.errors import truncate_error
 from deployments.ingress.service import InferenceService
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 
 def build_http_app(
-    service: InferenceService, generation: GenerationService, gather: Gather
+    service: InferenceService, generation: GenerationService, gather: Scrape
 ) -> Starlette:
     """The application over both services; `gather` gives the metrics text."""
 
@@ -44,8 +44,8 @@ def build_http_app(
         async with service.board.refreshing():
             yield
 
-    families = families_over(service, generation, gather)
-    errors = ErrorPages(families, service)
+    families = build_apis(service, generation, gather)
+    errors = ErrorHandlers(families, service)
     routes = [
         Route(path, operation.handler, methods=[operation.method])
         for family in families
@@ -54,21 +54,21 @@ def build_http_app(
     ]
     app = Starlette(
         exception_handlers={
-            ServeError: errors.answer_error,
-            HTTPException: errors.answer_http_exception,
-            Exception: errors.answer_bug,
+            ServeError: errors.handle_serve_error,
+            HTTPException: errors.handle_http_exception,
+            Exception: errors.handle_unexpected,
         },
         middleware=[
-            Middleware(WithoutTrailingSlash),
-            Middleware(BodyAccounts, limits=lambda: service.settings.limits),
+            Middleware(StripTrailingSlash),
+            Middleware(BodyMemoryLimit, limits=lambda: service.settings.limits),
         ],
     )
-    app.router = RememberingRouter(routes, lifespan)
+    app.router = CachingRouter(routes, lifespan)
     return app
 
 
-def families_over(
-    service: InferenceService, generation: GenerationService, gather: Gather
+def build_apis(
+    service: InferenceService, generation: GenerationService, gather: Scrape
 ) -> tuple[Family, ...]:
     """Every API, the one with the greediest paths and the last word on errors at the end."""
     families = (
@@ -83,7 +83,7 @@ def families_over(
     return (DocumentationRoutes(service, families), *families)
 
 
-class WithoutTrailingSlash:
+class StripTrailingSlash:
     """Serves `/path/` as `/path`: clients disagree on it, and some follow no redirects."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -97,20 +97,20 @@ class WithoutTrailingSlash:
         await self._app(scope, receive, send)
 
 
-class ErrorPages:
+class ErrorHandlers:
     """Every failure as an answer in the words of the family whose path it is."""
 
     def __init__(self, families: Sequence[Family], service: InferenceService) -> None:
         self._families = families
         self._service = service
 
-    async def answer_error(self, request: Request, error: Exception) -> Response:
+    async def handle_serve_error(self, request: Request, error: Exception) -> Response:
         """A failure we have a name for."""
         if not isinstance(error, ServeError):
             raise error
         return self._in_own_words(request, error)
 
-    async def answer_http_exception(self, request: Request, error: Exception) -> Response:
+    async def handle_http_exception(self, request: Request, error: Exception) -> Response:
         """What Starlette's router refuses: no such path, or not with this method."""
         path = request.url.path
         if isinstance(error, HTTPException) and error.status_code == 405:
@@ -120,18 +120,18 @@ class ErrorPages:
             return response
         return self._in_own_words(request, UnknownRoute(f"there is nothing at {path}"))
 
-    async def answer_bug(self, request: Request, error: Exception) -> Response:
+    async def handle_unexpected(self, request: Request, error: Exception) -> Response:
         """Anything else: the trace goes to the log, a fixed sentence to the client."""
         log.error("unexpected failure on %s", request.url.path, exc_info=error)
         failure = ServeError("unexpected failure; the server's log has the details")
         return self._in_own_words(request, failure)
 
     def _in_own_words(self, request: Request, error: ServeError) -> Response:
-        account: BodyAccount | None = request.scope.get(SCOPE_KEY)
+        account: BodyReservation | None = request.scope.get(SCOPE_KEY)
         total_s = time.perf_counter() - account.began_s if account else 0.0
         self._service.note_refusal(error, total_s)
-        # Bugs are told outside of WithoutTrailingSlash.
+        # Bugs are told outside of StripTrailingSlash.
         path = request.url.path.rstrip("/") or "/"
         owner = next(family for family in self._families if family.owns(path))
-        family: Family = request.scope.get(SPEAKER, owner)
-        return family.error_response(told_briefly(error))
+        family: Family = request.scope.get(ERROR_FORMAT_KEY, owner)
+        return family.error_response(truncate_error(error))

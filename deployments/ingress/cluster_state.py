@@ -1,4 +1,4 @@
-"""Which lane a request runs on: the policy, a pure function.
+"""Which encoder a request runs on: the policy, a pure function.
 
 The `auto` policy, which weighs queue lengths against the tuned cost table, will be one more
 branch of `choose_device`; today the caller decides, and the CPU is the default.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.config import HardwareSettings
 from deployments.errors import HardwareUnavailable
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -23,10 +23,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 # models), so an ingress that has seen everything run looks rarely.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
-LOOK_PATIENCE_S = 1.0
+STATUS_TIMEOUT_S = 1.0
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
-LANE_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuLane", Device.GPU: "GpuLane"}
+ENCODER_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuEncoder", Device.GPU: "GpuEncoder"}
 GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
     Device.CPU: "CpuGenerator",
     Device.GPU: "GpuGenerator",
@@ -34,7 +34,7 @@ GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterSnapshot:
     """One look at the cluster."""
 
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
@@ -42,25 +42,25 @@ class ClusterView:
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
 
 
-class LaneBoard:
-    """The latest view of every configured lane and generator. `look` blocks: it gets a thread."""
+class ClusterMonitor:
+    """The latest view of every configured encoder and generator. `look` blocks: it gets a thread."""
 
     def __init__(
         self,
-        lanes: Mapping[Device, HardwareSettings],
-        look: Callable[[], ClusterView],
+        encoders: Mapping[Device, HardwareSettings],
+        look: Callable[[], ClusterSnapshot],
         generators: Mapping[Device, HardwareSettings] | None = None,
     ) -> None:
-        self._lanes = lanes
+        self._encoders = encoders
         self._generators = generators or {}
         self._look = look
-        self._view = ClusterView()
+        self._view = ClusterSnapshot()
         self._looking: asyncio.Future[None] | None = None
         self._note_states()
 
     def missing(self) -> list[str]:
         """What keeps requests without special wishes from being answered; empty when ready."""
-        needed = {"tokenizer": TOKENIZER, "cpu lane": LANE_DEPLOYMENTS[Device.CPU]}
+        needed = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
             needed["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
         return [
@@ -75,10 +75,10 @@ class LaneBoard:
             self._looking = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._looking)
 
-    async def look_again(self) -> None:
+    async def refresh_with_timeout(self) -> None:
         """As `refresh`, for as long as a request may wait for it: a controller may hang."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_PATIENCE_S):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 await self.refresh()
 
     async def _refresh(self) -> None:
@@ -90,12 +90,12 @@ class LaneBoard:
             self._looking = None
         self._note_states()
 
-    def states_for(self, model: OpenModel) -> Mapping[Device, LaneState]:
-        """What may answer for a model: the generators, or the lanes."""
-        return self.generator_states if model.generates else self.states
+    def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
+        """What may answer for a model: the generators, or the encoders."""
+        return self.generator_states if model.is_generative else self.states
 
     @contextlib.asynccontextmanager
-    async def refreshing(self) -> AsyncIterator[LaneBoard]:
+    async def refreshing(self) -> AsyncIterator[ClusterMonitor]:
         """Keep the view fresh while the block runs."""
         await self.refresh()
         task = asyncio.ensure_future(self._refresh_for_ever())
@@ -110,22 +110,22 @@ class LaneBoard:
             await self.refresh()
 
     def _note_states(self) -> None:
-        self.states = self._states(self._lanes, LANE_DEPLOYMENTS)
+        self.states = self._states(self._encoders, ENCODER_DEPLOYMENTS)
         self.generator_states = self._states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def _states(
         self, settings: Mapping[Device, HardwareSettings], names: Mapping[Device, str]
-    ) -> Mapping[Device, LaneState]:
+    ) -> Mapping[Device, DeploymentState]:
         return {device: self._state(device, own, names[device]) for device, own in settings.items()}
 
-    def _state(self, device: Device, settings: HardwareSettings, name: str) -> LaneState:
-        # A GPU that Ray sees and our engine cannot use is no lane, and waiting would not help.
+    def _state(self, device: Device, settings: HardwareSettings, name: str) -> DeploymentState:
+        # A GPU that Ray sees and our engine cannot use is no encoder, and waiting would not help.
         usable_gpu = self._view.gpus > 0 and name not in self._view.failing
         available = device is Device.CPU or usable_gpu or settings.available == "always"
-        return LaneState(available, self._view.running.get(name, 0))
+        return DeploymentState(available, self._view.running.get(name, 0))
 
 
-def look_at_serve(app_name: str) -> ClusterView:
+def read_serve_status(app_name: str) -> ClusterSnapshot:
     """The view of a replica of `app_name`."""
     import ray
     from ray import serve
@@ -140,29 +140,29 @@ def look_at_serve(app_name: str) -> ClusterView:
     failing = frozenset(
         name for name, status in deployments.items() if status.status in FAILING_STATUSES
     )
-    return ClusterView(running, ray.cluster_resources().get("GPU", 0.0), failing)
+    return ClusterSnapshot(running, ray.cluster_resources().get("GPU", 0.0), failing)
 
 
 @dataclass(frozen=True, slots=True)
-class LaneState:
-    """What is known of a lane right now."""
+class DeploymentState:
+    """What is known of an encoder right now."""
 
     available: bool  # the cluster has, or can get, its hardware
     running: int  # replicas that can answer
 
 
 def choose_device(
-    wanted: Device | None, manifest: ArtifactManifest, lanes: Mapping[Device, LaneState]
+    wanted: Device | None, manifest: ArtifactManifest, encoders: Mapping[Device, DeploymentState]
 ) -> Device:
-    """The lane for a request that wants `wanted` (None: no wish).
+    """The encoder for a request that wants `wanted` (None: no wish).
 
-    Raises HardwareUnavailable when the lane is not there or the model has no graph for it.
+    Raises HardwareUnavailable when the encoder is not there or the model has no graph for it.
     """
     device = wanted or Device.CPU
-    lane = lanes.get(device)
-    if lane is None or not lane.available:
+    encoder = encoders.get(device)
+    if encoder is None or not encoder.available:
         raise HardwareUnavailable(
-            f"`{device}` was asked for, and this cluster has no {device} lane",
+            f"`{device}` was asked for, and this cluster has no {device} encoder",
             field="options.use_gpu",
         )
     if manifest.candidate_for(device) is None:

@@ -26,16 +26,16 @@ from deployments.generation.messages import (
     Prompt,
     Started,
 )
-from deployments.ingress.cluster_state import LaneState, choose_device
+from deployments.ingress.cluster_state import DeploymentState, choose_device
 from deployments.ingress.generation_stream import GenerationStream, Part
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import check_prompts
-from deployments.ingress.request_log import Note, OpenRecord
-from deployments.ingress.service import still_loading, tasks_told
+from deployments.ingress.request_log import RequestContext, RequestSpan
+from deployments.ingress.service import format_tasks, model_loading_error
 from deployments.messages import Timings
 from deployments.records import RequestRecorder
-from deployments.registry import OpenModel, Registry
+from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.transports.base import GeneratorClient
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ T = TypeVar("T")
 SEEDS = 1 << 64
 
 
-async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """What each gives, computed side by side. When one fails the others are over before it is told.
 
     Raises what the first to fail raises.
@@ -73,12 +73,12 @@ def chosen(
     if computed == choices:
         return tuple(completions), ()
     told: list[Completion] = []
-    passed_over: list[Completion] = []
+    discarded: list[Completion] = []
     for start in range(0, len(completions), computed):
         ranked = sorted(completions[start : start + computed], key=mean_logprob, reverse=True)
         told += ranked[:choices]
-        passed_over += ranked[choices:]
-    return tuple(told), tuple(passed_over)
+        discarded += ranked[choices:]
+    return tuple(told), tuple(discarded)
 
 
 def mean_logprob(completion: Completion) -> float:
@@ -99,8 +99,8 @@ def timings_of(started: Sequence[Started], finished: Sequence[Finished], compute
 
 
 __all__ = [
-    "GenerationQuestion",
-    "GenerationReply",
+    "GenerationRequest",
+    "GenerationResponse",
     "GenerationService",
     "GenerationStream",
     "Part",
@@ -108,7 +108,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationQuestion:
+class GenerationRequest:
     """One prompt, or several that are answered alike, whichever API they came through."""
 
     prompt: Prompt
@@ -127,24 +127,24 @@ class GenerationQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationReply:
+class GenerationResponse:
     """The answers, best first where there was a choice, and what is worth telling about them.
 
     Those to the first prompt come first, `choices` for each.
     """
 
-    model: OpenModel
+    model: RegisteredModel
     completions: tuple[Completion, ...]
     total_s: float
-    passed_over: tuple[Completion, ...] = ()  # computed for `best_of`
+    discarded: tuple[Completion, ...] = ()  # computed for `best_of`
     timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _DispatchPlan:
     """What is asked of whom."""
 
-    model: OpenModel
+    model: RegisteredModel
     device: Device
     client: GeneratorClient
     calls: tuple[GenerationCall, ...]  # `computed` for each prompt
@@ -163,9 +163,9 @@ class GenerationService:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: ModelRegistry,
         clients: Mapping[Device, GeneratorClient],
-        states: Callable[[], Mapping[Device, LaneState]],
+        states: Callable[[], Mapping[Device, DeploymentState]],
         refresh: Callable[[], Awaitable[None]],
         recorder: RequestRecorder,
         settings: IngressUserConfig,
@@ -183,14 +183,14 @@ class GenerationService:
         """Serve new requests by other settings."""
         self.settings = settings
 
-    async def complete(self, question: GenerationQuestion) -> GenerationReply:
+    async def complete(self, question: GenerationRequest) -> GenerationResponse:
         """The whole answers to one request. Raises ServeError."""
-        record = OpenRecord(self._recorder)
+        record = RequestSpan(self._recorder)
         with record.failing() as note:
             plan = self._plan(question, note)
-            self._admit(len(plan.calls))
+            self._reserve_generations(len(plan.calls))
             try:
-                completions = await all_or_none(
+                completions = await gather_or_cancel(
                     [self._completed(plan, number) for number in range(len(plan.calls))]
                 )
             finally:
@@ -199,18 +199,18 @@ class GenerationService:
             started = [one.started for one in completions]
             note.timings = timings_of(started, [one.finished for one in completions], plan.computed)
         record.close(200)
-        told, passed_over = chosen(completions, plan.computed, question.choices)
-        return GenerationReply(plan.model, told, note.total_s, passed_over, note.timings)
+        told, discarded = chosen(completions, plan.computed, question.choices)
+        return GenerationResponse(plan.model, told, note.total_s, discarded, note.timings)
 
-    async def stream(self, question: GenerationQuestion) -> GenerationStream:
+    async def stream(self, question: GenerationRequest) -> GenerationStream:
         """The answers as they come, once every one has started. Raises ServeError."""
-        record = OpenRecord(self._recorder)
+        record = RequestSpan(self._recorder)
         with record.failing() as note:
             if question.best_of not in (None, question.choices):
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
             plan = self._plan(question, note)
             sources = [plan.client.stream(call) for call in plan.calls]
-            self._admit(len(plan.calls))
+            self._reserve_generations(len(plan.calls))
 
             def ended(status: int) -> None:
                 self.inflight_generations -= len(plan.calls)
@@ -223,26 +223,26 @@ class GenerationService:
             await stream.begin(sources, lambda number: self._in_time(plan, number))
         return stream
 
-    def find_model(self, model_id: str | None) -> OpenModel:
+    def find_model(self, model_id: str | None) -> RegisteredModel:
         """The model of that id, else the first that generates text.
 
         Raises UnknownModel, ArtifactError, or WrongTask naming what the model can do.
         """
         if model_id is None:
             models = self.registry.open_models()
-            able = next((m for m in models if m.generates), None)
+            able = next((m for m in models if m.is_generative), None)
             if able is None:
                 raise WrongTask("No model here generates text; `/v1/models` tells what each can do")
             return able
         model = self.registry.find(model_id)
-        if not model.generates:
+        if not model.is_generative:
             raise WrongTask(
-                f"Model {model_id} generates no text; it can do: {tasks_told(model)}",
+                f"Model {model_id} generates no text; it can do: {format_tasks(model)}",
                 field="model",
             )
         return model
 
-    def _plan(self, question: GenerationQuestion, note: Note) -> _Plan:
+    def _plan(self, question: GenerationRequest, note: RequestContext) -> _DispatchPlan:
         note.task = TaskName.TEXT_GENERATION.value
         model = self.find_model(question.model_id)
         note.model, note.task = model.ref.id, (question.task or model.tasks[0]).value
@@ -256,7 +256,7 @@ class GenerationService:
         options = question.options
         if computed > question.choices and options.logprobs is None:
             options = options._replace(logprobs=0)
-        return _Plan(
+        return _DispatchPlan(
             model=model,
             device=device,
             client=self._clients[device],
@@ -271,7 +271,7 @@ class GenerationService:
             cold=states[device].running == 0 and not question.request.wait_for_model,
         )
 
-    def _computed(self, question: GenerationQuestion) -> int:
+    def _computed(self, question: GenerationRequest) -> int:
         """Answers computed for each prompt. Raises InvalidField."""
         most = self.settings.limits.choices
         best_of = question.choices if question.best_of is None else question.best_of
@@ -284,7 +284,7 @@ class GenerationService:
             )
         return best_of
 
-    def _admit(self, answers: int) -> None:
+    def _reserve_generations(self, answers: int) -> None:
         most = self.settings.limits.inflight_generations
         if answers > most:
             raise TooManyItems(
@@ -295,18 +295,18 @@ class GenerationService:
             raise Overloaded(f"Model is overloaded: {most} answers are asked for at once")
         self.inflight_generations += answers
 
-    async def _completed(self, plan: _Plan, number: int) -> Completion:
+    async def _completed(self, plan: _DispatchPlan, number: int) -> Completion:
         async with self._in_time(plan, number):
             return await plan.client.complete(plan.calls[number])
 
     @asynccontextmanager
-    async def _in_time(self, plan: _Plan, number: int) -> AsyncIterator[None]:
+    async def _in_time(self, plan: _DispatchPlan, number: int) -> AsyncIterator[None]:
         """Bound one call's time, and name its fields. Raises DeadlineExceeded or ModelLoading."""
         loop = asyncio.get_running_loop()
         waking: asyncio.Task[None] | None = None
 
         async def give_up_cold() -> None:
-            await asyncio.sleep(self.settings.loading_wait_s)
+            await asyncio.sleep(self.settings.cold_start_wait_s)
             await self._refresh()  # it may have come since, and be answering
             if self._is_cold(plan.device):
                 limit.reschedule(loop.time())
@@ -315,13 +315,13 @@ class GenerationService:
             async with asyncio.timeout(plan.deadline_s - time.time()) as limit:
                 if plan.cold:
                     waking = asyncio.ensure_future(give_up_cold())
-                with fields_called(plan.names_of(number)):
+                with rename_error_fields(plan.names_of(number)):
                     yield
         except TimeoutError as exc:
             if not limit.expired():
                 raise
             if plan.cold and self._is_cold(plan.device):
-                raise still_loading(plan.model.ref.id) from exc
+                raise model_loading_error(plan.model.ref.id) from exc
             raise DeadlineExceeded("the answer was not finished in time") from exc
         finally:
             if waking is not None:

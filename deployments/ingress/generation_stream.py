@@ -16,8 +16,8 @@ from deployments.generation.messages import (
     GenerationTimings,
     Started,
 )
-from deployments.ingress.request_log import CLIENT_GONE
-from deployments.registry import OpenModel
+from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
+from deployments.registry import RegisteredModel
 
 # Chunks that wait for a slow reader; the generators behind them wait too.
 MOST_WAITING = 64
@@ -40,7 +40,7 @@ class GenerationStream:
     called once, with the HTTP status that the request ends with.
     """
 
-    def __init__(self, model: OpenModel, on_end: Callable[[int], None]) -> None:
+    def __init__(self, model: RegisteredModel, on_end: Callable[[int], None]) -> None:
         self.model = model
         self.started: tuple[Started, ...] = ()  # one for each choice, once all have
         self.finished: list[Finished] = []  # so far, in the order in which they ended
@@ -110,7 +110,7 @@ class GenerationStream:
 
     async def aclose(self) -> None:
         """Stop generating. Slots are freed even if waiting for that is cut short."""
-        await self._stop(CLIENT_GONE)
+        await self._stop(CLIENT_CLOSED_REQUEST)
 
     async def _stop(self, status: int) -> None:
         self._end(status)

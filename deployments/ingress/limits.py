@@ -18,7 +18,7 @@ from deployments.messages import Text, Truncation, characters
 from deployments.tasks import TaskInput
 
 
-def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
+def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
     """`parsed` with no text longer than `item_chars`, so that tokenization is bounded too.
 
     Each segment of a pair may be that long.
@@ -40,7 +40,7 @@ def within_characters(parsed: TaskInput, item_chars: int) -> TaskInput:
     kept = (
         slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
     )
-    return replace(parsed, texts=tuple(cut_text(text, kept) for text in parsed.texts))
+    return replace(parsed, texts=tuple(truncate_text(text, kept) for text in parsed.texts))
 
 
 def longest_segment(text: Text) -> int:
@@ -48,12 +48,12 @@ def longest_segment(text: Text) -> int:
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 
-def cut_text(text: Text, kept: slice) -> Text:
+def truncate_text(text: Text, kept: slice) -> Text:
     """`text[kept]`; each segment of a pair on its own."""
     return text[kept] if isinstance(text, str) else (text[0][kept], text[1][kept])
 
 
-def within_total(parsed: TaskInput, request_chars: int) -> TaskInput:
+def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
     """`parsed`, whose texts are tokenized together in one go while other requests wait.
 
     A small body can ask for much: a query is read once with every text, a text with every label.

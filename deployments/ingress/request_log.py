@@ -20,11 +20,11 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Requests slower than this are worth a line at INFO.
 SLOW_REQUEST_S = 1.0
 # The status of a request whose client left before the end; nobody is told it.
-CLIENT_GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(slots=True)
-class Note:
+class RequestContext:
     """What is known of a request so far, for its record even when it fails half-way."""
 
     model: str = "none"
@@ -37,9 +37,9 @@ class Note:
 
 
 @contextmanager
-def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[Note]:
+def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[RequestContext]:
     """Record the request that the block answers, or fails with a ServeError."""
-    record = OpenRecord(recorder)
+    record = RequestSpan(recorder)
     try:
         yield record.note
     except ServeError as error:
@@ -49,17 +49,17 @@ def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[N
     record.close(200, cache.bytes)
 
 
-class OpenRecord:
+class RequestSpan:
     """The record of a request that may go on after its handler has returned; made once."""
 
     def __init__(self, recorder: RequestRecorder) -> None:
-        self.note = Note()
+        self.note = RequestContext()
         self._recorder = recorder
         self._started_s = time.perf_counter()
         self._closed = False
 
     @contextmanager
-    def failing(self) -> Iterator[Note]:
+    def failing(self) -> Iterator[RequestContext]:
         """Close the record if the block fails with a ServeError, or is cancelled."""
         try:
             yield self.note
@@ -68,7 +68,7 @@ class OpenRecord:
             self.close(error.status)
             raise
         except asyncio.CancelledError:
-            self.close(CLIENT_GONE)
+            self.close(CLIENT_CLOSED_REQUEST)
             raise
 
     def close(self, status: int, cache_bytes: int = 0) -> None:
@@ -79,13 +79,13 @@ class OpenRecord:
             _record(self._recorder, self.note, status, cache_bytes)
 
 
-def record_refusal(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
+def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
     """Record a request that failed before anybody knew what it asked, unless it is recorded."""
     if not error.recorded:
-        _record(recorder, Note(total_s=total_s), error.status, cache_bytes=0)
+        _record(recorder, RequestContext(total_s=total_s), error.status, cache_bytes=0)
 
 
-def _record(recorder: RequestRecorder, note: Note, status: int, cache_bytes: int) -> None:
+def _record(recorder: RequestRecorder, note: RequestContext, status: int, cache_bytes: int) -> None:
     recorder.record(
         RequestRecord(
             model=note.model,

@@ -30,7 +30,7 @@ class _Entry(Generic[V]):
 
 
 @dataclass(slots=True)
-class _Flight(Generic[V]):
+class _InFlight(Generic[V]):
     task: asyncio.Task[V]
     waiters: int
 
@@ -52,7 +52,7 @@ class ResponseCache(Generic[V]):
         self._size_of = size_of
         self._clock = clock
         self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
-        self._flights: dict[Hashable, _Flight[V]] = {}
+        self._flights: dict[Hashable, _InFlight[V]] = {}
 
     def configure(self, settings: CacheSettings) -> None:
         """Bound the cache anew; what no longer fits is dropped at once."""
@@ -93,7 +93,7 @@ class ResponseCache(Generic[V]):
         flight = self._flights.get(flight_key)
         if flight is None:
             task = asyncio.ensure_future(self._fly(key, flight_key, compute()))
-            flight = _Flight(task, waiters=0)
+            flight = _InFlight(task, waiters=0)
             self._flights[flight_key] = flight
         flight.waiters += 1
         try:
@@ -126,7 +126,7 @@ class ResponseCache(Generic[V]):
 STRING_BYTES = 60
 
 
-def answer_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
+def response_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
     """What a cached answer occupies: its value, and the words by which it is found.
 
     The words of the options count too: labels to ignore, for example, may be many or long.

@@ -15,22 +15,22 @@ from deployments.artifacts.manifest import Device
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, ServeError
 from deployments.messages import Answer, BatchKey, Call, CallBatch, Outcome
-from deployments.transports.base import LaneClient
+from deployments.transports.base import EncoderClient
 
 
-class Router:
+class MicroBatchRouter:
     """Owns the open micro-batches of one ingress replica."""
 
     def __init__(
         self,
-        clients: Mapping[Device, LaneClient],
-        batched: Batched,
+        clients: Mapping[Device, EncoderClient],
+        batched: MicroBatcher,
         settings: MicroBatchSettings,
     ) -> None:
         self._clients = clients
         self._batched = batched
         self._settings = settings
-        self._collectors: dict[BatchKey, Collect] = {}
+        self._collectors: dict[BatchKey, Submit] = {}
 
     @property
     def settings(self) -> MicroBatchSettings:
@@ -60,31 +60,31 @@ class Router:
 
     async def _send(self, key: BatchKey, calls: list[Call]) -> list[Outcome]:
         """One list down the chain; a failure of the hop is every call's outcome."""
-        # Nobody waits longer than the last deadline, so neither does the list: a lane that
+        # Nobody waits longer than the last deadline, so neither does the list: an encoder that
         # never starts must not hold on to lists whose callers are gone.
         patience_s = max(call.deadline_s for call in calls) - time.time()
         try:
             async with asyncio.timeout(patience_s):
                 return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
         except TimeoutError:
-            return [DeadlineExceeded("the lane did not answer in time")] * len(calls)
+            return [DeadlineExceeded("the encoder did not answer in time")] * len(calls)
         except ServeError as error:
             return [error] * len(calls)
 
 
-Send = Callable[[list[Call]], Awaitable[list[Outcome]]]
-Collect = Callable[[Call], Awaitable[Outcome]]
-Batched = Callable[[Send, MicroBatchSettings], Collect]
+SendMicroBatch = Callable[[list[Call]], Awaitable[list[Outcome]]]
+Submit = Callable[[Call], Awaitable[Outcome]]
+MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
 
 
-def serve_batched(send: Send, settings: MicroBatchSettings) -> Collect:
+def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
     """`send` behind @serve.batch; works inside a Serve replica only."""
     from ray import serve
 
     async def send_list(calls: list[Call]) -> list[Outcome]:
         return await send(calls)
 
-    collect: Collect = serve.batch(
+    collect: Submit = serve.batch(
         max_batch_size=settings.max_batch_size,
         batch_wait_timeout_s=settings.batch_wait_timeout_s,
         max_concurrent_batches=settings.max_concurrent_batches,

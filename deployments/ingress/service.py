@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.artifacts.manifest import HEADS, TaskName
+from deployments.artifacts.manifest import TASK_HEADS, TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,
@@ -19,19 +19,24 @@ from deployments.errors import (
     ServeError,
     WrongTask,
 )
-from deployments.ingress.cluster_state import LaneBoard, choose_device
+from deployments.ingress.cluster_state import ClusterMonitor, choose_device
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.limits import check_count, within_characters, within_total
-from deployments.ingress.request_log import Note, record_refusal, recorded
-from deployments.ingress.response_cache import ResponseCache, answer_bytes
-from deployments.ingress.routing import Router
-from deployments.ingress.tokenization import SpelledText, TokenDesk, TokenSequences, with_texts
+from deployments.ingress.limits import check_count, check_total_length, limit_text_length
+from deployments.ingress.request_log import RequestContext, record_rejection, recorded
+from deployments.ingress.response_cache import ResponseCache, response_bytes
+from deployments.ingress.routing import MicroBatchRouter
+from deployments.ingress.tokenization import (
+    TokenIdInputs,
+    TokenizationService,
+    TokenizedText,
+    replace_ids_with_texts,
+)
 from deployments.messages import Answer, BatchKey, Call, Timings, characters
-from deployments.records import Recorders, RequestRecorder
-from deployments.registry import OpenModel, Registry
+from deployments.records import RecorderGroup, RequestRecorder
+from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TASKS, TaskInput
 
-# Seconds a lane takes to start, told to clients that come too early: process, imports, graphs.
+# Seconds an encoder takes to start, told to clients that come too early: process, imports, graphs.
 ESTIMATED_START_S = 20.0
 
 
@@ -39,7 +44,7 @@ ESTIMATED_START_S = 20.0
 class Question:
     """One request, whichever family it came through."""
 
-    inputs: Any  # JSON, or TokenSequences where a family takes them
+    inputs: Any  # JSON, or TokenIdInputs where a family takes them
     model_id: str | None = None  # None: the default model of the task
     task: TaskName | None = None  # None: the model's own, or the one the inputs have the shape of
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +56,7 @@ class Reply:
     """An answer and what is worth telling about it."""
 
     answer: Answer
-    model: OpenModel
+    model: RegisteredModel
     task: TaskName
     characters: int
     items: int
@@ -64,29 +69,29 @@ class InferenceService:
 
     def __init__(
         self,
-        registry: Registry,
-        router: Router,
-        board: LaneBoard,
+        registry: ModelRegistry,
+        router: MicroBatchRouter,
+        board: ClusterMonitor,
         recorder: RequestRecorder,
         settings: IngressUserConfig,
-        tokens: TokenDesk,
+        tokens: TokenizationService,
     ) -> None:
         self.registry = registry
         self.board = board
         self.settings = settings
         self.inflight_items = 0
-        self.cache: ResponseCache[Answer] = ResponseCache(settings.cache, answer_bytes)
+        self.cache: ResponseCache[Answer] = ResponseCache(settings.cache, response_bytes)
         self._router = router
         self._recorder = recorder
         self._tokens = tokens
 
-    def also_record(self, recorder: RequestRecorder) -> None:
+    def add_recorder(self, recorder: RequestRecorder) -> None:
         """Publish to `recorder` too."""
-        self._recorder = Recorders(self._recorder, recorder)
+        self._recorder = RecorderGroup(self._recorder, recorder)
 
     def note_refusal(self, error: ServeError, total_s: float) -> None:
         """Record a request that was refused before, or without, a question."""
-        record_refusal(self._recorder, error, total_s)
+        record_rejection(self._recorder, error, total_s)
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Serve new requests by other settings."""
@@ -103,47 +108,54 @@ class InferenceService:
                 note.cache = "hit" if reply.kept else "miss"
         return replace(reply, total_s=note.total_s)
 
-    async def tokenize(self, question: Question, *, special: bool) -> list[SpelledText]:
+    async def tokenize(self, question: Question, *, special: bool) -> list[TokenizedText]:
         """The tokens of a text, or of several, prompts included. Raises ServeError."""
         with recorded(self._recorder, self.cache) as note:
             model = self._noted_model(question, note, "tokenize")
             texts = self._tokens.texts_of(question.inputs, question.parameters, model.manifest)
             check_count("inputs", len(texts), self.settings.limits.items)
             note.items = len(texts)
-            with self._admitted(len(texts)):
+            with self._reserve_items(len(texts)):
                 return await self._tokens.tokens(model.ref, texts, self.settings, special=special)
 
     async def decode(self, question: Question, *, skip_special: bool) -> tuple[str, ...]:
-        """The text of each of the `inputs`, which are TokenSequences. Raises ServeError."""
+        """The text of each of the `inputs`, which are TokenIdInputs. Raises ServeError."""
         with recorded(self._recorder, self.cache) as note:
             model = self._noted_model(question, note, "decode")
             return await self._decoded(question.inputs, model, note, skip_special=skip_special)
 
     async def _decoded(
-        self, given: TokenSequences, model: OpenModel, note: Note, *, skip_special: bool
+        self,
+        given: TokenIdInputs,
+        model: RegisteredModel,
+        note: RequestContext,
+        *,
+        skip_special: bool,
     ) -> tuple[str, ...]:
         check_count(given.path, len(given.sequences), self.settings.limits.items)
         note.items = len(given.sequences)
-        with self._admitted(len(given.sequences)):
+        with self._reserve_items(len(given.sequences)):
             return await self._tokens.texts(
                 model.ref, given, self.settings, skip_special=skip_special
             )
 
-    async def _answer(self, question: Question, note: Note) -> Reply:
+    async def _answer(self, question: Question, note: RequestContext) -> Reply:
         model = self.find_model(question)
         note.model = model.ref.id
-        task = choose_task(question, model)
+        task = resolve_task(question, model)
         note.task = task.value
         inputs = question.inputs
-        if isinstance(inputs, TokenSequences):
-            inputs = with_texts(inputs, await self._decoded(inputs, model, note, skip_special=True))
+        if isinstance(inputs, TokenIdInputs):
+            inputs = replace_ids_with_texts(
+                inputs, await self._decoded(inputs, model, note, skip_special=True)
+            )
         whole = TASKS[task].parse(inputs, question.parameters, model.manifest)
         parsed = self._limited(whole)
         note.items = len(parsed.texts)
         length = sum(map(characters, parsed.texts))
         device = choose_device(question.options.device, model.manifest, self.board.states)
         key = BatchKey(model.ref, task, device, length > self.settings.batching.long_call_chars)
-        with self._admitted(len(parsed.texts)):
+        with self._reserve_items(len(parsed.texts)):
             answer, kept = await self._cached(key, parsed, question.options)
         if parsed is not whole:
             shortened = sum(map(operator.ne, parsed.texts, whole.texts))
@@ -176,7 +188,7 @@ class InferenceService:
         cold = self.board.states[key.device].running == 0
         patience_s = self.settings.timeout_s
         if cold and not options.wait_for_model:
-            patience_s = min(patience_s, self.settings.loading_wait_s)
+            patience_s = min(patience_s, self.settings.cold_start_wait_s)
         call = Call(
             texts=parsed.texts,
             fields=parsed.fields,
@@ -188,18 +200,18 @@ class InferenceService:
         try:
             return await self._router.run(key, call)
         except DeadlineExceeded:
-            await self.board.look_again()
+            await self.board.refresh_with_timeout()
             if self.board.states[key.device].running == 0:
-                raise still_loading(key.model.id) from None
+                raise model_loading_error(key.model.id) from None
             raise
 
-    def _noted_model(self, question: Question, note: Note, task: str) -> OpenModel:
+    def _noted_model(self, question: Question, note: RequestContext, task: str) -> RegisteredModel:
         note.task = task
         model = self.find_model(question)
         note.model = model.ref.id
         return model
 
-    def find_model(self, question: Question) -> OpenModel:
+    def find_model(self, question: Question) -> RegisteredModel:
         """The model asked for, else the first one that can do what is plainly meant.
 
         One whose head was made for the task comes before one that only fits it, and one that
@@ -209,24 +221,26 @@ class InferenceService:
         if question.model_id:
             return self.registry.find(question.model_id)
         every = list(self.registry.open_models())
-        models = [m for m in every if not m.generates]
+        models = [m for m in every if not m.is_generative]
         if not models and every and question.task is None:
             return every[0]
         if question.task is not None:
             models = [m for m in models if question.task in m.tasks]
-        able = [m for m in models if claiming_task(question, m) is not None]
+        able = [m for m in models if detect_task(question, m) is not None]
         if not models:
             raise InvalidField("`model` is required: no default model fits", field="model")
-        made = [m for m in able or models if made_for(question, m)]
+        made = [m for m in able or models if is_native_task(question, m)]
         return (made or able or models)[0]
 
     def _limited(self, parsed: TaskInput) -> TaskInput:
         limits = self.settings.limits
         check_count(parsed.many, len(parsed.texts), limits.items)
-        return within_total(within_characters(parsed, limits.item_chars), limits.request_chars)
+        return check_total_length(
+            limit_text_length(parsed, limits.item_chars), limits.request_chars
+        )
 
     @contextmanager
-    def _admitted(self, items: int) -> Iterator[None]:
+    def _reserve_items(self, items: int) -> Iterator[None]:
         """Hold a place for `items`, or refuse at once: a full house answers 429, not late."""
         if self.inflight_items + items > self.settings.limits.inflight_items:
             raise Overloaded("Model is overloaded: too many texts are asked for at once")
@@ -237,41 +251,41 @@ class InferenceService:
             self.inflight_items -= items
 
 
-def choose_task(question: Question, model: OpenModel) -> TaskName:
+def resolve_task(question: Question, model: RegisteredModel) -> TaskName:
     """The task asked for, else the one the body is plainly meant for, else the model's own.
 
     Raises WrongTask naming what the model can do.
     """
-    if model.generates:
-        raise asked_elsewhere(model)
+    if model.is_generative:
+        raise wrong_route_error(model)
     if question.task is None:
-        return claiming_task(question, model) or model.tasks[0]
-    return served_task(question.task, model)
+        return detect_task(question, model) or model.tasks[0]
+    return require_task(question.task, model)
 
 
-def served_task(named: TaskName, model: OpenModel) -> TaskName:
+def require_task(named: TaskName, model: RegisteredModel) -> TaskName:
     """`named`, which the model can do. Raises WrongTask naming what it can do."""
     if named not in model.tasks:
         raise WrongTask(
-            f"Model {model.ref.id} cannot do `{named}`; it can do: {tasks_told(model)}",
+            f"Model {model.ref.id} cannot do `{named}`; it can do: {format_tasks(model)}",
             field="task",
         )
     return named
 
 
-def tasks_told(model: OpenModel) -> str:
+def format_tasks(model: RegisteredModel) -> str:
     """What the model can do, in an error."""
     return ", ".join(f"`{task}`" for task in model.tasks)
 
 
-def still_loading(model_id: str) -> ModelLoading:
+def model_loading_error(model_id: str) -> ModelLoading:
     """What is said where nothing runs yet that has the model."""
     return ModelLoading(
         f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
     )
 
 
-def asked_elsewhere(model: OpenModel) -> WrongTask:
+def wrong_route_error(model: RegisteredModel) -> WrongTask:
     """What a model that generates says to those who want something else of it."""
     return WrongTask(
         f"Model {model.ref.id} generates text; ask it at /v1/chat/completions, "
@@ -280,14 +294,14 @@ def asked_elsewhere(model: OpenModel) -> WrongTask:
     )
 
 
-def claiming_task(question: Question, model: OpenModel) -> TaskName | None:
+def detect_task(question: Question, model: RegisteredModel) -> TaskName | None:
     """The task of the model that the body is plainly meant for, if any."""
     served = model.tasks
     claims = (t for t in served if TASKS[t].claims(question.inputs, question.parameters))
     return next(claims, None)
 
 
-def made_for(question: Question, model: OpenModel) -> bool:
+def is_native_task(question: Question, model: RegisteredModel) -> bool:
     """Whether the model's head is the one that the task meant is made for."""
-    task = question.task or claiming_task(question, model)
-    return task is not None and model.manifest.head is HEADS[task]
+    task = question.task or detect_task(question, model)
+    return task is not None and model.manifest.head is TASK_HEADS[task]

@@ -56,7 +56,7 @@ TEXTS_OR_IDS: Inputs[str | list[Any]] = Inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class TokenSequences:
+class TokenIdInputs:
     """Inputs among which there are token ids."""
 
     given: tuple[str | tuple[int, ...], ...]
@@ -69,14 +69,14 @@ class TokenSequences:
         return tuple(one for one in self.given if not isinstance(one, str))
 
 
-def with_ids_told_apart(inputs: Any) -> Any:
-    """`inputs`, as TokenSequences where it holds token ids. Raises InvalidField or EmptyInput."""
+def parse_token_ids(inputs: Any) -> Any:
+    """`inputs`, as TokenIdInputs where it holds token ids. Raises InvalidField or EmptyInput."""
     if not isinstance(inputs, list) or not any(type(one) in (int, list) for one in inputs):
         return inputs
     return token_sequences(TEXTS_OR_IDS.read(inputs))
 
 
-def token_sequences(valid: Sequence[Any], path: str = "inputs") -> TokenSequences:
+def token_sequences(valid: Sequence[Any], path: str = "inputs") -> TokenIdInputs:
     """Of one list of ids, or of a list that has such lists in it."""
     single = type(valid[0]) is int
     given = (
@@ -84,10 +84,10 @@ def token_sequences(valid: Sequence[Any], path: str = "inputs") -> TokenSequence
         if single
         else tuple(one if isinstance(one, str) else tuple(one) for one in valid)
     )
-    return TokenSequences(given, single, path)
+    return TokenIdInputs(given, single, path)
 
 
-def with_texts(given: TokenSequences, texts: Sequence[str]) -> str | list[str]:
+def replace_ids_with_texts(given: TokenIdInputs, texts: Sequence[str]) -> str | list[str]:
     """The inputs with `texts` in the places of the token ids, one for each sequence."""
     fresh = iter(texts)
     filled = [one if isinstance(one, str) else next(fresh) for one in given.given]
@@ -95,14 +95,14 @@ def with_texts(given: TokenSequences, texts: Sequence[str]) -> str | list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SpelledText:
+class TokenizedText:
     """A text, as the tokenizer got it, and its tokens."""
 
     text: str
     tokens: TextTokens
 
 
-class TokenDesk:
+class TokenizationService:
     """Asks the tokenizer, within limits and in time."""
 
     def __init__(self, client: TokenizerClient) -> None:
@@ -122,7 +122,7 @@ class TokenDesk:
         settings: IngressUserConfig,
         *,
         special: bool,
-    ) -> list[SpelledText]:
+    ) -> list[TokenizedText]:
         """The tokens of each text, none cut off.
 
         Raises InputTooLong when all texts together are longer than one may be: every token is
@@ -136,12 +136,12 @@ class TokenDesk:
             )
         async with _in_time(settings):
             tokens = await self._client.tokenize(TokenizeRequest(model, texts, special))
-        return list(map(SpelledText, texts, tokens))
+        return list(map(TokenizedText, texts, tokens))
 
     async def texts(
         self,
         model: ModelRef,
-        given: TokenSequences,
+        given: TokenIdInputs,
         settings: IngressUserConfig,
         *,
         skip_special: bool,
@@ -156,7 +156,7 @@ class TokenDesk:
             raise UnknownToken(f"`{given.path}`: {error.message}", field=given.path) from None
 
 
-def _check_lengths(given: TokenSequences, limits: LimitSettings) -> None:
+def _check_lengths(given: TokenIdInputs, limits: LimitSettings) -> None:
     for sequence in given.sequences:
         if len(sequence) > limits.item_chars:  # hardly a token has less than a character
             raise InputTooLong(

@@ -1,4 +1,4 @@
-"""A lane: the batch loop over every model's graph for one kind of device."""
+"""An encoder: the batch loop over every model's graph for one kind of device."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from functools import partial
 from itertools import islice
 
 from deployments.artifacts.manifest import ArtifactManifest, Device, Head
-from deployments.batching.scheduler import BatchLoop, CallRows
+from deployments.batching.scheduler import BatchScheduler, CallOutputs
 from deployments.config import AppArgs, BatchSettings
-from deployments.engines import Engine, check_lane
-from deployments.engines.base import MOST_FAILURES
+from deployments.engines import EncoderEngine, check_providers
+from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import EngineFailed, InputTooLong, ServeError
 from deployments.messages import (
     Answer,
     BatchKey,
-    EncodedBatch,
-    EncodedCall,
-    EncodedItem,
     ModelRef,
     Outcome,
+    TokenizedBatch,
+    TokenizedCall,
+    TokenizedItem,
 )
-from deployments.records import PassRecorder
-from deployments.registry import Registry, why_not_loaded
-from deployments.tasks import TASKS, Computed
+from deployments.records import ForwardPassRecorder
+from deployments.registry import ModelRegistry, load_error
+from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import Vocabulary
-from deployments.tuning.background import BackgroundTuning
+from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import Placement
-from deployments.tuning.opening import open_best
+from deployments.tuning.opening import open_tuned_engine
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 # An item that waits longer than this while the replica claims health: the engine hangs.
-STUCK_AFTER_S = 60.0
+HANG_TIMEOUT_S = 60.0
 # Numbers that are decoded on the event loop, in a few milliseconds; more take a thread.
 INLINE_VALUES = 1 << 18
 # Of the vectors of all tokens of one call: 16 MB, and three times that as JSON.
@@ -49,26 +49,26 @@ MOST_MASK_VALUES = 1 << 27
 class _Submitted:
     """A call whose items wait or run."""
 
-    call: EncodedCall
-    items: Sequence[EncodedItem]
-    rows: asyncio.Future[CallRows]
+    call: TokenizedCall
+    items: Sequence[TokenizedItem]
+    rows: asyncio.Future[CallOutputs]
 
 
-class BatchReplica:
+class EncoderReplica:
     """Runs encoded batches; deployed once per device."""
 
-    def __init__(self, args: AppArgs, device: Device, recorder: PassRecorder) -> None:
-        lane = args.lanes[device]
+    def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
+        encoder = args.encoders[device]
         self._device = device
-        check_lane(lane)
-        registry = Registry.of(args)
+        check_providers(encoder)
+        registry = ModelRegistry.of(args)
         self._models = {model.ref: model for model in registry.open_models()}
         places = {
-            ref: Placement(model.directory, model.manifest, device, lane)
+            ref: Placement(model.directory, model.manifest, device, encoder)
             for ref, model in self._models.items()
         }
-        opened, self._failed = registry.open_each(
-            lambda model: open_best(places[model.ref]), generating=False
+        opened, self._failed = registry.load_each(
+            lambda model: open_tuned_engine(places[model.ref]), generating=False
         )
         self._engines = {ref: engine for ref, (engine, _) in opened.items()}
         self._vocabularies = {
@@ -76,9 +76,11 @@ class BatchReplica:
             for ref in opened
             if any(TASKS[task].names_tokens for task in self._models[ref].tasks)
         }
-        self._loop = BatchLoop(self._engines, BatchSettings(), runs=lane.runs, recorder=recorder)
+        self._loop = BatchScheduler(
+            self._engines, BatchSettings(), runs=encoder.concurrent_passes, recorder=recorder
+        )
         untuned = {ref: places[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
-        self._tuning = BackgroundTuning(untuned if lane.tune == "background" else {}, self._adopt)
+        self._tuning = BackgroundTuner(untuned if encoder.tune == "background" else {}, self._adopt)
 
     def start(self) -> None:
         """Tune, in the background, what nobody tuned for this host."""
@@ -88,7 +90,7 @@ class BatchReplica:
         """Use other batching rules from the next pass on."""
         self._loop.rules = rules
 
-    async def infer(self, batch: EncodedBatch) -> list[Outcome]:
+    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         """One outcome per call, in order; a cancelled batch is dropped before the engine."""
         items = iter(batch.items())
         pending = [self._submit(batch.key, call, items) for call in batch.calls]
@@ -103,32 +105,32 @@ class BatchReplica:
                     work.rows.cancel()
 
     def _submit(
-        self, key: BatchKey, call: EncodedCall | ServeError, items: Iterator[EncodedItem]
+        self, key: BatchKey, call: TokenizedCall | ServeError, items: Iterator[TokenizedItem]
     ) -> _Submitted | ServeError:
         if isinstance(call, ServeError):
             return call
-        model, every_token = key.model, TASKS[key.task].every_token
+        model, unpooled = key.model, TASKS[key.task].unpooled
         own = list(islice(items, len(call.lengths)))
         if model not in self._engines:
-            return why_not_loaded(model, self._failed)
+            return load_error(model, self._failed)
         try:
-            _check_answerable(own, self._models[model].manifest, every_token=every_token)
-            rows = self._loop.submit(model, own, call.deadline_s, every_token=every_token)
+            _check_answerable(own, self._models[model].manifest, unpooled=unpooled)
+            rows = self._loop.submit(model, own, call.deadline_s, unpooled=unpooled)
         except ServeError as error:
             return error
         return _Submitted(call, own, rows)
 
-    async def _outcome(self, batch: EncodedBatch, work: _Submitted) -> Outcome:
+    async def _outcome(self, batch: TokenizedBatch, work: _Submitted) -> Outcome:
         call = work.call
         try:
             done = await work.rows
         except ServeError as error:
             return error
         model = batch.key.model
-        computed = Computed(
+        computed = DecodeContext(
             rows=done.rows,
             items=work.items,
-            layouts=call.layouts,
+            token_offsets=call.token_offsets,
             manifest=self._models[model].manifest,
             vocabulary=self._vocabularies.get(model),
         )
@@ -145,17 +147,17 @@ class BatchReplica:
             value=value,
             compute_type=done.compute_type,
             truncated=call.truncated,
-            timings=done.timings._replace(encode_s=batch.encode_s),
+            timings=done.timings._replace(tokenize_s=batch.tokenize_s),
         )
 
     async def check(self) -> None:
         """Raise when the engine no longer takes work."""
         age_s = self._loop.oldest_age_s()
-        if age_s > STUCK_AFTER_S:
-            raise EngineFailed(f"{self._device} lane: an item has waited {age_s:.0f} s")
+        if age_s > HANG_TIMEOUT_S:
+            raise EngineFailed(f"{self._device} encoder: an item has waited {age_s:.0f} s")
         failures = self._loop.failures()
-        if failures >= MOST_FAILURES:
-            raise EngineFailed(f"{self._device} lane: the last {failures} passes failed")
+        if failures >= MAX_CONSECUTIVE_FAILURES:
+            raise EngineFailed(f"{self._device} encoder: the last {failures} passes failed")
 
     async def close(self) -> None:
         """Finish what was accepted, then give the memory back."""
@@ -164,16 +166,16 @@ class BatchReplica:
         for engine in self._engines.values():
             engine.close()
 
-    def _adopt(self, model: ModelRef, engine: Engine) -> None:
+    def _adopt(self, model: ModelRef, engine: EncoderEngine) -> None:
         # The former engine is not closed: passes under way hold it, and the last one lets it go.
         self._engines[model] = engine
 
 
 def _check_answerable(
-    items: Sequence[EncodedItem], manifest: ArtifactManifest, *, every_token: bool
+    items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
 ) -> None:
     """Raise InputTooLong for a call with more tokens, or masks, than one answer has room for."""
-    if every_token:
+    if unpooled:
         tokens, most = sum(len(item.ids) for item in items), MOST_TOKEN_VALUES // manifest.width
         if tokens > most:
             raise InputTooLong(

@@ -12,18 +12,18 @@ from typing import NamedTuple
 from deployments.artifacts.manifest import Device
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
-from deployments.engines.decoder_factory import candidate_here, closed_on_failure, open_decoder
+from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
-from deployments.generation.preparation import Preparation
+from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
-from deployments.generation.step_executor import Event
+from deployments.generation.step_executor import JobEvent
 from deployments.records import StepRecorder
-from deployments.registry import OpenModel, Registry, why_not_loaded
+from deployments.registry import ModelRegistry, RegisteredModel, load_error
 
 
-class Mailbox:
+class StreamBuffer:
     """The news of one job, for one reader; chunks that nobody has taken yet become one.
 
     A reader that is more than `most_tokens` behind makes it full; it is the caller's to act.
@@ -83,7 +83,7 @@ def joined(chunks: list[Chunk]) -> Chunk:
 log = logging.getLogger("ray.serve.hundredfold")
 
 # A step that takes longer hangs: parts of prompts take a tenth of a second.
-STUCK_AFTER_S = 60.0
+HANG_TIMEOUT_S = 60.0
 
 
 class GeneratorReplica:
@@ -100,7 +100,7 @@ class GeneratorReplica:
         # prompt waits for a grammar of somebody else's.
         self._desk = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._served, self._failed = Registry.of(args).open_each(self._open, generating=True)
+        self._served, self._failed = ModelRegistry.of(args).load_each(self._open, generating=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -147,12 +147,12 @@ class GeneratorReplica:
             yield error
 
     @asynccontextmanager
-    async def _answering(self, call: GenerationCall) -> AsyncIterator[Mailbox]:
+    async def _answering(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
         served = self._served.get(call.model)
         if served is None:
-            raise why_not_loaded(call.model, self._failed)
+            raise load_error(call.model, self._failed)
         job = await self._prepared(served.preparation, call)
-        reader = _Reader(job, served.loop, Mailbox(self._rules.buffer_tokens))
+        reader = _Reader(job, served.loop, StreamBuffer(self._rules.max_stream_buffer_tokens))
         self._readers[job.number] = reader
         try:
             served.loop.submit(job)
@@ -161,7 +161,7 @@ class GeneratorReplica:
             del self._readers[job.number]
             served.loop.cancel(job)
 
-    async def _prepared(self, preparation: Preparation, call: GenerationCall) -> Job:
+    async def _prepared(self, preparation: RequestPreparer, call: GenerationCall) -> Job:
         run, constraint = self._events.run_in_executor, None
         if call.options.grammar is not None:
             constraint = await run(self._grammars, preparation.constraint, call)
@@ -172,9 +172,9 @@ class GeneratorReplica:
         for ref, served in self._served.items():
             if served.loop.lost is not None:
                 raise served.loop.lost
-            stuck_s = served.loop.stuck_s()
-            if stuck_s > STUCK_AFTER_S:
-                raise EngineFailed(f"{ref.id}: a step has taken {stuck_s:.0f} s")
+            step_elapsed_s = served.loop.step_elapsed_s()
+            if step_elapsed_s > HANG_TIMEOUT_S:
+                raise EngineFailed(f"{ref.id}: a step has taken {step_elapsed_s:.0f} s")
 
     async def close(self) -> None:
         """Finish what was accepted, then give the memory back."""
@@ -184,8 +184,8 @@ class GeneratorReplica:
         self._desk.shutdown()
         self._grammars.shutdown()
 
-    def _open(self, model: OpenModel) -> _Served:
-        candidate = candidate_here(model.manifest, self._device, self._hardware)
+    def _open(self, model: RegisteredModel) -> _Served:
+        candidate = select_candidate(model.manifest, self._device, self._hardware)
         if candidate is None:
             raise HardwareUnavailable(
                 f"Model {model.ref.id} was built without a graph for `{self._device}`"
@@ -195,18 +195,18 @@ class GeneratorReplica:
         info = decoder.info
         log.info(
             "model %s: %s, %d rows of %d tokens (asked for: %d rows)",
-            *(model.ref.id, info.compute_type, info.rows, info.context, self._hardware.rows),
+            *(model.ref.id, info.compute_type, info.rows, info.context, self._hardware.kv_slots),
         )
-        with closed_on_failure(decoder):
-            preparation = Preparation(model, info)
+        with close_on_error(decoder):
+            preparation = RequestPreparer(model, info)
         loop = GenerationLoop(decoder, self._rules, self._publish, self._recorder, model.ref.id)
         return _Served(decoder, loop, preparation)
 
-    def _publish(self, events: Sequence[Event]) -> None:
+    def _publish(self, events: Sequence[JobEvent]) -> None:
         """Called from the threads of the loops."""
         self._events.call_soon_threadsafe(self._hand_out, events)
 
-    def _hand_out(self, events: Sequence[Event]) -> None:
+    def _hand_out(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             reader = self._readers.get(event.job)
             if reader is None:  # it left meanwhile
@@ -222,7 +222,7 @@ class _Reader(NamedTuple):
 
     job: Job
     loop: GenerationLoop
-    mailbox: Mailbox
+    mailbox: StreamBuffer
 
 
 class _Served(NamedTuple):
@@ -230,4 +230,4 @@ class _Served(NamedTuple):
 
     decoder: Decoder
     loop: GenerationLoop
-    preparation: Preparation
+    preparation: RequestPreparer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deployments.artifacts.manifest import ArtifactManifest, TaskName
-from deployments.tasks.base import Computed, Task, TaskInput
+from deployments.tasks.base import DecodeContext, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask
 from deployments.tasks.question_answering import QuestionAnswering
@@ -15,7 +15,7 @@ from deployments.tasks.token_classification import TokenClassification
 from deployments.tasks.token_embeddings import TokenEmbeddings
 from deployments.tasks.zero_shot import ZeroShotClassification
 
-__all__ = ["TASKS", "Computed", "Task", "TaskInput", "served_tasks"]
+__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "served_tasks"]
 
 TASKS: Mapping[TaskName, Task] = {
     task.name: task

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import ArtifactManifest, TaskName
-from deployments.messages import EncodedItem, Text, TokenLayout, Truncation, Windowing
+from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
@@ -43,12 +43,14 @@ class TaskInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
-    """All that a lane knows of a call when its numbers are there."""
+class DecodeContext:
+    """All that an encoder knows of a call when its numbers are there."""
 
     rows: Sequence[NDArray[np.float32]]  # one array per item, of the shape `manifest.head` says
-    items: Sequence[EncodedItem]
-    layouts: Sequence[TokenLayout]  # one per item where the call has a `windowing`, else empty
+    items: Sequence[TokenizedItem]
+    token_offsets: Sequence[
+        TokenOffsets
+    ]  # one per item where the call has a `windowing`, else empty
     manifest: ArtifactManifest
     vocabulary: Vocabulary | None = None  # where the task `names_tokens`
 
@@ -68,7 +70,7 @@ class Task(Protocol):
     parameters: ClassVar[type[TextParameters]]
     answer: ClassVar[Any]  # the type of the value, as clients see it, for the documentation
     names_tokens: ClassVar[bool]  # decoding needs the vocabulary
-    every_token: ClassVar[bool]  # rows are [T, W], though the model pools
+    unpooled: ClassVar[bool]  # rows are [T, W], though the model pools
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Whether a model with this manifest can do the task."""
@@ -84,10 +86,10 @@ class Task(Protocol):
         """Raises InvalidField, EmptyInput or UnknownParameter, naming the field."""
         ...
 
-    def decode(self, computed: Computed, options: Any) -> Any:
+    def decode(self, computed: DecodeContext, options: Any) -> Any:
         """One call's numbers to its value, in the shape Hugging Face clients expect.
 
-        Runs in the lane, next to the numbers, so that only small results travel. Raises a
+        Runs in the encoder, next to the numbers, so that only small results travel. Raises a
         ServeError for what only tokens can tell, such as a text without a mask.
         """
         ...
@@ -110,7 +112,7 @@ class TextParameters(BaseModel):
         return Truncation.KEEP_END if left else Truncation.KEEP_START
 
 
-class Listed(NamedTuple, Generic[T]):
+class OneOrMany(NamedTuple, Generic[T]):
     """What came alone or in a list."""
 
     items: tuple[T, ...]
@@ -118,11 +120,11 @@ class Listed(NamedTuple, Generic[T]):
     single: bool
 
 
-def listed(given: T | list[T]) -> Listed[T]:
+def listed(given: T | list[T]) -> OneOrMany[T]:
     """`inputs` that are one item or a list of them."""
     single = not isinstance(given, list)
     items = tuple(given) if isinstance(given, list) else (given,)
-    return Listed(items, item_fields("inputs", len(items), single=single), single)
+    return OneOrMany(items, item_fields("inputs", len(items), single=single), single)
 
 
 def item_fields(path: str, count: int, *, single: bool) -> tuple[str, ...]:

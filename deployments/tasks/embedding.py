@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import normalised
 
@@ -48,7 +48,7 @@ class FeatureExtraction:
     parameters: ClassVar[type[TextParameters]] = EmbeddingParameters
     answer: ClassVar[Any] = list[list[float]]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
@@ -78,7 +78,7 @@ class FeatureExtraction:
             truncation=asked.truncation,
         )
 
-    def decode(self, computed: Computed, options: EmbeddingOptions) -> NDArray[np.float32]:
+    def decode(self, computed: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
         """A list of vectors, also for one text: the shape every client version reads.
 
         Cut to the dimensions asked for, then scaled: a cut vector is scaled anew.
@@ -88,7 +88,7 @@ class FeatureExtraction:
         return normalised(cut) if options.normalize else np.ascontiguousarray(cut)
 
 
-class Comparison(BaseModel):
+class SimilarityInput(BaseModel):
     """A sentence, and those it is compared with."""
 
     source_sentence: NonEmptyText
@@ -99,13 +99,13 @@ class SentenceSimilarity:
     """Cosine similarity of one sentence with each of several."""
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY
-    inputs: ClassVar[Inputs[Comparison]] = Inputs(
-        Comparison, "an object with `source_sentence` and `sentences`"
+    inputs: ClassVar[Inputs[SimilarityInput]] = Inputs(
+        SimilarityInput, "an object with `source_sentence` and `sentences`"
     )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
     answer: ClassVar[Any] = list[float]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
@@ -133,7 +133,7 @@ class SentenceSimilarity:
             many="inputs.sentences",
         )
 
-    def decode(self, computed: Computed, options: None) -> list[float]:
+    def decode(self, computed: DecodeContext, options: None) -> list[float]:
         """Cosine of the first vector with each of the others."""
         units = normalised(np.stack(computed.rows))
         return [float(cosine) for cosine in units[1:] @ units[0]]

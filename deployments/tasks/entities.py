@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
 from typing_extensions import TypedDict
 
-from deployments.messages import EncodedItem, TokenLayout
+from deployments.messages import TokenizedItem, TokenOffsets
 from deployments.tasks.numbers import softmax
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
@@ -61,8 +61,8 @@ class WindowTokens:
     def read(
         cls,
         text: str,
-        item: EncodedItem,
-        layout: TokenLayout,
+        item: TokenizedItem,
+        layout: TokenOffsets,
         logits: NDArray[np.float32],
         vocabulary: Vocabulary,
     ) -> WindowTokens:
@@ -87,7 +87,7 @@ class WindowTokens:
         """
         starts, ends = self.offsets.T
         opening: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id
-        if self.vocabulary.marks_continuations:
+        if self.vocabulary.has_continuation_prefix:
             spelled = [len(self.vocabulary.token(int(token_id))) for token_id in self.ids]
             opening |= np.equal(spelled, ends - starts)
         else:
@@ -141,7 +141,7 @@ def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
     return scores[firsts]
 
 
-def _surest(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
+def _most_confident(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
     """The row of each word's surest token, the first of equals."""
     peaks = scores.max(axis=1)
     counts = np.diff(firsts, append=len(peaks))
@@ -159,7 +159,7 @@ def _means(values: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
     return means
 
 
-_WORD_SCORES = {"first": _first, "average": _means, "max": _surest}
+_WORD_SCORES = {"first": _first, "average": _means, "max": _most_confident}
 
 
 def token_entities(

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenIds
-from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
     from deployments.tokenization.vocabulary import Vocabulary
 
 DEFAULT_TOP_K = 5
-# Each proposal repeats its text, and turning a million tokens to text takes the lane 0.7 s.
+# Each proposal repeats its text, and turning a million tokens to text takes the encoder 0.7 s.
 MOST_TOKENS = 1_000_000
 MOST_TARGETS = 1_000
 MOST_TARGET_CHARACTERS = 200
@@ -55,7 +55,7 @@ class FillMaskOptions(NamedTuple):
     single: bool  # one text that came without a list
 
 
-class Proposal(TypedDict):
+class MaskPrediction(TypedDict):
     """A token for a mask, how likely it is, and the text with it."""
 
     score: float
@@ -64,7 +64,9 @@ class Proposal(TypedDict):
     sequence: str
 
 
-Proposals: TypeAlias = list[Proposal] | list[list[Proposal]]  # of one mask, or of each of several
+Proposals: TypeAlias = (
+    list[MaskPrediction] | list[list[MaskPrediction]]
+)  # of one mask, or of each of several
 
 
 class FillMask:
@@ -77,7 +79,7 @@ class FillMask:
     parameters: ClassVar[type[TextParameters]] = FillMaskParameters
     answer: ClassVar[Any] = Proposals | list[Proposals]
     names_tokens: ClassVar = True
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer for masks."""
@@ -101,7 +103,9 @@ class FillMask:
             truncation=asked.truncation,
         )
 
-    def decode(self, computed: Computed, options: FillMaskOptions) -> Proposals | list[Proposals]:
+    def decode(
+        self, computed: DecodeContext, options: FillMaskOptions
+    ) -> Proposals | list[Proposals]:
         """Per text the `top_k` best proposals, for several masks in a list per mask.
 
         Equal scores come in the order of the vocabulary. Raises InvalidField for a text without a
@@ -126,7 +130,7 @@ def _choices(vocabulary: Vocabulary, targets: Sequence[str], width: int) -> NDAr
     """Ids of the tokens that may be proposed, in the order of the vocabulary."""
     if not targets:
         return np.arange(width)
-    found = (vocabulary.first_id(target) for target in targets)
+    found = (vocabulary.first_token_id(target) for target in targets)
     # Tokens added to a tokenizer later may have no row in the model.
     ids = {token for token in found if token is not None and token < width}
     if not ids:
@@ -160,10 +164,10 @@ def _proposals(
 ) -> Proposals:
     """Of one text with `masks` at these places, whose logits are `rows` [M, W]."""
     alone = len(masks) == 1
-    answers: list[list[Proposal]] = []
+    answers: list[list[MaskPrediction]] = []
     for place, row in zip(masks, rows, strict=True):  # a row at a time: W may be a quarter million
         scores = softmax(row)[choices]
-        proposals: list[Proposal] = []
+        proposals: list[MaskPrediction] = []
         for best in _best(scores, top_k):
             token = int(choices[best])
             filled = ids.tolist()

@@ -23,14 +23,14 @@ P = TypeVar("P", bound=BaseModel)
 T = TypeVar("T")
 
 
-class FirstFault(FailFast):
+class FailFastList(FailFast):
     """Refuse a list at its first wrong item: 100,000 reasons take seconds to be written down."""
 
     __hash__ = object.__hash__  # which a part of a union needs
 
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
-Many = Annotated[list[T], Field(min_length=1), FirstFault()]
+Many = Annotated[list[T], Field(min_length=1), FailFastList()]
 JsonSchema = dict[str, Any]
 
 

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.messages import TextPair, TokenLayout, Windowing
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.messages import TextPair, TokenOffsets, Windowing
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.spans import best_spans, character_bounds, window_chances
 
@@ -40,7 +40,7 @@ class QuestionParameters(TextParameters):
     align_to_words: bool | None = None
 
 
-class AnswerRules(NamedTuple):
+class SpanOptions(NamedTuple):
     """How spans become answers."""
 
     top_k: int = 1
@@ -50,10 +50,10 @@ class AnswerRules(NamedTuple):
 
 
 class QuestionOptions(NamedTuple):
-    """What the lane needs to answer in the words of the contexts."""
+    """What the encoder needs to answer in the words of the contexts."""
 
     contexts: tuple[str, ...]  # one per question
-    rules: AnswerRules
+    rules: SpanOptions
     single: bool  # one question that was not sent in a list
 
 
@@ -64,14 +64,14 @@ class Asked(BaseModel):
     context: NonEmptyText
 
 
-class AskedTogether(BaseModel):
+class QuestionListInput(BaseModel):
     """Questions with a context each, or all with the same one."""
 
     question: Many[NonEmptyText]
     context: one_or_many(NonEmptyText)  # type: ignore[valid-type]
 
 
-class FoundAnswer(TypedDict):
+class AnswerSpan(TypedDict):
     """`answer` is `context[start:end]`, in characters."""
 
     score: float
@@ -86,12 +86,12 @@ def _form(value: Any) -> str:
     is_together = isinstance(value, dict) and (
         isinstance(value.get("question"), list) or isinstance(value.get("context"), list)
     )
-    return "<together>" if is_together or isinstance(value, AskedTogether) else "<one>"
+    return "<together>" if is_together or isinstance(value, QuestionListInput) else "<one>"
 
 
 _Questions = Annotated[
     Annotated[Asked, Tag("<one>")]
-    | Annotated[AskedTogether, Tag("<together>")]
+    | Annotated[QuestionListInput, Tag("<together>")]
     | Annotated[Many[Asked], Tag("<many>")],
     Discriminator(_form),
 ]
@@ -101,14 +101,14 @@ class QuestionAnswering:
     """For every question the best spans of its context, over all windows of a long one."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
-    inputs: ClassVar[Inputs[Asked | AskedTogether | list[Asked]]] = Inputs(
+    inputs: ClassVar[Inputs[Asked | QuestionListInput | list[Asked]]] = Inputs(
         _Questions,
         "an object with `question` and `context`, a list of these, or an object with lists in both",
     )
     parameters: ClassVar[type[TextParameters]] = QuestionParameters
-    answer: ClassVar[Any] = FoundAnswer | list[FoundAnswer] | list[FoundAnswer | list[FoundAnswer]]
+    answer: ClassVar[Any] = AnswerSpan | list[AnswerSpan] | list[AnswerSpan | list[AnswerSpan]]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer spans."""
@@ -138,18 +138,18 @@ class QuestionAnswering:
             windowing=question_windowing(manifest.max_tokens, asked),
         )
 
-    def decode(self, computed: Computed, options: QuestionOptions) -> Any:
+    def decode(self, computed: DecodeContext, options: QuestionOptions) -> Any:
         """Per question its answer, a list of them when there is more than one.
 
         Raises InvalidField for more text than MOST_ANSWER_CHARACTERS.
         """
         windows: list[list[_Window]] = [[] for _ in options.contexts]
-        for logits, layout in zip(computed.rows, computed.layouts, strict=True):
+        for logits, layout in zip(computed.rows, computed.token_offsets, strict=True):
             windows[layout.text].append((logits, layout))
-        answers: list[FoundAnswer | list[FoundAnswer]] = []
+        answers: list[AnswerSpan | list[AnswerSpan]] = []
         told = 0
         for context, own in zip(options.contexts, windows, strict=True):
-            found = found_answers(context, own, options.rules)
+            found = extract_answers(context, own, options.rules)
             told += sum(len(answer["answer"]) for answer in found)
             _check_told(told)
             answers.append(_one_or_list(found))
@@ -165,12 +165,12 @@ def _check_told(count: int) -> None:
         )
 
 
-def _one_or_list(answers: list[FoundAnswer]) -> FoundAnswer | list[FoundAnswer]:
+def _one_or_list(answers: list[AnswerSpan]) -> AnswerSpan | list[AnswerSpan]:
     return answers[0] if len(answers) == 1 else answers
 
 
 def _pairs(
-    given: Asked | AskedTogether | list[Asked],
+    given: Asked | QuestionListInput | list[Asked],
 ) -> tuple[tuple[TextPair, ...], tuple[str, ...]]:
     """Questions with their contexts, and the path of each context."""
     if isinstance(given, Asked):
@@ -194,9 +194,9 @@ def _pairs(
     return pairs, item_fields("inputs.context", count, single=False)
 
 
-def _rules(asked: QuestionParameters) -> AnswerRules:
-    given = {name: getattr(asked, name) for name in AnswerRules._fields}
-    return AnswerRules()._replace(**{k: v for k, v in given.items() if v is not None})
+def _rules(asked: QuestionParameters) -> SpanOptions:
+    given = {name: getattr(asked, name) for name in SpanOptions._fields}
+    return SpanOptions()._replace(**{k: v for k, v in given.items() if v is not None})
 
 
 _NOTHING_ASKED = QuestionParameters()
@@ -216,18 +216,18 @@ def question_windowing(max_tokens: int, asked: QuestionParameters = _NOTHING_ASK
     return Windowing(tokens=tokens, stride=stride, first_tokens=question)
 
 
-_Window = tuple[NDArray[np.float32], TokenLayout]  # logits [T, 2] and where the tokens stand
+_Window = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and where the tokens stand
 
 
-def found_answers(
-    context: str, windows: Sequence[_Window], rules: AnswerRules
-) -> list[FoundAnswer]:
+def extract_answers(
+    context: str, windows: Sequence[_Window], rules: SpanOptions
+) -> list[AnswerSpan]:
     """At most `top_k` answers of different text, best first; never none.
 
     Spans with the same text, whatever its case, are one answer with the sum of their scores:
     neighbouring windows both see it, and several spans may round to the same words.
     """
-    answers: dict[str, FoundAnswer] = {}
+    answers: dict[str, AnswerSpan] = {}
     null = 1.0
     for logits, layout in windows:
         chances = window_chances(logits, layout)
@@ -239,11 +239,11 @@ def found_answers(
         starts, ends = bounds[spans.first, 0].tolist(), bounds[spans.last, 1].tolist()
         for score, start, end in zip(spans.score.tolist(), starts, ends, strict=True):
             text = context[start:end]
-            new = FoundAnswer(score=0.0, start=start, end=end, answer=text)
+            new = AnswerSpan(score=0.0, start=start, end=end, answer=text)
             answers.setdefault(text.lower(), new)["score"] += score
     found = list(answers.values())
     if rules.handle_impossible_answer or not found:
         # Without a single token of context there is nothing to be unsure of.
         score = null if rules.handle_impossible_answer else 0.0
-        found.append(FoundAnswer(score=score, start=0, end=0, answer=""))
+        found.append(AnswerSpan(score=score, start=0, end=0, answer=""))
     return sorted(found, key=lambda answer: answer["score"], reverse=True)[: rules.top_k]

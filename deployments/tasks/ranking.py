@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
-from deployments.tasks.base import Computed, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
 from deployments.tasks.embedding import with_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
 from deployments.tasks.numbers import normalised, sigmoid
@@ -64,7 +64,7 @@ class TextRanking:
     parameters: ClassVar[type[TextParameters]] = RankingParameters
     answer: ClassVar[Any] = list[RankedText]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer one score, or vectors."""
@@ -97,7 +97,7 @@ class TextRanking:
             many=TEXTS_PATH,
         )
 
-    def decode(self, computed: Computed, options: RankingOptions) -> list[RankedText]:
+    def decode(self, computed: DecodeContext, options: RankingOptions) -> list[RankedText]:
         """Highest score first, equal scores in the order of the request.
 
         A cosine is its own raw score.

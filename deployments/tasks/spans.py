@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from deployments.messages import TokenLayout
+from deployments.messages import TokenOffsets
 from deployments.tasks.numbers import softmax
 
 _CONTEXT = 1  # the segment that answers are taken from; the question is segment 0
@@ -16,7 +16,7 @@ _SPECIAL = -1
 
 
 @dataclass(frozen=True, slots=True)
-class WindowChances:
+class SpanProbabilities:
     """How likely each of a window's C context tokens is the answer's first and last one.
 
     The first special token takes part, because models point at it when there is no answer; what
@@ -37,20 +37,20 @@ class Spans:
     score: NDArray[np.float32]  # [K]
 
 
-def window_chances(logits: NDArray[np.float32], layout: TokenLayout) -> WindowChances:
+def window_chances(logits: NDArray[np.float32], layout: TokenOffsets) -> SpanProbabilities:
     """The chances behind the logits [T, 2] of a window, whatever is not context left out."""
     context = layout.segments == _CONTEXT
     judged = context.copy()
     judged[0] |= layout.segments[0] == _SPECIAL
     if not judged.any():
-        return WindowChances(logits[:0, 0], logits[:0, 1], 0.0)
+        return SpanProbabilities(logits[:0, 0], logits[:0, 1], 0.0)
     shares = softmax(logits[judged].T)  # [2, 1 + C]
     inside = context[judged]
     null = 0.0 if inside[0] else float(shares[0, 0] * shares[1, 0])
-    return WindowChances(shares[0, inside], shares[1, inside], null)
+    return SpanProbabilities(shares[0, inside], shares[1, inside], null)
 
 
-def best_spans(chances: WindowChances, most_tokens: int, count: int) -> Spans:
+def best_spans(chances: SpanProbabilities, most_tokens: int, count: int) -> Spans:
     """The `count` likeliest spans of at most `most_tokens` tokens, or as many as there are.
 
     Equal ones come in the order of their starts, the shorter first.
@@ -79,7 +79,7 @@ def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return np.sort(np.argpartition(-values, count - 1)[:count])
 
 
-def character_bounds(layout: TokenLayout, *, whole_words: bool) -> NDArray[np.int32]:
+def character_bounds(layout: TokenOffsets, *, whole_words: bool) -> NDArray[np.int32]:
     """Where an answer begins and ends [C, 2] that has a context token as its first or last one.
 
     With `whole_words` these are the bounds of the token's word, as far as it is in the window.

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.messages import Text
-from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import (
     Inputs,
     NonEmptyText,
@@ -63,7 +63,7 @@ class TextClassification:
     parameters: ClassVar[type[TextParameters]] = ClassificationParameters
     answer: ClassVar[Any] = list[list[LabelScore]]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels."""
@@ -89,7 +89,9 @@ class TextClassification:
             truncation=asked.truncation,
         )
 
-    def decode(self, computed: Computed, options: ClassificationOptions) -> list[list[LabelScore]]:
+    def decode(
+        self, computed: DecodeContext, options: ClassificationOptions
+    ) -> list[list[LabelScore]]:
         """Per text the `top_k` best {"label", "score"}; equal scores in label order.
 
         Nested also for one text: clients take element 0 of the outer list.

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import InvalidField
-from deployments.messages import EncodedItem, TokenLayout, Windowing
-from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
+from deployments.messages import TokenizedItem, TokenOffsets, Windowing
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.entities import (
     EntityGroup,
     TokenEntity,
@@ -25,7 +25,7 @@ from deployments.tasks.entities import (
 )
 from deployments.tasks.inputs import (
     ANY_CASE,
-    FirstFault,
+    FailFastList,
     Inputs,
     NonEmptyText,
     one_or_many,
@@ -37,14 +37,14 @@ if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Entities = list[TokenEntity] | list[EntityGroup]
-Window = tuple[EncodedItem, TokenLayout, NDArray[np.float32]]  # logits [T, W]
+Window = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits [T, W]
 
 
 class EntityParameters(TextParameters):
     """Parameters of token-classification."""
 
     aggregation_strategy: Annotated[Strategy | None, ANY_CASE] = None
-    ignore_labels: Annotated[list[str], FirstFault()] | None = None
+    ignore_labels: Annotated[list[str], FailFastList()] | None = None
     # Tokens that neighbouring windows of a long text share; without it long texts are refused.
     stride: int | None = Field(None, ge=0)
 
@@ -68,7 +68,7 @@ class TokenClassification:
     parameters: ClassVar[type[TextParameters]] = EntityParameters
     answer: ClassVar[Any] = Entities | list[Entities]
     names_tokens: ClassVar = True
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels for every token."""
@@ -95,11 +95,11 @@ class TokenClassification:
             windowing=Windowing(stride=asked.stride),
         )
 
-    def decode(self, computed: Computed, options: EntityOptions) -> Entities | list[Entities]:
+    def decode(self, computed: DecodeContext, options: EntityOptions) -> Entities | list[Entities]:
         """A list of entities for a single text, a list of such lists for a list of texts."""
         labels, vocabulary = computed.manifest.labels, computed.words
         windows: list[list[Window]] = [[] for _ in options.texts]
-        parts = zip(computed.items, computed.layouts, computed.rows, strict=True)
+        parts = zip(computed.items, computed.token_offsets, computed.rows, strict=True)
         for item, layout, logits in parts:
             windows[layout.text].append((item, layout, logits))
         answers = [

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
-from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.embedding import SimilarityParameters, with_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 
@@ -24,7 +24,7 @@ class TokenEmbeddings:
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
     answer: ClassVar[Any] = list[list[list[float]]]
     names_tokens: ClassVar = False
-    every_token: ClassVar = True
+    unpooled: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors; whether a graph gives those of tokens, its engine knows."""
@@ -47,7 +47,7 @@ class TokenEmbeddings:
             truncation=asked.truncation,
         )
 
-    def decode(self, computed: Computed, options: None) -> list[NDArray[np.float32]]:
+    def decode(self, computed: DecodeContext, options: None) -> list[NDArray[np.float32]]:
         """A list of texts, also for one, of as many vectors as each has tokens.
 
         Not scaled, special tokens included.

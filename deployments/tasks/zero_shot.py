@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
 from deployments.errors import TooManyItems
-from deployments.tasks.base import Computed, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -96,11 +96,11 @@ class ZeroShotClassification:
     parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
     answer: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
     names_tokens: ClassVar = False
-    every_token: ClassVar = False
+    unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Classifiers that judge entailment."""
-        return manifest.head is Head.LABELS and judges_entailment(manifest.labels)
+        return manifest.head is Head.LABELS and has_entailment_label(manifest.labels)
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When labels are sent."""
@@ -131,7 +131,7 @@ class ZeroShotClassification:
         )
 
     def decode(
-        self, computed: Computed, options: ZeroShotOptions
+        self, computed: DecodeContext, options: ZeroShotOptions
     ) -> LabelledSequence | list[LabelledSequence]:
         """One object for one text, a list of objects for a list; equal scores in label order."""
         shape = (len(options.sequences), len(options.labels), -1)
@@ -149,7 +149,7 @@ class ZeroShotClassification:
         return results[0] if options.single else results
 
 
-def judges_entailment(labels: Sequence[str]) -> bool:
+def has_entailment_label(labels: Sequence[str]) -> bool:
     """Whether one of several labels says that the second segment follows from the first."""
     return len(labels) > 1 and any(map(_says_entailment, labels))
 

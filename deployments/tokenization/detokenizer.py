@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
 # Of the prompt: enough for a begun character, and for a word behind the marks of a chat's turn.
-READ_OF_PROMPT = 16
+PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -40,7 +40,7 @@ class Detokenizer:
         self._has_byte_tokens = _decodes(decoder, ["a", "<0xC3>", "<0xA9>"], "aé")
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._before: int | None = None  # the last token that is text
-        for token in prompt[-READ_OF_PROMPT:]:
+        for token in prompt[-PROMPT_CONTEXT_TOKENS:]:
             self.push(token)
 
     def push(self, token: int) -> str:

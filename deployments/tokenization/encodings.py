@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.errors import ArtifactError
-from deployments.messages import EncodedItem, Truncation
+from deployments.messages import TokenizedItem, Truncation
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
@@ -32,15 +32,15 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def item_of(encoding: Encoding, *, pair: bool) -> EncodedItem:
+def item_of(encoding: Encoding, *, pair: bool) -> TokenizedItem:
     """The engine's part of an encoding; the second segment of a `pair` is what has the type 1."""
     ids = np.array(encoding.ids, dtype=np.int32)
     types = encoding.type_ids if pair else []
     # Tokenizers of RoBERTa's kind give both segments the type 0: their models know no types.
-    return EncodedItem(ids, types.index(1) if 1 in types else len(ids))
+    return TokenizedItem(ids, types.index(1) if 1 in types else len(ids))
 
 
-def cut_item(encoding: Encoding, most: int, keep: Truncation) -> EncodedItem:
+def truncate_item(encoding: Encoding, most: int, keep: Truncation) -> TokenizedItem:
     """At most `most` tokens of a text or a pair, special tokens among them.
 
     `keep` says whether the start or the end of each segment is kept.
@@ -53,7 +53,7 @@ def cut_item(encoding: Encoding, most: int, keep: Truncation) -> EncodedItem:
         kept[own[:count] if keep is Truncation.KEEP_START else own[len(own) - count :]] = True
     ids = np.array(encoding.ids, dtype=np.int32)[kept]
     second = np.flatnonzero(np.array(encoding.type_ids)[kept] == 1)
-    return EncodedItem(ids, int(second[0]) if len(second) else len(ids))
+    return TokenizedItem(ids, int(second[0]) if len(second) else len(ids))
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

@@ -11,30 +11,30 @@ from pathlib import Path
 from deployments.errors import EmptyInput, InputTooLong, ServeError
 from deployments.messages import (
     Call,
-    EncodedItem,
     Text,
-    TokenLayout,
+    TokenizedItem,
+    TokenOffsets,
     Truncation,
     Windowing,
     characters,
 )
-from deployments.tokenization.encodings import cut_item, item_of, open_tokenizer
-from deployments.tokenization.windows import Window, WindowEncoder
+from deployments.tokenization.encodings import item_of, open_tokenizer, truncate_item
+from deployments.tokenization.windows import Window, WindowTokenizer
 
 # What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
-# Of one call, all texts together: what a lane's whole line holds. A thousand questions about one
+# Of one call, all texts together: what an encoder's whole line holds. A thousand questions about one
 # small context, in windows of a few tokens, would be a million.
-MOST_CALL_WINDOWS = 4_096
+MAX_CALL_WINDOWS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class TokenizedTexts:
     """One call's items, and how many of them were cut to fit."""
 
-    items: list[EncodedItem]
+    items: list[TokenizedItem]
     truncated: int
-    layouts: tuple[TokenLayout, ...] = ()  # one per item where the call asked for them
+    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item where the call asked for them
 
 
 class Encoder:
@@ -44,7 +44,7 @@ class Encoder:
         self.max_tokens = max_tokens
         self._directory = directory
         self._plain = open_tokenizer(directory)
-        self._windowing: WindowEncoder | None = None  # opened when a task first asks for layouts
+        self._windowing: WindowTokenizer | None = None  # opened when a task first asks for layouts
         self._cache = TokenCache(cache_bytes)
 
     @property
@@ -56,7 +56,7 @@ class Encoder:
         """Bound the cache anew; drops what no longer fits."""
         self._cache.resize(cache_bytes)
 
-    def encode(self, calls: Sequence[Call]) -> list[Encoded | ServeError]:
+    def encode(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokens of every text of every call, special tokens included.
 
         A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
@@ -66,7 +66,7 @@ class Encoder:
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         encoded = iter(self._encode_texts(plain))
-        outcomes: list[Encoded | ServeError] = []
+        outcomes: list[TokenizedTexts | ServeError] = []
         for call in calls:
             try:
                 if call.windowing is None:
@@ -80,8 +80,8 @@ class Encoder:
                 outcomes.append(error)
         return outcomes
 
-    def _encode_texts(self, texts: list[Text]) -> list[EncodedItem]:
-        found: list[EncodedItem | None] = [self._cache.get(text) for text in texts]
+    def _encode_texts(self, texts: list[Text]) -> list[TokenizedItem]:
+        found: list[TokenizedItem | None] = [self._cache.get(text) for text in texts]
         missing = [i for i, item in enumerate(found) if item is None]
         fresh = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
         for i, encoding in zip(missing, fresh, strict=True):
@@ -90,7 +90,7 @@ class Encoder:
             found[i] = item
         return [item for item in found if item is not None]
 
-    def _within_limit(self, call: Call, encoded: list[EncodedItem]) -> Encoded:
+    def _within_limit(self, call: Call, encoded: list[TokenizedItem]) -> TokenizedTexts:
         truncated = 0
         for i, item in enumerate(encoded):
             if len(item.ids) <= self.max_tokens:
@@ -102,13 +102,13 @@ class Encoder:
                     field=call.fields[i],
                 )
             (whole,) = self._plain.encode_batch_fast([call.texts[i]])
-            encoded[i] = cut_item(whole, self.max_tokens, call.truncation)
+            encoded[i] = truncate_item(whole, self.max_tokens, call.truncation)
             truncated += 1
-        return Encoded(encoded, truncated)
+        return TokenizedTexts(encoded, truncated)
 
-    def _in_windows(self, call: Call, windowing: Windowing) -> Encoded:
+    def _in_windows(self, call: Call, windowing: Windowing) -> TokenizedTexts:
         if self._windowing is None:
-            self._windowing = WindowEncoder(self._directory, self.max_tokens)
+            self._windowing = WindowTokenizer(self._directory, self.max_tokens)
         windows: list[Window] = []
         truncated = 0
         for i, text in enumerate(call.texts):
@@ -118,23 +118,23 @@ class Encoder:
                 field = call.fields[i]
                 raise InputTooLong(f"`{field}` {error.message}", field=field) from None
             windows += own
-            if len(windows) > MOST_CALL_WINDOWS:
+            if len(windows) > MAX_CALL_WINDOWS:
                 raise InputTooLong(
                     f"`{call.fields[i]}` and the texts before it make more than "
-                    f"{MOST_CALL_WINDOWS} windows; send fewer or shorter texts, or ask for larger "
+                    f"{MAX_CALL_WINDOWS} windows; send fewer or shorter texts, or ask for larger "
                     "windows or a smaller stride",
                     field=call.fields[i],
                 )
             truncated += cut
         items = [item for item, _ in windows]
-        return Encoded(items, truncated, tuple(layout for _, layout in windows))
+        return TokenizedTexts(items, truncated, tuple(layout for _, layout in windows))
 
 
-def _check_tokens(call: Call, encoded: Encoded) -> None:
+def _check_tokens(call: Call, encoded: TokenizedTexts) -> None:
     """Raise EmptyInput for a text of blanks, of a tokenizer that adds no special tokens."""
     for i, item in enumerate(encoded.items):
         if not len(item.ids):
-            field = call.fields[encoded.layouts[i].text if encoded.layouts else i]
+            field = call.fields[encoded.token_offsets[i].text if encoded.token_offsets else i]
             raise EmptyInput(f"`{field}` has no tokens", field=field)
 
 
@@ -150,9 +150,9 @@ class TokenCache:
         self.bytes = 0
         self.lookups = 0
         self.hits = 0
-        self._entries: OrderedDict[Text, EncodedItem] = OrderedDict()
+        self._entries: OrderedDict[Text, TokenizedItem] = OrderedDict()
 
-    def get(self, text: Text) -> EncodedItem | None:
+    def get(self, text: Text) -> TokenizedItem | None:
         """The remembered tokens of `text`, or None."""
         self.lookups += 1
         item = self._entries.get(text)
@@ -161,7 +161,7 @@ class TokenCache:
             self._entries.move_to_end(text)
         return item
 
-    def put(self, text: Text, item: EncodedItem) -> None:
+    def put(self, text: Text, item: TokenizedItem) -> None:
         """Remember `item`, unless it alone exceeds the bound."""
         size = _entry_bytes(text, item)
         if size > self.max_bytes or text in self._entries:
@@ -181,6 +181,6 @@ class TokenCache:
             self.bytes -= _entry_bytes(text, item)
 
 
-def _entry_bytes(text: Text, item: EncodedItem) -> int:
+def _entry_bytes(text: Text, item: TokenizedItem) -> int:
     # Four bytes a character is the widest a Python string gets.
     return 4 * characters(text) + item.ids.nbytes + ENTRY_OVERHEAD_BYTES

@@ -19,13 +19,13 @@ class Vocabulary:
     """The tokenizer of a model, for tasks whose answers name tokens. Safe to share."""
 
     unknown_id: int | None  # of the token that stands for whatever has none
-    marks_continuations: bool  # tokens inside a word are spelled so, as in `##ing`
+    has_continuation_prefix: bool  # tokens inside a word are spelled so, as in `##ing`
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = open_tokenizer(directory)
         self.unknown_id = _unknown_id(self._tokenizer)
         prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
-        self.marks_continuations = bool(prefix)
+        self.has_continuation_prefix = bool(prefix)
 
     def token(self, token_id: int) -> str:
         """The token of that id as the vocabulary spells it, such as `##ing`; "" for none."""
@@ -42,7 +42,7 @@ class Vocabulary:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def first_id(self, text: str) -> int | None:
+    def first_token_id(self, text: str) -> int | None:
         """The id of the token `text`, else of its first piece; None when it has none."""
         whole = self._tokenizer.token_to_id(text)
         if whole is not None:
@@ -60,7 +60,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
     return None if name is None else tokenizer.token_to_id(name)
 
 
-class TokenTable:
+class TokenInspector:
     """The whole vocabulary of a model. Safe to share."""
 
     def __init__(self, directory: Path) -> None:

@@ -10,21 +10,21 @@ from tokenizers import Encoding
 
 from deployments.errors import InputTooLong
 from deployments.messages import (
-    EncodedItem,
     Text,
-    TokenLayout,
+    TokenizedItem,
+    TokenOffsets,
     Truncation,
     Windowing,
 )
 from deployments.tokenization.encodings import item_of, open_tokenizer
 
 # Of one text. A window per two tokens of a long text would be more work than a request may ask for.
-MOST_WINDOWS = 1024
+MAX_WINDOWS = 1024
 
-Window = tuple[EncodedItem, TokenLayout]
+Window = tuple[TokenizedItem, TokenOffsets]
 
 
-class WindowEncoder:
+class WindowTokenizer:
     """One model's tokenizer with offsets, which cost half as much again as ids alone.
 
     Not thread-safe.
@@ -40,10 +40,10 @@ class WindowEncoder:
         """The windows of text `index`, and whether some of it was cut off.
 
         Raises InputTooLong, without a field, when the text needs more than one window and neither
-        a stride nor truncation was asked for, or more than MOST_WINDOWS of them.
+        a stride nor truncation was asked for, or more than MAX_WINDOWS of them.
         """
         most = min(windowing.tokens or self._max_tokens, self._max_tokens)
-        text, cut = self._first_segment_cut(text, windowing.first_tokens)
+        text, cut = self._truncate_first_segment(text, windowing.first_tokens)
         encoding = self._encode(text)
         if len(encoding.ids) <= most:
             return [_window(encoding, text, index)], cut
@@ -62,24 +62,24 @@ class WindowEncoder:
         self, text: Text, whole: Encoding, index: int, most: int, stride: int
     ) -> list[Window]:
         pair = not isinstance(text, str)
-        wound = 1 if pair else 0
-        tokens = sum(segment == wound for segment in whole.sequence_ids)
+        windowed_segment = 1 if pair else 0
+        tokens = sum(segment == windowed_segment for segment in whole.sequence_ids)
         room = most - (len(whole.ids) - tokens)  # what the special tokens and the question leave
         if room < 2:
             raise InputTooLong(f"finds no room beside its first part in windows of {most} tokens")
         stride = min(stride, room // 2)
         count = -(-(tokens - stride) // (room - stride))
-        if count > MOST_WINDOWS:
+        if count > MAX_WINDOWS:
             raise InputTooLong(
                 f"has {tokens} tokens, which make {count} windows of {most}; "
-                f"at most {MOST_WINDOWS} are read"
+                f"at most {MAX_WINDOWS} are read"
             )
         strategy = "only_second" if pair else "only_first"
         self._tokenizer.enable_truncation(most, stride=stride, strategy=strategy)
         first = self._encode(text)
         return [_window(encoding, text, index) for encoding in (first, *first.overflowing)]
 
-    def _first_segment_cut(self, text: Text, most: int | None) -> tuple[Text, bool]:
+    def _truncate_first_segment(self, text: Text, most: int | None) -> tuple[Text, bool]:
         if isinstance(text, str) or most is None:
             return text, False
         words = self._tokenizer.encode(text[0], add_special_tokens=False)
@@ -96,7 +96,7 @@ class WindowEncoder:
 
 
 def _window(encoding: Encoding, text: Text, index: int) -> Window:
-    layout = TokenLayout(
+    layout = TokenOffsets(
         text=index,
         offsets=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
         segments=np.array(_numbers(encoding.sequence_ids), dtype=np.int8),

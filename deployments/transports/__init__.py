@@ -1,1 +1,1 @@
-"""How the ingress reaches tokenizer and lanes: in process for tests, by Ray handles in service."""
+"""How the ingress reaches tokenizer and encoders: in process for tests, by Ray handles in service."""

@@ -15,8 +15,8 @@ from deployments.messages import (
 )
 
 
-class LaneClient(Protocol):
-    """Tokenizer and one lane, as one hop."""
+class EncoderClient(Protocol):
+    """Tokenizer and one encoder, as one hop."""
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """One outcome per call, in order.
@@ -28,7 +28,7 @@ class LaneClient(Protocol):
 
 
 class TokenizerClient(Protocol):
-    """The tokenizer by itself. Raises as LaneClient does, and what its answer is when an error."""
+    """The tokenizer by itself. Raises as EncoderClient does, and what its answer is when an error."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         """The tokens of each text, in order."""

@@ -1,4 +1,4 @@
-"""Tokenizer and lane in this process: the whole path without Ray, for tests and tools."""
+"""Tokenizer and encoder in this process: the whole path without Ray, for tests and tools."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
 )
-from deployments.replicas.encoder import BatchReplica
+from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 
 
-class LocalLaneClient:
-    """A LaneClient over plain objects."""
+class LocalEncoderClient:
+    """A EncoderClient over plain objects."""
 
-    def __init__(self, tokenizer: TokenizerReplica, lane: BatchReplica) -> None:
+    def __init__(self, tokenizer: TokenizerReplica, encoder: EncoderReplica) -> None:
         self._tokenizer = tokenizer
-        self._lane = lane
+        self._encoder = encoder
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """Encode, then run."""
-        return await self._lane.infer(await self._tokenizer.encode(batch))
+        return await self._encoder.infer(await self._tokenizer.encode(batch))
 
 
 class LocalTokenizerClient:

@@ -1,4 +1,4 @@
-"""Tokenizer and lane behind Ray Serve handles."""
+"""Tokenizer and encoder behind Ray Serve handles."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ T = TypeVar("T")
 PLAIN = {"request_serialization": "pickle", "response_serialization": "pickle"}
 
 
-class ServeLaneClient:
-    """A LaneClient over two handles.
+class ServeEncoderClient:
+    """A EncoderClient over two handles.
 
     The tokenizer's response is passed on un-awaited, which measured a third more requests per
     second than awaiting it first.
     """
 
-    def __init__(self, tokenizer: DeploymentHandle, lane: DeploymentHandle) -> None:
+    def __init__(self, tokenizer: DeploymentHandle, encoder: DeploymentHandle) -> None:
         self._encode = tokenizer.encode.options(**PLAIN)
-        self._infer = lane.infer.options(**PLAIN)
+        self._infer = encoder.infer.options(**PLAIN)
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """Encode and run."""
-        outcomes: list[Outcome] = await tried_twice(
+        outcomes: list[Outcome] = await retry_once(
             lambda: self._infer.remote(self._encode.remote(batch))
         )
         return outcomes
@@ -58,7 +58,7 @@ class ServeTokenizerClient:
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         """Ask a replica."""
-        outcome: tuple[TextTokens, ...] | ServeError = await tried_twice(
+        outcome: tuple[TextTokens, ...] | ServeError = await retry_once(
             lambda: self._tokenize.remote(request)
         )
         if isinstance(outcome, ServeError):
@@ -67,7 +67,7 @@ class ServeTokenizerClient:
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
         """Ask a replica."""
-        outcome: tuple[str, ...] | ServeError = await tried_twice(
+        outcome: tuple[str, ...] | ServeError = await retry_once(
             lambda: self._decode.remote(request)
         )
         if isinstance(outcome, ServeError):
@@ -84,8 +84,8 @@ class ServeGeneratorClient:
 
     async def complete(self, call: GenerationCall) -> Completion:
         """Ask a replica, which is told when nobody waits any more."""
-        outcome: Completion | ServeError = await tried_twice(
-            lambda: cancelling(self._complete.remote(call))
+        outcome: Completion | ServeError = await retry_once(
+            lambda: cancel_with_caller(self._complete.remote(call))
         )
         if isinstance(outcome, ServeError):
             raise outcome
@@ -113,7 +113,7 @@ class ServeGeneratorClient:
                 response.cancel()
 
 
-async def cancelling(response: DeploymentResponse[T]) -> T:
+async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
     """What it gives; whoever gives up on it ends the work as well, which Serve does not by itself.
 
     Passes take milliseconds, answers minutes: only these are worth it.
@@ -126,7 +126,7 @@ async def cancelling(response: DeploymentResponse[T]) -> T:
         raise
 
 
-async def tried_twice(ask: Callable[[], Awaitable[T]]) -> T:
+async def retry_once(ask: Callable[[], Awaitable[T]]) -> T:
     """What `ask` gives; asked once more when a replica dies, for all we ask repeats safely.
 
     Raises EngineFailed when it died twice, Overloaded when a waiting line is full.

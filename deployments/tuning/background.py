@@ -14,22 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from deployments.engines.base import Engine
+from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
 from deployments.tuning import process
 from deployments.tuning.costs import CostTable, Placement, Variant, read_costs
-from deployments.tuning.opening import default_candidate, open_best
-from deployments.tuning.process import Ending
-from deployments.tuning.tuner import is_being_tuned
+from deployments.tuning.opening import default_candidate, open_tuned_engine
+from deployments.tuning.process import ExitCode
+from deployments.tuning.tuner import is_tuning
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-Adopt = Callable[[ModelRef, Engine], None]
+Adopt = Callable[[ModelRef, EncoderEngine], None]
 Start = Callable[[Placement], subprocess.Popen[bytes]]
 
 
-class BackgroundTuning:
+class BackgroundTuner:
     """Tunes the models of one replica, each once per kind of host, whoever does it.
 
     `adopt` is called from a thread with the engine that a model is to be served with from now on.
@@ -83,7 +83,7 @@ class BackgroundTuning:
         started_s = time.monotonic()
         while not self._stopping.is_set():
             # In this order: what was kept before the lock was found free is seen.
-            if is_being_tuned(placement):
+            if is_tuning(placement):
                 self._stopping.wait(self._poll_s)
                 continue
             if (table := read_costs(placement)) is not None:
@@ -93,9 +93,9 @@ class BackgroundTuning:
                 return True
             log.info("%s is being tuned for this host in the background", ref.id)
             ending, said = self._measure(placement)
-            if ending == Ending.BUSY:  # somebody was quicker
+            if ending == ExitCode.BUSY:  # somebody was quicker
                 self._stopping.wait(self._poll_s)
-            elif ending == Ending.NOT_KEPT:
+            elif ending == ExitCode.STORE_NOT_WRITABLE:
                 log.warning("models are not tuned for this host: %s", _reason(said))
                 return False
             elif not self._stopping.is_set() and read_costs(placement) is None:
@@ -107,7 +107,7 @@ class BackgroundTuning:
         """The exit status of the process that measures, and all it said."""
         with self._child_changes:
             if self._stopping.is_set():
-                return Ending.FAILED, ""
+                return ExitCode.FAILED, ""
             self._child = self._start_child(placement)
         with self._child as child:
             assert child.stderr is not None, "it was asked for; this is a bug"
@@ -118,7 +118,7 @@ class BackgroundTuning:
         default = default_candidate(placement)
         if table.chosen() == (Variant.of(default.name, default.options),):
             return  # it serves already
-        engine, is_tuned = open_best(placement)
+        engine, is_tuned = open_tuned_engine(placement)
         if is_tuned:
             self._adopt(ref, engine)
         else:

@@ -1,4 +1,4 @@
-"""What is tuned: a sealed model on one kind of lane of this host."""
+"""What is tuned: a sealed model on one kind of encoder of this host."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from deployments.artifacts.manifest import (
     Precision,
 )
 from deployments.artifacts.store import HOSTS_NAME
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
-from deployments.tuning.host import Host, engine_versions, this_host
+from deployments.tuning.host import Host, engine_versions, read_host
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -101,7 +101,7 @@ class CostTable(_Frozen):
     version: str  # of the artifact
     host: Host
     threads: int = Field(ge=1)  # per pass
-    providers: tuple[str, ...]  # of the lane
+    providers: tuple[str, ...]  # of the encoder
     engines: dict[str, str]  # what candidates ask for and is installed, with its version
     rows: tuple[VariantCosts, ...] = Field(min_length=1)
     winners: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)
@@ -151,14 +151,14 @@ def read_costs(placement: Placement) -> CostTable | None:
 
 
 def _stale(table: CostTable, placement: Placement) -> str | None:
-    lane, sealed = placement.lane, {c.name: c for c in placement.candidates}
+    settings, sealed = placement.settings, {c.name: c for c in placement.candidates}
     chosen = {variant.candidate for variant in table.chosen()}
     if table.version != placement.manifest.version or not chosen <= sealed.keys():
         return "it was measured for another artifact"
-    if (table.host, table.threads) != (placement.host, lane.threads_per_run):
+    if (table.host, table.threads) != (placement.host, settings.intra_op_threads):
         return "it was measured on another kind of host"
-    if table.providers != lane.providers:
-        return f"it was measured on {_told(table.providers)}, the lane has {_told(lane.providers)}"
+    if table.providers != settings.providers:
+        return f"it was measured on {_told(table.providers)}, the encoder has {_told(settings.providers)}"
     if len({sealed[name].precision for name in chosen}) > 1:
         return "its winners differ in precision"
     here = engine_versions(candidate.engine for candidate in placement.candidates)
@@ -175,27 +175,27 @@ def _told(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One model, the lane that runs it, and where on this host the two are remembered."""
+    """One model, the encoder that runs it, and where on this host the two are remembered."""
 
     artifact: Path
     manifest: ArtifactManifest
     device: Device
-    lane: LaneSettings
+    settings: EncoderSettings
 
     @property
     def host(self) -> Host:
         """The host this process runs on."""
-        return this_host(self.device)
+        return read_host(self.device)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The sealed graphs for the lane's device, the portable default first."""
+        """The sealed graphs for the encoder's device, the portable default first."""
         return self.manifest.candidates_for(self.device)
 
     @property
     def costs_path(self) -> Path:
         """Where the table of what passes cost here is kept."""
-        return costs_path(self.artifact, self.host, self.lane.threads_per_run)
+        return costs_path(self.artifact, self.host, self.settings.intra_op_threads)
 
     def spec(self, candidate: Candidate) -> GraphSpec:
         """How to open `candidate`."""

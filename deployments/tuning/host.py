@@ -15,14 +15,14 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import Device
-from deployments.machine import ControlGroups, installed_versions, this_processor, usable_cores
+from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 _PATIENCE_S = 30
 
 
-def ask_driver(fields: str) -> str:
+def query_gpu(fields: str) -> str:
     """The values of `fields`, as `nvidia-smi --query-gpu` knows them; empty where it tells none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -52,16 +52,16 @@ def free_bytes(device: Device) -> int:
     group = ControlGroups.own().free_bytes()
     if group is not None:
         rooms.append(group)
-    on_gpu = ask_driver("memory.free") if device is Device.GPU else ""
+    on_gpu = query_gpu("memory.free") if device is Device.GPU else ""
     if on_gpu.isdecimal():
         rooms.append(int(on_gpu) * _MEBIBYTE)
     return min(rooms)
 
 
-def how_many_fit(graphs: Iterable[Path], room_bytes: int) -> int:
+def count_fitting(graphs: Iterable[Path], available_bytes: int) -> int:
     """How many of the graphs, from the first on, may be open at once."""
     needed = accumulate(_OPEN_PER_FILE * _file_bytes(graph) for graph in graphs)
-    return sum(1 for _ in takewhile(lambda total: total <= room_bytes * _SHARE, needed))
+    return sum(1 for _ in takewhile(lambda total: total <= available_bytes * _SHARE, needed))
 
 
 def _file_bytes(graph: Path) -> int:
@@ -95,12 +95,12 @@ class Host(BaseModel):
 
 
 @cache
-def this_host(device: Device) -> Host:
+def read_host(device: Device) -> Host:
     """The host this process runs on, as one that computes on `device`."""
-    processor = this_processor()
+    processor = read_cpu_info()
     return Host(
         device=device,
-        name=(ask_driver("name,driver_version") if device is Device.GPU else "") or processor.name,
+        name=(query_gpu("name,driver_version") if device is Device.GPU else "") or processor.name,
         generation=processor.generation,
         flags=processor.flags,
         cores=usable_cores(),

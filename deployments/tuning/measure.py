@@ -17,9 +17,9 @@ import numpy as np
 
 from deployments.artifacts.manifest import Device
 from deployments.batching.batches import collate
-from deployments.engines.base import Engine
+from deployments.engines.base import EncoderEngine
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, EncodedItem
+from deployments.messages import Batch, TokenizedItem
 from deployments.tuning.costs import Cost, Shape
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -45,7 +45,7 @@ _BUSY_SHARE = 0.1
 Clock = Callable[[], float]  # seconds
 
 
-def clock_for(device: Device, threads: int) -> Clock:
+def choose_clock(device: Device, threads: int) -> Clock:
     """The clock that passes of `threads` threads on `device` are measured by.
 
     With one thread it is the time that this process computes: it stands still while others have
@@ -55,7 +55,7 @@ def clock_for(device: Device, threads: int) -> Clock:
     return time.process_time if device is Device.CPU and threads == 1 else time.perf_counter
 
 
-def come_to_rest(
+def wait_until_idle(
     busy: Clock = time.process_time, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until no thread of this process spins any more, 0.2 s at most.
@@ -70,7 +70,7 @@ def come_to_rest(
             return
 
 
-def shapes_up_to(
+def supported_shapes(
     max_tokens: int,
     items: Sequence[int] = DEFAULT_ITEMS,
     tokens: Sequence[int] = DEFAULT_TOKENS,
@@ -82,7 +82,7 @@ def shapes_up_to(
 
 
 def measure(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, EncoderEngine],
     shapes: Sequence[Shape],
     batches_of: Callable[[Shape], Sequence[Batch]],
     budget_s: float,
@@ -126,7 +126,7 @@ class _Failed(Exception):
 class _Contest:
     """All engines on the batches of one shape; those that fail leave `engines`."""
 
-    engines: dict[str, Engine]
+    engines: dict[str, EncoderEngine]
     batches: Sequence[Batch]
     clock: Clock
     rest: Callable[[], None]
@@ -212,7 +212,7 @@ class _Contest:
         return [name for name in running if medians[name] <= limit]
 
 
-def batches_from(items: Sequence[EncodedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
+def batches_from(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Full batches of up to `shape` made of the tokens of `items`.
 
     Real tokens, because the ranges that int8 works with depend on them. Of four lengths, because
@@ -224,11 +224,11 @@ def batches_from(items: Sequence[EncodedItem], shape: Shape, seed: int = 0) -> t
     return tuple(batch_from(items, actual, seed) for actual in shapes)
 
 
-def batch_from(items: Sequence[EncodedItem], shape: Shape, seed: int = 0) -> Batch:
+def batch_from(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> Batch:
     """A batch of exactly `shape`, made of the tokens of `items` in a seeded order."""
     rng = np.random.default_rng(seed)
     flat = np.concatenate([item.ids for item in items])
     rows = rng.choice(flat, size=(shape.items, shape.tokens)).astype(np.int32)
     # The first token of an item opens every sequence: models look there.
     rows[:, 0] = int(items[0].ids[0])
-    return collate([EncodedItem(row, shape.tokens) for row in rows])
+    return collate([TokenizedItem(row, shape.tokens) for row in rows])

@@ -8,39 +8,39 @@ from dataclasses import replace
 from functools import lru_cache
 
 from deployments.artifacts.manifest import Candidate
-from deployments.engines import Engine, lacking, open_engine
+from deployments.engines import EncoderEngine, missing_requirement, open_engine
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import CostTable, Placement, Shape, Variant, read_costs
-from deployments.tuning.selection import nearest
+from deployments.tuning.selection import nearest_shape_variant
 
 _REMEMBERED_SHAPES = 4_096
 
 
-class RegimeEngine:
+class ShapeDispatchEngine:
     """An Engine over the variants that win somewhere; all of them have one precision."""
 
     def __init__(
-        self, winners: Sequence[tuple[Shape, Variant]], engines: Mapping[Variant, Engine]
+        self, winners: Sequence[tuple[Shape, Variant]], engines: Mapping[Variant, EncoderEngine]
     ) -> None:
         kinds = {engine.info.compute_type for engine in engines.values()}
         assert len(kinds) == 1, f"answers would depend on their company: {kinds}; this is a bug"
         self._engines = engines
-        giving = [engine for engine in engines.values() if engine.info.gives_every_token]
-        self.info = EngineInfo(kinds.pop(), gives_every_token=bool(giving))
+        giving = [engine for engine in engines.values() if engine.info.supports_unpooled]
+        self.info = EngineInfo(kinds.pop(), supports_unpooled=bool(giving))
         self._giving = giving[0] if giving else None
 
         @lru_cache(_REMEMBERED_SHAPES)
-        def fastest(items: int, tokens: int) -> Engine:
-            return engines[nearest(winners, items, tokens)]
+        def fastest(items: int, tokens: int) -> EncoderEngine:
+            return engines[nearest_shape_variant(winners, items, tokens)]
 
         self._fastest = fastest
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass. Raises EngineFailed."""
         engine = self._fastest(*batch.input_ids.shape)
-        if batch.every_token and not engine.info.gives_every_token:
+        if batch.unpooled and not engine.info.supports_unpooled:
             engine = self._giving or engine
         return engine.run(batch)
 
@@ -53,15 +53,15 @@ class RegimeEngine:
 log = logging.getLogger("ray.serve.hundredfold")
 
 
-def open_best(placement: Placement) -> tuple[Engine, bool]:
+def open_tuned_engine(placement: Placement) -> tuple[EncoderEngine, bool]:
     """The fastest engine known for the placement, and whether it was chosen by measuring.
 
-    Raises HardwareUnavailable when the model has no graph for the lane's device, EngineFailed when
+    Raises HardwareUnavailable when the model has no graph for the encoder's device, EngineFailed when
     none of them can be opened here.
     """
     table = read_costs(placement)
     if table is None:
-        return open_default(placement), False
+        return open_default_engine(placement), False
     try:
         return _open_chosen(placement, table), True
     except EngineFailed as exc:
@@ -71,13 +71,13 @@ def open_best(placement: Placement) -> tuple[Engine, bool]:
             exc,
         )
     # Behind the block, where nothing holds what was opened half-way any more.
-    return open_default(placement, table.refused), False
+    return open_default_engine(placement, table.refused), False
 
 
-def open_default(placement: Placement, refused: Collection[str] = ()) -> Engine:
+def open_default_engine(placement: Placement, refused: Collection[str] = ()) -> EncoderEngine:
     """The engine of `default_candidate`. Raises HardwareUnavailable or EngineFailed."""
     candidate = default_candidate(placement, refused)
-    return open_engine(placement.spec(candidate), placement.lane)
+    return open_engine(placement.spec(candidate), placement.settings)
 
 
 def default_candidate(placement: Placement, refused: Collection[str] = ()) -> Candidate:
@@ -88,20 +88,22 @@ def default_candidate(placement: Placement, refused: Collection[str] = ()) -> Ca
     manifest, device = placement.manifest, placement.device
     if not placement.candidates:
         raise HardwareUnavailable(
-            f"Model {manifest.id} has no graph for the {device} lane", field="options.use_gpu"
+            f"Model {manifest.id} has no graph for the {device} encoder", field="options.use_gpu"
         )
     missing = []
     for candidate in placement.candidates:
-        reason = lacking(placement.spec(candidate), placement.lane)
+        reason = missing_requirement(placement.spec(candidate), placement.settings)
         if reason is None and candidate.name not in refused:
             return candidate
         missing.append(f"{candidate.name}: {reason or 'it is not right on this host'}")
-    raise EngineFailed(f"Model {manifest.id} cannot run on the {device} lane: {'; '.join(missing)}")
+    raise EngineFailed(
+        f"Model {manifest.id} cannot run on the {device} encoder: {'; '.join(missing)}"
+    )
 
 
-def _open_chosen(placement: Placement, table: CostTable) -> Engine:
+def _open_chosen(placement: Placement, table: CostTable) -> EncoderEngine:
     sealed = {candidate.name: candidate for candidate in placement.candidates}
-    engines: dict[Variant, Engine] = {}
+    engines: dict[Variant, EncoderEngine] = {}
     try:
         for variant in table.chosen():
             engines[variant] = _open_variant(placement, sealed[variant.candidate], variant)
@@ -111,9 +113,9 @@ def _open_chosen(placement: Placement, table: CostTable) -> Engine:
         raise
     if len(engines) == 1:
         return next(iter(engines.values()))
-    return RegimeEngine(table.winners, engines)
+    return ShapeDispatchEngine(table.winners, engines)
 
 
-def _open_variant(placement: Placement, candidate: Candidate, variant: Variant) -> Engine:
+def _open_variant(placement: Placement, candidate: Candidate, variant: Variant) -> EncoderEngine:
     spec = placement.spec(candidate)
-    return open_engine(replace(spec, options=variant.options(spec.options)), placement.lane)
+    return open_engine(replace(spec, options=variant.options(spec.options)), placement.settings)

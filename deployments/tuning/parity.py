@@ -19,24 +19,24 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import Gate, Head, Parity
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
-from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, EngineFailed
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 
 Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
 Answers: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its Head says
 
 # Probes of one batch in the company test; probes of all lengths are mixed in it.
-COMPANY_ITEMS = 8
+PARITY_BATCH_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Probes, and what the fp32 torch model answers to each of them alone."""
 
-    items: tuple[EncodedItem, ...]
+    items: tuple[TokenizedItem, ...]
     answers: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
@@ -51,7 +51,9 @@ class Reference:
                 file,
                 ids=np.concatenate([item.ids for item in self.items]).astype("<i4"),
                 id_ends=_ends([item.ids for item in self.items]),
-                second_from=np.array([item.second_from for item in self.items], dtype="<i8"),
+                second_segment_start=np.array(
+                    [item.second_segment_start for item in self.items], dtype="<i8"
+                ),
                 answers=np.concatenate(rows).astype("<f4"),
                 answer_ends=_ends(rows),
                 pooled=np.array(pooled),
@@ -64,9 +66,9 @@ class Reference:
             with np.load(path, allow_pickle=False) as file:
                 ids = _parts(file["ids"], file["id_ends"])
                 answers = _parts(file["answers"], file["answer_ends"])
-                seconds = file["second_from"].tolist()
+                seconds = file["second_segment_start"].tolist()
                 pooled = bool(file["pooled"])
-            items = tuple(EncodedItem(i, s) for i, s in zip(ids, seconds, strict=True))
+            items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
             raise ArtifactError(f"{path}: not a reference: {exc}") from exc
         return cls(items, tuple(rows[0] if pooled else rows for rows in answers))
@@ -97,29 +99,29 @@ class Verdict(BaseModel):
         return not self.reasons
 
 
-def answers(engine: Engine, items: Sequence[EncodedItem], company: int) -> list[Floats]:
+def answers(engine: EncoderEngine, items: Sequence[TokenizedItem], company: int) -> list[Floats]:
     """The engine's answer to every item, `company` items to a batch. Raises EngineFailed."""
     batches = (items[i : i + company] for i in range(0, len(items), company))
     return [answer for batch in batches for answer in engine.run(collate(batch)).items]
 
 
-def judged(spec: GraphSpec, lane: LaneSettings, reference: Reference, gate: Gate) -> Verdict:
+def judged(spec: GraphSpec, settings: EncoderSettings, reference: Reference, gate: Gate) -> Verdict:
     """The graph against the reference; one that cannot be opened or fails has no parity."""
     try:
-        engine = open_engine(spec, lane)
+        engine = open_engine(spec, settings)
     except EngineFailed as exc:
         return Verdict(parity=None, reasons=(exc.message,))
     try:
-        return verdict_on(engine, reference, gate, spec.head)
+        return check_engine(engine, reference, gate, spec.head)
     finally:
         engine.close()
 
 
-def verdict_on(engine: Engine, reference: Reference, gate: Gate, head: Head) -> Verdict:
+def check_engine(engine: EncoderEngine, reference: Reference, gate: Gate, head: Head) -> Verdict:
     """What the engine makes of the probes, alone and in company, held against the gate."""
     try:
         alone = answers(engine, reference.items, 1)
-        company = answers(engine, reference.items, COMPANY_ITEMS)
+        company = answers(engine, reference.items, PARITY_BATCH_ITEMS)
     except EngineFailed as exc:
         return Verdict(parity=None, reasons=(exc.message,))
     return judge(reference, alone, company, gate, head)
@@ -136,7 +138,7 @@ def judge(
     over all probes, because the cosine of one number is its sign.
     """
     for given in (alone, company):
-        if unusable := _unusable(given, reference.answers):
+        if unusable := _invalid_output(given, reference.answers):
             return Verdict(parity=None, reasons=(unusable,))
     single = head is Head.LABELS and len(reference.answers[0]) == 1
     likeness = correlation if single else cosines
@@ -144,19 +146,19 @@ def judge(
     agreement = None
     if head is not Head.VECTOR and not single:
         agreement = min(
-            top1_agreement(given, reference.answers, head, gate.decided_gap)
+            top1_agreement(given, reference.answers, head, gate.near_tie_margin)
             for given in (alone, company)
         )
     parity = Parity(
         cosine_mean=float(against.mean()),
         cosine_worst=float(against.min()),
-        company_cosine_worst=float(likeness(alone, company).min()),
+        batched_cosine_worst=float(likeness(alone, company).min()),
         top1_agreement=agreement,
     )
-    return Verdict(parity=parity, reasons=tuple(_misses(parity, gate)))
+    return Verdict(parity=parity, reasons=tuple(_violations(parity, gate)))
 
 
-def _unusable(given: Answers, due: Answers) -> str | None:
+def _invalid_output(given: Answers, due: Answers) -> str | None:
     if [answer.shape for answer in given] != [answer.shape for answer in due]:
         return "an answer is not of the reference's shape"
     if not all(np.isfinite(answer).all() for answer in given):
@@ -173,13 +175,13 @@ _CHOICES: Mapping[Head, Callable[[Floats], Floats]] = {
 }
 
 
-def top1_agreement(given: Answers, due: Answers, head: Head, decided_gap: float) -> float:
+def top1_agreement(given: Answers, due: Answers, head: Head, near_tie_margin: float) -> float:
     """Share of the choices `due` is decided about that `given` makes too; 1 if there is none."""
     same: list[NDArray[np.bool_]] = []
     for mine, theirs in zip(given, due, strict=True):
         chosen, right = _CHOICES[head](mine), _CHOICES[head](theirs)
         agreeing = chosen.argmax(axis=1) == right.argmax(axis=1)
-        same.append(agreeing[_gaps(right) >= decided_gap])
+        same.append(agreeing[_gaps(right) >= near_tie_margin])
     decided = np.concatenate(same)
     return float(decided.mean()) if len(decided) else 1.0
 
@@ -193,11 +195,11 @@ def _gaps(logits: Floats) -> NDArray[np.float64]:
     return np.asarray((best[:, 1] - best[:, 0]) / shares.sum(axis=1))
 
 
-def _misses(parity: Parity, gate: Gate) -> Iterator[str]:
+def _violations(parity: Parity, gate: Gate) -> Iterator[str]:
     measured: list[tuple[str, float, float]] = [
         ("mean cosine", parity.cosine_mean, gate.cosine_mean),
         ("worst cosine", parity.cosine_worst, gate.cosine_worst),
-        ("worst cosine alone to company", parity.company_cosine_worst, gate.cosine_worst),
+        ("worst cosine alone to company", parity.batched_cosine_worst, gate.cosine_worst),
     ]
     if parity.top1_agreement is not None:
         measured = [("top-1 agreement", parity.top1_agreement, gate.top1_agreement)]

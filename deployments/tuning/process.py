@@ -17,21 +17,21 @@ import psutil
 
 import deployments
 from deployments.artifacts.manifest import ArtifactManifest, Device
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.errors import ServeError
 from deployments.tuning.costs import Placement
-from deployments.tuning.tuner import tune_once
+from deployments.tuning.tuner import tune_exclusively
 
 _PACKAGES = Path(deployments.__file__).parents[1]
 
 
-class Ending(IntEnum):
+class ExitCode(IntEnum):
     """Exit statuses; 2 is that of a wrong command line."""
 
     TUNED = 0
     FAILED = 1
     BUSY = 3  # somebody else tunes this model for this kind of host
-    NOT_KEPT = 4  # the store cannot be written; so it is for every model
+    STORE_NOT_WRITABLE = 4  # the store cannot be written; so it is for every model
 
 
 def start(placement: Placement) -> subprocess.Popen[bytes]:
@@ -40,12 +40,17 @@ def start(placement: Placement) -> subprocess.Popen[bytes]:
     It stays in the session and the process group of this one, where whoever ends a replica with
     all that belongs to it finds both.
     """
-    lane = placement.lane
+    settings = placement.settings
     command = [
         *(sys.executable, "-m", "deployments.tuning", str(placement.artifact.resolve())),
-        *("--device", placement.device, "--threads", str(lane.threads_per_run)),
-        *("--runs", str(lane.runs), "--seconds", str(lane.tune_seconds)),
-        *("--providers", *lane.providers),
+        *("--device", placement.device, "--threads", str(settings.intra_op_threads)),
+        *(
+            "--concurrent-passes",
+            str(settings.concurrent_passes),
+            "--seconds",
+            str(settings.tune_seconds),
+        ),
+        *("--providers", *settings.providers),
         "--for-replica",
     ]
     return subprocess.Popen(
@@ -62,25 +67,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     if asked.for_replica:
         _end_with_standard_input()
-        _give_way()
+        _lower_priority()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
-    settings = {"threads_per_run": asked.threads, "runs": asked.runs, "providers": asked.providers}
+    options = {
+        "intra_op_threads": asked.threads,
+        "concurrent_passes": asked.concurrent_passes,
+        "providers": asked.providers,
+    }
     try:
-        lane = LaneSettings.parse(settings)
+        settings = EncoderSettings.parse(options)
         manifest = ArtifactManifest.read(asked.artifact)
-        placement = Placement(asked.artifact, manifest, asked.device, lane)
-        table = tune_once(placement, asked.seconds, force=asked.force)
+        placement = Placement(asked.artifact, manifest, asked.device, settings)
+        table = tune_exclusively(placement, asked.seconds, force=asked.force)
     except ServeError as error:
         print(f"error: {error}", file=sys.stderr)
-        return Ending.FAILED
+        return ExitCode.FAILED
     except OSError as error:
         print(f"error: {asked.artifact} cannot keep what is measured: {error}", file=sys.stderr)
-        return Ending.NOT_KEPT
+        return ExitCode.STORE_NOT_WRITABLE
     if table is None:
         print(f"{manifest.id} is being tuned by another process", file=sys.stderr)
-        return Ending.BUSY
+        return ExitCode.BUSY
     print(f"{manifest.id}: {', '.join(v.name for v in table.chosen())}", file=sys.stderr)
-    return Ending.TUNED
+    return ExitCode.TUNED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("artifact", type=Path, help="directory of a sealed version")
     parser.add_argument("--device", type=Device, choices=list(Device), required=True)
     parser.add_argument("--threads", type=int, default=1, help="engine threads per pass")
-    parser.add_argument("--runs", type=int, default=1, help="passes at once")
+    parser.add_argument("--concurrent-passes", type=int, default=1, help="passes at once")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the measuring")
     parser.add_argument("--providers", nargs="+", default=["CPUExecutionProvider"])
     parser.add_argument("--force", action="store_true", help="also where a valid table is")
@@ -109,12 +118,12 @@ def _end_with_standard_input() -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        os._exit(Ending.FAILED)
+        os._exit(ExitCode.FAILED)
 
     threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Let everything else on the machine go first: to the cores, the disk, and the memory."""
     os.nice(19)
     with suppress(psutil.Error, OSError):

@@ -91,7 +91,9 @@ def _time(chosen: Sequence[Times], shape: Shape) -> float:
     return min((times[shape] for times in chosen if shape in times), default=_NEVER_MS)
 
 
-def nearest(winners: Sequence[tuple[Shape, Variant]], items: int, tokens: int) -> Variant:
+def nearest_shape_variant(
+    winners: Sequence[tuple[Shape, Variant]], items: int, tokens: int
+) -> Variant:
     """The winner of the measured shape that is most like `items` x `tokens`."""
 
     def distance(entry: tuple[Shape, Variant]) -> float:

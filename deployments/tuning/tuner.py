@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from deployments.artifacts.locks import held, held_if_free, is_held
+from deployments.artifacts.locks import held, is_held, try_exclusive_lock
 from deployments.artifacts.manifest import REFERENCE_NAME, Device
-from deployments.config import LaneSettings
-from deployments.engines import Engine, GraphSpec, lacking, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.costs import (
     CostTable,
     Placement,
@@ -26,8 +26,14 @@ from deployments.tuning.costs import (
     read_costs,
     write_costs,
 )
-from deployments.tuning.host import engine_versions, free_bytes, how_many_fit, this_host
-from deployments.tuning.measure import batches_from, clock_for, come_to_rest, measure, shapes_up_to
+from deployments.tuning.host import count_fitting, engine_versions, free_bytes, read_host
+from deployments.tuning.measure import (
+    batches_from,
+    choose_clock,
+    measure,
+    supported_shapes,
+    wait_until_idle,
+)
 from deployments.tuning.parity import Reference, judged
 from deployments.tuning.selection import TOLERANCE, choose
 
@@ -63,22 +69,22 @@ class Contest:
     fit beside them are not measured.
     """
 
-    lane: LaneSettings
+    settings: EncoderSettings
     shapes: Sequence[Shape]
-    items: Sequence[EncodedItem]  # their tokens fill the batches
+    items: Sequence[TokenizedItem]  # their tokens fill the batches
     seconds: float
-    room_bytes: int | None = None  # None: what is free on the device of the contenders
+    available_bytes: int | None = None  # None: what is free on the device of the contenders
 
     def admit(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
         """Those that may be open at once. Raises EngineFailed when it is none."""
         if not contenders:
             return contenders
-        room_bytes = self.room_bytes
-        if room_bytes is None:
-            room_bytes = free_bytes(contenders[0].spec.device)
-        fitting = how_many_fit((c.spec.path for c in contenders), room_bytes)
+        available_bytes = self.available_bytes
+        if available_bytes is None:
+            available_bytes = free_bytes(contenders[0].spec.device)
+        fitting = count_fitting((c.spec.path for c in contenders), available_bytes)
         if not fitting:
-            free_mb = room_bytes // 1_000_000
+            free_mb = available_bytes // 1_000_000
             raise EngineFailed(f"not enough memory to measure in: {free_mb} MB are free")
         for contender in contenders[fitting:]:
             log.warning("%s is not measured: not enough memory", contender.variant.name)
@@ -111,9 +117,9 @@ def tune(placement: Placement, reference: Reference, contest: Contest) -> CostTa
 
 def _unfit(spec: GraphSpec, placement: Placement, reference: Reference) -> str | None:
     """Why the graph may not be used on this host."""
-    if reason := lacking(spec, placement.lane):
+    if reason := missing_requirement(spec, placement.settings):
         return reason
-    verdict = judged(spec, placement.lane, reference, placement.manifest.gate)
+    verdict = judged(spec, placement.settings, reference, placement.manifest.gate)
     return None if verdict.passed else "; ".join(verdict.reasons)
 
 
@@ -131,12 +137,12 @@ def table(
     """What was measured of the graphs that were `entered`, with the winners chosen."""
     return CostTable(
         version=version,
-        host=this_host(entered[0].spec.device),
-        threads=contest.lane.threads_per_run,
-        providers=contest.lane.providers,
+        host=read_host(entered[0].spec.device),
+        threads=contest.settings.intra_op_threads,
+        providers=contest.settings.providers,
         engines=engine_versions(contender.spec.engine for contender in entered),
         rows=tuple(rows),
-        winners=choose(worthwhile(rows)),
+        winners=choose(drop_marginal_variants(rows)),
         refused=dict(refused),
     )
 
@@ -146,16 +152,16 @@ def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCo
 
     Raises EngineFailed when none of them could be measured.
     """
-    rows = measure_together(contenders, contest, _CANDIDATES_SHARE)
+    rows = measure_fitting(contenders, contest, _CANDIDATES_SHARE)
     if not rows:
         raise EngineFailed("every graph failed while it was measured")
     winner = _winner(contenders, rows)
-    variants = [winner, *map(winner.with_options, _other_options(winner, contest.lane))]
-    again = measure_together(variants, contest, 1 - _CANDIDATES_SHARE)
+    variants = [winner, *map(winner.with_options, _other_options(winner, contest.settings))]
+    again = measure_fitting(variants, contest, 1 - _CANDIDATES_SHARE)
     return merged(rows, again)
 
 
-def worthwhile(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
+def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
     """`rows` without session options that gain no more than the tolerance on the whole.
 
     The first row of a candidate is what its others have to beat, at all of its shapes together. At
@@ -196,12 +202,12 @@ def _completed(row: VariantCosts, before: VariantCosts) -> VariantCosts:
     return row.model_copy(update={"costs": (*row.costs, *kept)})
 
 
-def _other_options(winner: Contender, lane: LaneSettings) -> Iterator[Variant]:
+def _other_options(winner: Contender, settings: EncoderSettings) -> Iterator[Variant]:
     if winner.spec.engine != "onnxruntime" or winner.spec.device is not Device.CPU:
         return
     variant = winner.variant
     yield variant.model_copy(update={"arena": not variant.arena})
-    if lane.threads_per_run > 1:
+    if settings.intra_op_threads > 1:
         yield variant.model_copy(update={"spinning": not variant.spinning})
 
 
@@ -210,7 +216,7 @@ def _winner(contenders: Sequence[Contender], rows: Sequence[VariantCosts]) -> Co
     return max(contenders, key=lambda contender: named.count(contender.variant))
 
 
-def measure_together(
+def measure_fitting(
     contenders: Sequence[Contender], contest: Contest, share: float = 1.0
 ) -> list[VariantCosts]:
     """The costs of those contenders that there is memory for and that do not fail.
@@ -218,14 +224,14 @@ def measure_together(
     All of them are for one device, and get `share` of the contest's time. Raises EngineFailed when
     there is no memory for any.
     """
-    with opened(contest.admit(contenders), contest.lane) as engines:
+    with opened(contest.admit(contenders), contest.settings) as engines:
         costs = measure(
             engines,
             contest.shapes,
             partial(batches_from, contest.items),
             contest.seconds * share,
-            clock_for(contenders[0].spec.device, contest.lane.threads_per_run),
-            come_to_rest,
+            choose_clock(contenders[0].spec.device, contest.settings.intra_op_threads),
+            wait_until_idle,
         )
     return [
         VariantCosts(
@@ -239,13 +245,15 @@ def measure_together(
 
 
 @contextmanager
-def opened(contenders: Sequence[Contender], lane: LaneSettings) -> Iterator[dict[str, Engine]]:
+def opened(
+    contenders: Sequence[Contender], settings: EncoderSettings
+) -> Iterator[dict[str, EncoderEngine]]:
     """An engine by name of every contender that can be opened, closed on the way out."""
-    engines: dict[str, Engine] = {}
+    engines: dict[str, EncoderEngine] = {}
     try:
         for contender in contenders:
             try:
-                engines[contender.variant.name] = open_engine(contender.spec, lane)
+                engines[contender.variant.name] = open_engine(contender.spec, settings)
             except EngineFailed as exc:
                 log.warning("%s is not measured: %s", contender.variant.name, exc)
         yield engines
@@ -254,7 +262,7 @@ def opened(contenders: Sequence[Contender], lane: LaneSettings) -> Iterator[dict
             engine.close()
 
 
-def tune_once(
+def tune_exclusively(
     placement: Placement,
     seconds: float,
     *,
@@ -275,8 +283,8 @@ def tune_once(
             return found
         reference = Reference.read(placement.artifact / REFERENCE_NAME)
         contest = Contest(
-            lane=placement.lane,
-            shapes=shapes or shapes_up_to(placement.manifest.max_tokens),
+            settings=placement.settings,
+            shapes=shapes or supported_shapes(placement.manifest.max_tokens),
             items=reference.items,
             seconds=seconds,
         )
@@ -285,7 +293,7 @@ def tune_once(
         return table
 
 
-def is_being_tuned(placement: Placement) -> bool:
+def is_tuning(placement: Placement) -> bool:
     """Whether somebody measures for this kind of host right now."""
     try:
         return is_held(_lock_path(placement))
@@ -306,7 +314,7 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if not wait:
-        with held_if_free(path) as is_ours:
+        with try_exclusive_lock(path) as is_ours:
             yield is_ours
         return
     with held(path, tell):

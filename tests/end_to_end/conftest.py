@@ -42,14 +42,14 @@ def quick_config() -> dict[str, Any]:
         {"id": model_id, "version": LATEST_NAME} for model_id in (*SOUND, DAMAGED)
     ]
     args = application["args"]
-    for lane in args["lanes"].values():
-        lane |= {"tune": "off", "providers": ["CPUExecutionProvider"]}
+    for encoder in args["encoders"].values():
+        encoder |= {"tune": "off", "providers": ["CPUExecutionProvider"]}
     for generator in args["generators"].values():
-        generator |= {"rows": ROWS, "context_tokens": LONG_CONTEXT, "threads_per_run": 1}
+        generator |= {"kv_slots": ROWS, "max_context_tokens": LONG_CONTEXT, "intra_op_threads": 1}
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
-    deployments["Ingress"]["user_config"]["loading_wait_s"] = 0.5
-    deployments["CpuLane"]["autoscaling_config"] |= {
+    deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
+    deployments["CpuEncoder"]["autoscaling_config"] |= {
         "target_ongoing_requests": 1,
         "metrics_interval_s": 0.2,
         "look_back_period_s": 1,

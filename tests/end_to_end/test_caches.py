@@ -79,7 +79,7 @@ def lookups(cluster: Cluster, metric: str, result: str) -> float:
     return total
 
 
-@pytest.mark.parametrize("metric", ["response_cache_lookups", "token_cache_lookups"])
+@pytest.mark.parametrize("metric", ["response_cache_lookups", "tokenization_cache_lookups"])
 def test_hits_and_misses_of_both_caches_are_metrics(cluster: Cluster, metric: str) -> None:
     def both() -> bool:
         return all(lookups(cluster, metric, result) > 0 for result in ("hit", "miss"))

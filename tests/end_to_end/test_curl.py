@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import CLASSIFIER, EMBEDDER, JUDGE, RANKER, READER
+from tests.support.served_models import CLASSIFIER, EMBEDDER, NLI_MODEL, QA_MODEL, RANKER
 
 FILM = "a gorgeous, witty film"
 NO_TYPE = ("-H", "Content-Type:")
@@ -63,10 +63,10 @@ def test_options_are_read_from_the_body_and_from_headers(cluster: Cluster) -> No
 
 def test_zero_shot_is_a_list_unless_the_old_shape_is_asked_for(cluster: Cluster) -> None:
     body = {"inputs": FILM, "parameters": {"candidate_labels": "film, food"}}
-    _, judged = curl(cluster, f"/models/{JUDGE}", body)
+    _, judged = curl(cluster, f"/models/{NLI_MODEL}", body)
     assert {one["label"] for one in judged} == {"film", "food"}
     old = {**body, "options": {"legacy_format": True}}
-    _, classic = curl(cluster, f"/models/{JUDGE}", old)
+    _, classic = curl(cluster, f"/models/{NLI_MODEL}", old)
     assert classic["labels"] == [one["label"] for one in judged]
     assert classic["sequence"] == FILM
 
@@ -143,7 +143,7 @@ def test_whoever_asks_how_it_is_gets_json(cluster: Cluster, path: str) -> None:
         (f"/models/{EMBEDDER}", "{not json", 400, "JSON"),
         (f"/models/{EMBEDDER}", {"input": "a"}, 400, "inputs"),
         (f"/models/{EMBEDDER}", {"inputs": "a", "parameters": {"top": 1}}, 422, "top"),
-        (f"/models/{READER}", {"inputs": {"question": "a"}}, 400, "inputs.context"),
+        (f"/models/{QA_MODEL}", {"inputs": {"question": "a"}}, 400, "inputs.context"),
         ("/nowhere", {"inputs": "a"}, 404, "/nowhere"),
         ("/health", {"inputs": "a"}, 405, "POST"),
         ("/embed", {"inputs": []}, 400, "empty"),

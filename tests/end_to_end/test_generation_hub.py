@@ -14,22 +14,22 @@ from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, SAYS, SPEAKER, WRITER
+from tests.support.served_models import EMBEDDER, ERROR_FORMAT_KEY, SAYS, WRITER
 
 ASKING = "\n"  # behind which the speaker speaks
 
 
-@pytest.fixture(params=[f"/models/{SPEAKER}", f"/models/{SPEAKER}/generate"])
-def speaker(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceClient:
+@pytest.fixture(params=[f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/generate"])
+def error_format(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceClient:
     return InferenceClient(cluster.url + request.param)
 
 
-def test_a_text_is_continued(speaker: InferenceClient) -> None:
-    assert speaker.text_generation(ASKING, return_full_text=False) == SAYS
+def test_a_text_is_continued(error_format: InferenceClient) -> None:
+    assert error_format.text_generation(ASKING, return_full_text=False) == SAYS
 
 
-def test_details_are_told(speaker: InferenceClient) -> None:
-    told = speaker.text_generation(
+def test_details_are_told(error_format: InferenceClient) -> None:
+    told = error_format.text_generation(
         ASKING, details=True, return_full_text=False, decoder_input_details=True, top_n_tokens=2
     )
     assert told.generated_text == SAYS
@@ -46,7 +46,9 @@ def test_details_are_told(speaker: InferenceClient) -> None:
     assert [token.text for token in details.prefill] == [ASKING]
 
 
-@pytest.mark.parametrize("path", [f"/models/{SPEAKER}", f"/models/{SPEAKER}/generate_stream"])
+@pytest.mark.parametrize(
+    "path", [f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/generate_stream"]
+)
 def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
     client = InferenceClient(cluster.url + path)
     assert "".join(client.text_generation(ASKING, stream=True)) == SAYS
@@ -56,12 +58,14 @@ def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
     assert last.details.finish_reason == "eos_token"
 
 
-@pytest.mark.parametrize("path", ["/v1", f"/models/{SPEAKER}", f"/models/{SPEAKER}/v1"])
+@pytest.mark.parametrize(
+    "path", ["/v1", f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/v1"]
+)
 def test_a_chat_is_answered_whole_and_in_parts(cluster: Cluster, path: str) -> None:
     client = InferenceClient(base_url=cluster.url + path)
-    told = client.chat_completion([USER], model=SPEAKER, temperature=0)
+    told = client.chat_completion([USER], model=ERROR_FORMAT_KEY, temperature=0)
     assert told.choices[0].message.content == SAYS
-    stream = client.chat_completion([USER], model=SPEAKER, temperature=0, stream=True)
+    stream = client.chat_completion([USER], model=ERROR_FORMAT_KEY, temperature=0, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in stream) == SAYS
 
 
@@ -103,16 +107,18 @@ def curl(cluster: Cluster, path: str, body: Any) -> str:
 
 
 def test_curl_generates(cluster: Cluster) -> None:
-    body = {"inputs": ASKING, "model": SPEAKER, "parameters": {"max_new_tokens": 20}}
+    body = {"inputs": ASKING, "model": ERROR_FORMAT_KEY, "parameters": {"max_new_tokens": 20}}
     assert json.loads(curl(cluster, "/generate", body)) == {"generated_text": SAYS}
-    assert json.loads(curl(cluster, f"/models/{SPEAKER}", body)) == [
+    assert json.loads(curl(cluster, f"/models/{ERROR_FORMAT_KEY}", body)) == [
         {"generated_text": ASKING + SAYS}
     ]
 
 
-@pytest.mark.parametrize("path", ["/generate_stream", f"/models/{SPEAKER}/generate_stream"])
+@pytest.mark.parametrize(
+    "path", ["/generate_stream", f"/models/{ERROR_FORMAT_KEY}/generate_stream"]
+)
 def test_curl_reads_events(cluster: Cluster, path: str) -> None:
-    told = curl(cluster, path, {"inputs": ASKING, "model": SPEAKER})
+    told = curl(cluster, path, {"inputs": ASKING, "model": ERROR_FORMAT_KEY})
     events = [json.loads(line.removeprefix("data:")) for line in told.split("\n\n") if line]
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"] == SAYS

@@ -1,4 +1,4 @@
-"""The request chooses the hardware; the GPU lane runs its FP16 graph on the CPU provider here."""
+"""The request chooses the hardware; the GPU encoder runs its FP16 graph on the CPU provider here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def ask(cluster: Cluster, model: str, **options: object) -> httpx.Response:
     return httpx.post(f"{cluster.url}/models/{model}", json=body, timeout=90)
 
 
-def test_a_lane_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -> None:
-    assert cluster.replicas("GpuLane") == []
+def test_an_encoder_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -> None:
+    assert cluster.replicas("GpuEncoder") == []
     cold = ask(cluster, EMBEDDER, use_gpu=True)
     assert cold.status_code == 503
     assert cold.json()["estimated_time"] > 0
@@ -25,10 +25,10 @@ def test_a_lane_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -> No
     warm = ask(cluster, EMBEDDER, use_gpu=True, wait_for_model=True)
     assert warm.status_code == 200
     assert warm.headers["x-compute-type"] == "gpu-fp16"
-    assert len(cluster.replicas("GpuLane")) == 1
+    assert len(cluster.replicas("GpuEncoder")) == 1
 
 
-def test_both_lanes_agree_within_what_the_gate_allows(cluster: Cluster) -> None:
+def test_both_encoders_agree_within_what_the_gate_allows(cluster: Cluster) -> None:
     on_gpu = ask(cluster, EMBEDDER, use_gpu=True, wait_for_model=True)
     on_cpu = ask(cluster, EMBEDDER, use_gpu=False)
     assert on_cpu.headers["x-compute-type"] == "cpu-int8"

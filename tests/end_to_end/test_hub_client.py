@@ -16,11 +16,11 @@ from tests.support.served_models import (
     CLASSIFIER,
     DAMAGED,
     EMBEDDER,
-    JUDGE,
     MASK_FILLER,
+    NER_MODEL,
+    NLI_MODEL,
+    QA_MODEL,
     RANKER,
-    READER,
-    TAGGER,
 )
 from tests.support.vectors import cosine, same
 
@@ -135,7 +135,7 @@ def test_a_pair_is_classified_through_its_object(ask: Ask) -> None:
 
 def test_it_finds_entities_with_offsets_in_characters(ask: Ask) -> None:
     text = "A lovely night train 🚂 to Łódź"
-    entities = ask(f"/models/{TAGGER}", "token_classification", text, ignore_labels=[])
+    entities = ask(f"/models/{NER_MODEL}", "token_classification", text, ignore_labels=[])
     assert {e.entity_group for e in entities} <= {"O", "PER", "LOC"}
     assert all(0 <= e.start < e.end <= len(text) for e in entities)
     assert all(before.end <= after.start for before, after in pairwise(entities))
@@ -146,7 +146,7 @@ def test_it_finds_entities_with_offsets_in_characters(ask: Ask) -> None:
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
 def test_every_strategy_of_aggregation_is_taken(ask: Ask, strategy: str) -> None:
     text = "the river and the city at night"
-    path = f"/models/{TAGGER}"
+    path = f"/models/{NER_MODEL}"
     groups = ask(
         path,
         "token_classification",
@@ -164,7 +164,7 @@ def test_every_strategy_of_aggregation_is_taken(ask: Ask, strategy: str) -> None
 
 
 def test_it_answers_questions(ask: Ask) -> None:
-    path = f"/models/{READER}"
+    path = f"/models/{QA_MODEL}"
     question = "When was the lighthouse on Gull Point built?"
     answer = ask(path, "question_answering", question=question, context=STORY)
     assert answer.answer == "1871" == STORY[answer.start : answer.end]
@@ -198,7 +198,7 @@ def test_it_fills_masks(ask: Ask) -> None:
 
 
 def test_it_judges_labels_of_our_own(ask: Ask) -> None:
-    path, labels = f"/models/{JUDGE}", ["film", "food", "city"]
+    path, labels = f"/models/{NLI_MODEL}", ["film", "food", "city"]
     judged = ask(path, "zero_shot_classification", "a good film", labels)
     assert {j.label for j in judged} == set(labels)
     assert sum(j.score for j in judged) == pytest.approx(1)
@@ -261,7 +261,7 @@ def test_errors_arrive_with_their_sentence(
 
 def test_a_parameter_out_of_range_is_a_bad_request(ask: Ask) -> None:
     with pytest.raises(BadRequestError, match="top_k"):
-        ask(f"/models/{READER}", "question_answering", question="a", context="b", top_k=0)
+        ask(f"/models/{QA_MODEL}", "question_answering", question="a", context="b", top_k=0)
 
 
 def test_generation_is_refused_where_nothing_generates(ask: Ask) -> None:

@@ -13,12 +13,12 @@ from tests.support.served_models import (
     CLASSIFIER,
     DAMAGED,
     EMBEDDER,
-    JUDGE,
     MASK_FILLER,
+    NER_MODEL,
+    NLI_MODEL,
+    QA_MODEL,
     RANKER,
-    READER,
     SOUND,
-    TAGGER,
 )
 from tests.support.vectors import cosine
 
@@ -59,7 +59,7 @@ def test_the_old_hub_client_classifies_and_tags(cluster: Cluster) -> None:
     best, _ = old_hub(cluster, "text_classification", text=FILM, model=CLASSIFIER)
     assert best["label"] == "POSITIVE"
     text = "We went to the river"  # one with a label other than O, for the tagger's random weights
-    tagged = old_hub(cluster, "token_classification", text=text, model=TAGGER)
+    tagged = old_hub(cluster, "token_classification", text=text, model=NER_MODEL)
     assert tagged
     assert [text[group["start"] : group["end"]] for group in tagged] == [
         group["word"] for group in tagged
@@ -74,19 +74,24 @@ def test_the_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) 
         "question_answering",
         question="When was the lighthouse on Gull Point built?",
         context="The lighthouse on Gull Point was built in 1871 from grey granite.",
-        model=READER,
+        model=QA_MODEL,
     )
     assert answer["answer"] == "1871"
 
 
 def test_the_old_hub_client_gets_zero_shot_answers_in_the_old_shape(cluster: Cluster) -> None:
     judged = old_hub(
-        cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True, model=JUDGE
+        cluster,
+        "zero_shot_classification",
+        text=FILM,
+        labels=LABELS,
+        multi_label=True,
+        model=NLI_MODEL,
     )
     assert {one["label"] for one in judged} == {*LABELS}
     again = old_hub(
         cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True,
-        model=f"{cluster.url}/models/{JUDGE}",
+        model=f"{cluster.url}/models/{NLI_MODEL}",
     )  # fmt: skip
     assert again == judged
 

@@ -16,12 +16,12 @@ import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.tuning.costs import Placement, read_costs
 from tests.support.ray_cluster import Cluster, wait_for
-from tests.support.served_models import EMBEDDER, OF_LANES, READER
+from tests.support.served_models import EMBEDDER, ENCODER_MODELS, QA_MODEL
 
-# Resident memory, measured with seven models: 154 and 182 MiB; a lane beside its graphs 199 MiB
+# Resident memory, measured with seven models: 154 and 182 MiB; an encoder beside its graphs 199 MiB
 # before its first pass and up to 357 MiB once two passes of 2,048 long tokens ran at a time, of
 # which the allocator gives little back.
 INGRESS_LIMIT_MIB = 250
@@ -61,16 +61,16 @@ async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
 
 def read(cluster: Cluster, context: str) -> httpx.Response:
     body = {"inputs": {"question": "What?", "context": context}, "options": {"use_cache": False}}
-    return httpx.post(f"{cluster.url}/models/{READER}", json=body, timeout=60)
+    return httpx.post(f"{cluster.url}/models/{QA_MODEL}", json=body, timeout=60)
 
 
-def graphs_mib(store: Path, lane: LaneSettings) -> float:
-    """What all models' graphs weigh that a lane opens, with what an arena keeps of each."""
+def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
+    """What all models' graphs weigh that an encoder opens, with what an arena keeps of each."""
     mib = 0.0
-    for model_id in OF_LANES:
+    for model_id in ENCODER_MODELS:
         version = resolve_version(store, model_id, LATEST_NAME)
         directory = model_directory(store, model_id) / version
-        placement = Placement(directory, ArtifactManifest.read(directory), Device.CPU, lane)
+        placement = Placement(directory, ArtifactManifest.read(directory), Device.CPU, encoder)
         table = read_costs(placement)
         variants = [] if table is None else table.chosen()
         names = {v.candidate for v in variants} or {placement.candidates[0].name}
@@ -83,15 +83,15 @@ def graphs_mib(store: Path, lane: LaneSettings) -> float:
 def test_replicas_load_neither_torch_nor_transformers_and_stay_small(
     cluster: Cluster, config: dict[str, Any]
 ) -> None:
-    lanes = config["applications"][0]["args"]["lanes"]
-    graphs = graphs_mib(cluster.store, LaneSettings.model_validate(lanes["cpu"]))
+    encoders = config["applications"][0]["args"]["encoders"]
+    graphs = graphs_mib(cluster.store, EncoderSettings.model_validate(encoders["cpu"]))
     for _ in range(3):
         assert embed(cluster, ["word " * n for n in range(1, 200, 7)]).status_code == 200
         assert read(cluster, "word " * 3000).status_code == 200
     limits_mib = {
         "Ingress": INGRESS_LIMIT_MIB,
         "Tokenizer": TOKENIZER_LIMIT_MIB,
-        "CpuLane": graphs + BESIDE_GRAPHS_LIMIT_MIB,
+        "CpuEncoder": graphs + BESIDE_GRAPHS_LIMIT_MIB,
     }
     for deployment, limit_mib in limits_mib.items():
         (replica, *_) = cluster.replicas(deployment)
@@ -101,14 +101,14 @@ def test_replicas_load_neither_torch_nor_transformers_and_stay_small(
 
 
 def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
-    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
     before = replica_pids(cluster)
     changed = copy.deepcopy(config)
     user_configs = {d["name"]: d["user_config"] for d in changed["applications"][0]["deployments"]}
     user_configs["Ingress"]["limits"]["items"] = 3
     user_configs["Ingress"]["batching"]["batch_wait_timeout_s"] = 0.001
     user_configs["Tokenizer"]["cache_bytes"] = 0
-    user_configs["CpuLane"]["batching"]["queue_items"] = 2
+    user_configs["CpuEncoder"]["batching"]["max_waiting_items"] = 2
     cluster.deploy(changed)
     wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 422, 30)
     wait_for(lambda: 429 in crowd_statuses(cluster, ["a", "b", "c"]), 30)
@@ -118,25 +118,25 @@ def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[st
 
 
 def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
-    """Of 16 requests, eight at a time: a lane lets in whoever finds nobody waiting."""
+    """Of 16 requests, eight at a time: an encoder lets in whoever finds nobody waiting."""
     with ThreadPoolExecutor(8) as crowd:
         replies = crowd.map(lambda _: embed(cluster, inputs), range(16))
         return {reply.status_code for reply in replies}
 
 
 def replica_pids(cluster: Cluster) -> set[int]:
-    names = ("Ingress", "Tokenizer", "CpuLane")
+    names = ("Ingress", "Tokenizer", "CpuEncoder")
     return {replica.pid for name in names for replica in cluster.replicas(name)}
 
 
-def test_a_lane_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
-    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+def test_an_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
+    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
     most = 0
 
     async def watch() -> None:
         nonlocal most
         while most < 2:
-            most = max(most, len(cluster.replicas("CpuLane")))
+            most = max(most, len(cluster.replicas("CpuEncoder")))
             await asyncio.sleep(0.5)
 
     async def under_load() -> list[int]:
@@ -148,11 +148,11 @@ def test_a_lane_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
     statuses = asyncio.run(under_load())
     assert set(statuses) == {200}
     assert most == 2
-    wait_for(lambda: len(cluster.replicas("CpuLane")) == 1, 60)
+    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
 
 
-def test_a_killed_lane_replica_comes_back_and_no_answer_is_wrong(cluster: Cluster) -> None:
-    (victim, *_) = cluster.replicas("CpuLane")
+def test_a_killed_encoder_replica_comes_back_and_no_answer_is_wrong(cluster: Cluster) -> None:
+    (victim, *_) = cluster.replicas("CpuEncoder")
 
     async def scene() -> list[int]:
         traffic = asyncio.ensure_future(load(cluster, clients=4, seconds=20))
@@ -164,7 +164,7 @@ def test_a_killed_lane_replica_comes_back_and_no_answer_is_wrong(cluster: Cluste
     assert statuses[-1] == 200
     assert set(statuses) <= {200, 429, 500, 503, 504}
     assert statuses.count(200) > len(statuses) / 2
-    assert victim.pid not in {p.pid for p in cluster.replicas("CpuLane")}
+    assert victim.pid not in {p.pid for p in cluster.replicas("CpuEncoder")}
 
 
 def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> None:
@@ -173,7 +173,7 @@ def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> 
         "hundredfold_requests_total",
         "hundredfold_request_seconds_count",
         "hundredfold_forward_seconds_count",
-        "hundredfold_encode_seconds_count",
+        "hundredfold_tokenization_seconds_count",
         *("te_request_count", "te_request_duration_count", "te_queue_size"),
     }
 

@@ -13,7 +13,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, JUDGE, READER, SOUND
+from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, NLI_MODEL, QA_MODEL, SOUND
 from tests.support.vectors import same
 
 TEXTS = ["a gorgeous, witty film", "a dull one, żółć 🚂"]
@@ -139,7 +139,7 @@ def test_texts_are_classified(triton: InferenceServerClient) -> None:
 def test_labels_of_our_own_travel_as_a_tensor(triton: InferenceServerClient) -> None:
     labels = InferInput("candidate_labels", [2], "BYTES")
     labels.set_data_from_numpy(np.array([b"film", b"food"], dtype=object))
-    result = triton.infer(JUDGE, [texts_input("text", TEXTS), labels])
+    result = triton.infer(NLI_MODEL, [texts_input("text", TEXTS), labels])
     assert {*result.as_numpy("label")[0]} == {b"film", b"food"}
     assert result.as_numpy("score").sum(axis=1) == pytest.approx(1)
 
@@ -148,7 +148,7 @@ def test_questions_are_answered_in_json(triton: InferenceServerClient) -> None:
     context = "The lighthouse on Gull Point was built in 1871 from grey granite."
     question = "When was the lighthouse on Gull Point built?"
     tensors = [texts_input("question", [question]), texts_input("context", [context])]
-    output = triton.infer(READER, tensors).as_numpy("output")
+    output = triton.infer(QA_MODEL, tensors).as_numpy("output")
     assert output.shape == (1, 1)
     answer = json.loads(output[0, 0])
     assert answer["answer"] == "1871" == context[answer["start"] : answer["end"]]
@@ -170,7 +170,7 @@ def test_requests_may_overlap(triton: InferenceServerClient, cluster: Cluster) -
         (EMBEDDER, "text", {"model_version": "9"}, "404.*no version 9"),
         (EMBEDDER, "text", {"parameters": {"dimensions": 0}}, "400.*dimensions"),
         (EMBEDDER, "text", {"outputs": [InferRequestedOutput("logits")]}, "400.*logits"),
-        (READER, "text", {}, "400.*question"),
+        (QA_MODEL, "text", {}, "400.*question"),
     ],
 )
 def test_errors_arrive_with_status_and_sentence(

@@ -29,7 +29,7 @@ def own_cluster(tmp_path: Path, config: dict[str, Any], placement: Placement) ->
     tuning = copy.deepcopy(config)
     arguments = tuning["applications"][0]["args"]
     arguments["models"] = [{"id": EMBEDDER, "version": "latest"}]
-    arguments["lanes"]["cpu"] |= {"tune": "background", "tune_seconds": 1}
+    arguments["encoders"]["cpu"] |= {"tune": "background", "tune_seconds": 1}
     cluster = Cluster(tmp_path, tuning, tmp_path / "store")
     yield cluster
     cluster.end()
@@ -55,7 +55,7 @@ def test_it_serves_at_once_and_tunes_itself_meanwhile(
         first = ask(own_cluster)
         assert first.headers["x-compute-type"] == "cpu-fp32"
         assert not measuring(own_cluster)
-    (replica,) = own_cluster.replicas("CpuLane")
+    (replica,) = own_cluster.replicas("CpuEncoder")
 
     def is_tuned() -> bool:
         reply = ask(own_cluster)
@@ -66,5 +66,5 @@ def test_it_serves_at_once_and_tunes_itself_meanwhile(
     table = read_costs(placement)
     assert table is not None
     assert {variant.candidate for variant in table.chosen()} == {"int8"}
-    assert [process.pid for process in own_cluster.replicas("CpuLane")] == [replica.pid]
+    assert [process.pid for process in own_cluster.replicas("CpuEncoder")] == [replica.pid]
     wait_for(lambda: not measuring(own_cluster), 10)

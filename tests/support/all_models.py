@@ -8,8 +8,8 @@ import numpy as np
 from onnx import helper
 from tokenizers import Tokenizer
 
-from deployments.artifacts.manifest import HEADS, TOKENIZER_NAME, Head, TaskName
-from deployments.artifacts.store import model_directory, point_latest
+from deployments.artifacts.manifest import TASK_HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.artifacts.store import model_directory, set_latest
 from deployments.engines.graph_io import MASK_POSITIONS
 from tests.support.artifacts import (
     CLASSIFIER,
@@ -25,26 +25,26 @@ from tests.support.builders import tiny_tokenizer
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.engine_programs import write_model
 
-JUDGE = "tiny/judge"  # of entailment
+NLI_MODEL = "tiny/judge"  # of entailment
 RANKER = "tiny/ranker"
-TAGGER = "tiny/tagger"
-READER = "tiny/reader"
-GUESSER = "tiny/guesser"
-OF_LANES = (EMBEDDER, CLASSIFIER, JUDGE, RANKER, TAGGER, READER, GUESSER)
-ZOO = (*OF_LANES, DECODER)
+NER_MODEL = "tiny/tagger"
+QA_MODEL = "tiny/reader"
+FILL_MASK_MODEL = "tiny/guesser"
+ENCODER_MODELS = (EMBEDDER, CLASSIFIER, NLI_MODEL, RANKER, NER_MODEL, QA_MODEL, FILL_MASK_MODEL)
+ALL_MODELS = (*ENCODER_MODELS, DECODER)
 
 
-def seal_zoo(store: Path) -> Path:
-    """Seal all of ZOO; returns `store`."""
+def seal_all_models(store: Path) -> Path:
+    """Seal all of ALL_MODELS; returns `store`."""
     seal_tiny(store, EMBEDDER)
     seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
     judging = (TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION)
-    seal_tiny(store, JUDGE, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=judging)
+    seal_tiny(store, NLI_MODEL, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=judging)
     ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
     seal_tiny(store, RANKER, labels=("relevance",), tasks=ranking)
-    seal_each_token(store, TAGGER, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
-    seal_each_token(store, READER, TaskName.QUESTION_ANSWERING)
-    seal_each_token(store, GUESSER, TaskName.FILL_MASK)
+    seal_each_token(store, NER_MODEL, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
+    seal_each_token(store, QA_MODEL, TaskName.QUESTION_ANSWERING)
+    seal_each_token(store, FILL_MASK_MODEL, TaskName.FILL_MASK)
     seal_tiny_decoder(store)
     return store
 
@@ -58,7 +58,7 @@ def seal_each_token(
     tiny_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
     vocabulary = tokenizer.get_vocab_size()
-    head = HEADS[task]
+    head = TASK_HEADS[task]
     width = {Head.TOKENS: len(labels), Head.SPAN: 2, Head.MASKS: vocabulary}[head]
     node = helper.make_node
     nodes = [node("Gather", ["vectors", "input_ids"], ["words"])]
@@ -85,4 +85,4 @@ def seal_each_token(
         "mask_token": tokenizer.token_to_id("[MASK]") if head is Head.MASKS else None,
     }
     seal(directory, manifest.model_copy(update=about))
-    point_latest(store, model_id, manifest.version)
+    set_latest(store, model_id, manifest.version)

@@ -18,12 +18,12 @@ from deployments.artifacts.manifest import (
     ArtifactManifest,
     Candidate,
     Device,
+    FileDigest,
     Parity,
-    SealedFile,
     Source,
     TaskName,
 )
-from deployments.artifacts.store import file_sha256, model_directory, point_latest
+from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.engines.graph_io import TOKENS_OUTPUT
 from tests.support.builders import tiny_tokenizer
 
@@ -32,7 +32,7 @@ CLASSIFIER = "tiny/classifier"
 WIDTH = 8
 MAX_TOKENS = 16
 GRAPH_NAME = "graphs/tiny.onnx"
-NO_FILES_YET = SealedFile(sha256="0" * 64, size=0)
+NO_FILES_YET = FileDigest(sha256="0" * 64, size=0)
 
 
 def seal_tiny(
@@ -59,9 +59,9 @@ def seal_tiny(
     vectors = word_vectors(tokenizer.get_vocab_size())
     if nan_word is not None:
         vectors[tokenizer.token_to_id(nan_word)] = np.nan
-    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels), every_token=not labels)
+    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels), unpooled=not labels)
     seal(directory, manifest)
-    point_latest(store, model_id, manifest.version)
+    set_latest(store, model_id, manifest.version)
     return directory
 
 
@@ -92,8 +92,8 @@ def tiny_manifest(
 
 
 def tiny_candidate(device: Device) -> Candidate:
-    """One and the same fp32 graph for either lane."""
-    exact = Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=0.999999)
+    """One and the same fp32 graph for either encoder."""
+    exact = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=0.999999)
     return Candidate(
         name=f"tiny-{device}", device=device, precision="fp32", graph=GRAPH_NAME, parity=exact
     )
@@ -102,7 +102,7 @@ def tiny_candidate(device: Device) -> Candidate:
 def seal(directory: Path, manifest: ArtifactManifest) -> None:
     """Write `manifest` with the digests of the files it names, as they lie there now."""
     files = {
-        name: SealedFile(
+        name: FileDigest(
             sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
         )
         for name in manifest.files
@@ -122,11 +122,11 @@ def write_graph(
     *,
     labels: int = 0,
     token_types: bool = False,
-    every_token: bool = False,
+    unpooled: bool = False,
 ) -> None:
     """Masked mean of `vectors` by input_ids -> `output` [B, WIDTH], or [B, labels] behind a MatMul.
 
-    With `every_token` there is a second output, what the mean is taken of.
+    With `unpooled` there is a second output, what the mean is taken of.
 
     With `token_types` the graph has the third input of BERT and adds its sum to every output, so
     that a caller who feeds anything but zeros sees it.
@@ -153,7 +153,7 @@ def write_graph(
         nodes.append(node("Add", [nodes[-3].output[0], "type_sum"], ["typed"]))
     nodes.append(node("Identity", [nodes[-1].output[0]], ["output"]))
     outputs = {"output": ["B", labels or WIDTH]}
-    if every_token:
+    if unpooled:
         nodes.append(node("Identity", ["words"], [TOKENS_OUTPUT]))
         outputs[TOKENS_OUTPUT] = ["B", "T", WIDTH]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def reseal_as(directory: Path, name: str, content: bytes) -> None:
     """Replace a file of a sealed artifact and its digest: whole, and still no good."""
     (directory / name).write_bytes(content)
     manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
-    sealed = SealedFile(sha256=file_sha256(directory / name), size=len(content))
+    sealed = FileDigest(sha256=file_sha256(directory / name), size=len(content))
     changed = manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
     (directory / MANIFEST_NAME).write_bytes(changed.to_json())
 

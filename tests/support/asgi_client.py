@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp
 
-from tests.support.fakes import until
+from tests.support.fakes import wait_until
 
 Message = MutableMapping[str, Any]
 
 
-class Visitor:
+class AsgiClient:
     """One request, whose answer's messages are kept as they come.
 
     Once `takes` messages have come it takes no more, and the application waits for ever.
@@ -49,7 +49,7 @@ class Visitor:
 
     async def sees(self, text: str) -> None:
         """Wait until the body has `text` in it."""
-        await until(lambda: text in self.text or self.visit.done())
+        await wait_until(lambda: text in self.text or self.visit.done())
         assert text in self.text
 
     def leave(self) -> None:

@@ -12,11 +12,11 @@ from onnx import helper, numpy_helper
 
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import ATTENTION
-from build_artifacts.decoders.int8_kv_cache import round_memory
-from deployments.config import LaneSettings
+from build_artifacts.decoders.int8_kv_cache import quantize_kv_cache
+from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
-from tests.support.decoder_artifacts import HEAD_DIM, HEADS, KV_HEADS
+from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, TASK_HEADS
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_graph
 
 Change = Callable[[onnx.GraphProto], None]
@@ -41,7 +41,7 @@ def unpacked(graph: onnx.GraphProto) -> None:
     for node in attentions(graph):
         (product,) = (each for each in graph.node if node.input[0] in each.output)
         weights = numpy_helper.to_array(tables[product.input[1]])
-        ends = np.cumsum([HEADS, KV_HEADS, KV_HEADS])[:-1] * HEAD_DIM
+        ends = np.cumsum([TASK_HEADS, KV_HEADS, KV_HEADS])[:-1] * HEAD_DIM
         names = [f"{product.output[0]}_{part}" for part in ("queries", "keys", "values")]
         for part, (name, own) in enumerate(zip(names, np.split(weights, ends, 1), strict=True)):
             graph.initializer.append(
@@ -105,7 +105,7 @@ def biased(graph: onnx.GraphProto) -> None:
 
 def sinking(graph: onnx.GraphProto) -> None:
     """In the last layer some of the attention goes nowhere."""
-    sinks = np.linspace(0.5, 2, HEADS, dtype=np.float32)
+    sinks = np.linspace(0.5, 2, TASK_HEADS, dtype=np.float32)
     graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
     attentions(graph)[-1].input.extend(["", "", "sinks"])
 
@@ -147,7 +147,7 @@ def spec_for(graph: Path) -> DecoderSpec:
 
 
 def opened(graph: Path, rows: int = 4) -> OnnxDecoder:
-    return OnnxDecoder(spec_for(graph), LaneSettings(), rows=rows, context=CONTEXT)
+    return OnnxDecoder(spec_for(graph), EncoderSettings(), rows=rows, context=CONTEXT)
 
 
 def calibration_for(graph: Path) -> Calibration:
@@ -157,5 +157,5 @@ def calibration_for(graph: Path) -> Calibration:
 def int8_graph(path: Path, change: Change = packed) -> Path:
     """The same graph when it keeps int8."""
     float_graph(path, change)
-    round_memory(path, calibration_for(path))
+    quantize_kv_cache(path, calibration_for(path))
     return path

@@ -32,7 +32,7 @@ class FakeAnswer:
     keep_alive: bool = True
     raw: bytes | None = None  # these bytes instead of an HTTP answer
     hang_up: bool = False  # close without a word
-    silent: bool = False  # never answer
+    drop_text: bool = False  # never answer
 
     def to_bytes(self) -> bytes:
         if self.raw is not None:
@@ -119,7 +119,7 @@ class _Peer(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self._server.delay_s, self._answer, answer)
 
     def _answer(self, answer: FakeAnswer) -> None:
-        if answer.silent:
+        if answer.drop_text:
             return
         if not answer.hang_up:
             self._transport.write(answer.to_bytes())

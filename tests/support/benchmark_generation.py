@@ -17,14 +17,16 @@ from deployments.transports.local import LocalGeneratorClient
 from tests.support.fakes import ListRecorder
 
 
-def answer(arrivals_s: Sequence[float], *, asked_s: float = 0.0, ids: Sequence[int] = ()) -> Answer:
+def answer(
+    arrivals_s: Sequence[float], *, submitted_s: float = 0.0, ids: Sequence[int] = ()
+) -> Answer:
     """An answer whose tokens came then; without ids they are numbered."""
     numbered = tuple(ids) or tuple(range(len(arrivals_s)))
-    return Answer(asked_s, tuple(arrivals_s), len(arrivals_s), numbered)
+    return Answer(submitted_s, tuple(arrivals_s), len(arrivals_s), numbered)
 
 
 class ScriptedText:
-    """A TextService: a token every `gap_s`, and what `says` makes of a question as its tokens."""
+    """A TextGenerator: a token every `gap_s`, and what `says` makes of a question as its tokens."""
 
     def __init__(
         self, says: Callable[[Ask], Sequence[int]] | None = None, *, gap_s: float = 0.001
@@ -40,8 +42,8 @@ class ScriptedText:
         self.asks.append(ask)
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
-        asked_s = time.perf_counter()
-        ids = list(self._says(ask))[: ask.leaves_after]
+        submitted_s = time.perf_counter()
+        ids = list(self._says(ask))[: ask.disconnect_after]
         arrivals_s = []
         try:
             for _ in ids:
@@ -51,7 +53,7 @@ class ScriptedText:
                     ask.begun.set()
         finally:
             self._running -= 1
-        return Answer(asked_s, tuple(arrivals_s), len(ids), tuple(ids))
+        return Answer(submitted_s, tuple(arrivals_s), len(ids), tuple(ids))
 
 
 class DecodingGenerator:
@@ -61,7 +63,7 @@ class DecodingGenerator:
         self._args = AppArgs(
             store=store,
             models=(ModelSettings(id=model_id),),
-            lanes={},
+            encoders={},
             generators={Device.CPU: settings},
         )
         self._made: LocalGeneratorClient | None = None

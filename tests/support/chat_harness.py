@@ -14,7 +14,7 @@ from deployments.config import IngressUserConfig
 from deployments.generation.messages import GenerationCall
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
-from tests.support.generators import SpeakingGenerator, Speech
+from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
 from tests.support.in_process import InProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -23,15 +23,15 @@ CHAT_BODY = {"messages": [USER]}
 
 
 @dataclass
-class Asking:
+class ChatHarness:
     """One world for each request that is made; `generator` saw them all."""
 
     store: Path
-    speech_of: Callable[[GenerationCall], Speech] = lambda call: Speech()
+    speech_of: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
 
     def __post_init__(self) -> None:
-        self.generator = SpeakingGenerator(self.speech_of)
+        self.generator = ScriptedGeneratorClient(self.speech_of)
         self.world = InProcess(
             self.store,
             models=(EMBEDDER, DECODER),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.artifacts.generation_config import AnswerDefaults, Decoding
+from deployments.artifacts.generation_config import Decoding, GenerationDefaults
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
@@ -28,7 +28,7 @@ from deployments.artifacts.manifest import (
     Source,
     TaskName,
 )
-from deployments.artifacts.store import model_directory, point_latest
+from deployments.artifacts.store import model_directory, set_latest
 from tests.support.artifacts import NO_FILES_YET, seal
 
 DECODER = "tiny/decoder"
@@ -41,7 +41,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 MERGES = (("t", "h"), ("th", "e"), ("i", "n"), ("in", "g"), ("Ġ", "the"), ("a", "n"), ("e", "r"))
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
+HIDDEN, LAYERS, TASK_HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
 
 Array = NDArray[np.float32]
 
@@ -54,7 +54,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
     chat_template: str | None = CHATML,
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
-    defaults: AnswerDefaults | None = None,
+    defaults: GenerationDefaults | None = None,
 ) -> Path:
     """Seal a model of random weights that generates, the same in every run; returns its directory.
 
@@ -71,7 +71,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
         names.append(CHAT_TEMPLATE_NAME)
     saying = [*tokenizer.encode("\n" + says).ids, tokenizer.token_to_id(TURN_END)] if says else []
     assert len(set(saying)) == len(saying), "a token of `says` comes twice"
-    write_decoder(directory / GRAPH_NAME, tokenizer.get_vocab_size(), max_tokens, saying)
+    export_model(directory / GRAPH_NAME, tokenizer.get_vocab_size(), max_tokens, saying)
     manifest = ArtifactManifest(
         id=model_id,
         version=version,
@@ -83,9 +83,9 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
             layers=LAYERS,
             kv_heads=KV_HEADS,
             head_dim=HEAD_DIM,
-            end_tokens=(tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END)),
+            eos_token_ids=(tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END)),
             special_tokens={"bos_token": TURN, "eos_token": TURN_END, "pad_token": END},
-            defaults=defaults or AnswerDefaults(),
+            defaults=defaults or GenerationDefaults(),
         ),
         source=Source(ref="seeded", revision="0123abc"),
         candidates=tuple(_candidate(device) for device in devices),
@@ -93,13 +93,13 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
         built_with={"onnx": onnx.__version__},
     )
     seal(directory, manifest)
-    point_latest(store, model_id, version)
+    set_latest(store, model_id, version)
     return directory
 
 
 def _candidate(device: Device) -> Candidate:
     exact = Parity(
-        cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=0.999999, top1_agreement=1.0
+        cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=0.999999, top1_agreement=1.0
     )
     return Candidate(
         name=f"tiny-{device}", device=device, precision="fp32", graph=GRAPH_NAME, parity=exact
@@ -120,7 +120,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def write_decoder(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
+def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
     """The graph of a random Llama; after each token of `saying` the next one is likeliest."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
@@ -167,7 +167,7 @@ class _Draw:
 
 def _layer(layer: int, tables: dict[str, NDArray], draw: _Draw) -> list[onnx.NodeProto]:
     """Attention and feed-forward network from `hidden{layer}` to `hidden{layer + 1}`."""
-    wide = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    wide = (TASK_HEADS + 2 * KV_HEADS) * HEAD_DIM
     sizes = {"qkv": (HIDDEN, wide), "out": (HIDDEN, HIDDEN),
              "gate": (HIDDEN, INNER), "up": (HIDDEN, INNER), "down": (INNER, HIDDEN)}  # fmt: skip
     weights = {name: f"{name}{layer}" for name in sizes}
@@ -190,7 +190,7 @@ def _layer(layer: int, tables: dict[str, NDArray], draw: _Draw) -> list[onnx.Nod
             [f"b_{layer}", "", "", *past, "lengths", "total", "cos_cache", "sin_cache"],
             [f"c_{layer}", *present],
             domain="com.microsoft",
-            num_heads=HEADS,
+            num_heads=TASK_HEADS,
             kv_num_heads=KV_HEADS,
             do_rotary=1,
         ),

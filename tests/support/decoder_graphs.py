@@ -13,17 +13,17 @@ from build_artifacts.decoders.gate_inputs import Asked
 from build_artifacts.decoders.reference import Original
 from deployments.artifacts.generation_config import Decoding
 from deployments.artifacts.manifest import Device, EngineOptions
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
-from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS, write_decoder
+from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS, export_model
 
 VOCABULARY, CONTEXT = 96, 64
 ENDS = (VOCABULARY - 1,)
 
 
 def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
-    write_decoder(path, VOCABULARY, CONTEXT, saying)
+    export_model(path, VOCABULARY, CONTEXT, saying)
     return path
 
 
@@ -60,14 +60,14 @@ def spec_of(graph: Path) -> DecoderSpec:
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
-        decoding=Decoding(layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, end_tokens=ENDS),
+        decoding=Decoding(layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, eos_token_ids=ENDS),
         vocabulary=VOCABULARY,
         most_tokens=CONTEXT,
     )
 
 
 def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
-    return OnnxDecoder(spec_of(graph), LaneSettings(), rows=rows, context=CONTEXT)
+    return OnnxDecoder(spec_of(graph), EncoderSettings(), rows=rows, context=CONTEXT)
 
 
 def original_of(graph: Path) -> Original:

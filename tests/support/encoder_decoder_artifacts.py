@@ -17,8 +17,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from build_artifacts.decoders.graphs.export import WrittenModel, write_decoder
-from deployments.artifacts.generation_config import AnswerDefaults, Decoding, SourceReading
+from build_artifacts.decoders.graphs.export import ExportedModel, export_model
+from deployments.artifacts.generation_config import (
+    Decoding,
+    EncoderDecoderConfig,
+    GenerationDefaults,
+)
 from deployments.artifacts.manifest import (
     TOKENIZER_NAME,
     ArtifactManifest,
@@ -28,7 +32,7 @@ from deployments.artifacts.manifest import (
     Source,
     TaskName,
 )
-from deployments.artifacts.store import model_directory, point_latest
+from deployments.artifacts.store import model_directory, set_latest
 from tests.support.artifacts import NO_FILES_YET, seal
 from tests.support.tiny_checkpoints import saved
 
@@ -46,23 +50,23 @@ ENDS_SOON = 2.4  # what the end token's logit has more: answers end after a few 
 
 
 @dataclass(frozen=True)
-class TinyWriter:
+class TinyEncoderDecoder:
     """The checkpoint that all the models are sealed from, as transformers runs it."""
 
     root: Path
     model: Any
     tokenizer: Tokenizer
-    written: WrittenModel
+    written: ExportedModel
 
     @classmethod
-    def make(cls, root: Path) -> TinyWriter:
+    def make(cls, root: Path) -> TinyEncoderDecoder:
         """Write it; takes a second."""
         tokenizer = word_tokenizer()
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
         model.save_pretrained(root / "checkpoint")
         (root / "graphs").mkdir()
-        return cls(root, model, tokenizer, write_decoder(root / "checkpoint", root / "graphs"))
+        return cls(root, model, tokenizer, export_model(root / "checkpoint", root / "graphs"))
 
     def answer(self, prompt: str, **said: Any) -> str:
         """What `generate` answers, at most ten tokens where nothing is said."""
@@ -80,8 +84,8 @@ class TinyWriter:
         model_id: str,
         tasks: tuple[TaskName, ...],
         *,
-        defaults: AnswerDefaults | None = None,
-        prefixes: Mapping[TaskName, str] | None = None,
+        defaults: GenerationDefaults | None = None,
+        task_prefixes: Mapping[TaskName, str] | None = None,
     ) -> None:
         """Seal it under an id of its own."""
         version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
@@ -102,12 +106,12 @@ class TinyWriter:
                 layers=written.layers,
                 kv_heads=written.kv_heads,
                 head_dim=written.head_dim,
-                end_tokens=written.end_tokens,
-                source=SourceReading(
-                    source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+                eos_token_ids=written.eos_token_ids,
+                source=EncoderDecoderConfig(
+                    max_source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
                 ),
-                defaults=defaults or AnswerDefaults(max_new_tokens=10),
-                prefixes=dict(prefixes or {}),
+                defaults=defaults or GenerationDefaults(max_new_tokens=10),
+                task_prefixes=dict(task_prefixes or {}),
             ),
             source=Source(ref="seeded", revision="0123abc"),
             candidates=(
@@ -117,14 +121,14 @@ class TinyWriter:
                     precision="fp32",
                     graph=f"graphs/tiny/{written.decoder.name}",
                     encoder=f"graphs/tiny/{written.encoder.name}",
-                    parity=Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=1.0),
+                    parity=Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0),
                 ),
             ),
             files=dict.fromkeys([TOKENIZER_NAME, *names], NO_FILES_YET),
             built_with={"onnx": onnx.__version__},
         )
         seal(directory, manifest)
-        point_latest(store, model_id, version)
+        set_latest(store, model_id, version)
 
 
 def word_tokenizer() -> Tokenizer:

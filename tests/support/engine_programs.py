@@ -27,14 +27,14 @@ def vectors() -> NDArray[np.float32]:
     return table
 
 
-def expected(head: Head, ids: NDArray[np.int32], second_from: int) -> NDArray[np.float32]:
+def expected(head: Head, ids: NDArray[np.int32], second_segment_start: int) -> NDArray[np.float32]:
     """What the model answers for one item alone.
 
     A pooled head: the mean of the word vectors plus the share of tokens in the second segment.
     The others: that and the token's own vector, for every token or for every mask token.
     """
     words = vectors()[ids]
-    pooled = words.mean(axis=0) + np.float32((len(ids) - second_from) / len(ids))
+    pooled = words.mean(axis=0) + np.float32((len(ids) - second_segment_start) / len(ids))
     if head in (Head.VECTOR, Head.LABELS):
         return pooled
     if head is Head.MASKS:

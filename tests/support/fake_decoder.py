@@ -25,7 +25,7 @@ class FakeDecoder:
     context: int = 96
     failing_at: int = -1  # the number of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
-    most_drafted: int = 0
+    max_draft_tokens: int = 0
     memorable: int = 0  # tokens at the end that the next one depends on; 0: all, and how they came
     held: threading.Event | None = None  # no call ends before it is set
     parts: list[tuple[int, int]] = field(default_factory=list)  # of prompts: row, tokens
@@ -35,7 +35,7 @@ class FakeDecoder:
 
     def __post_init__(self) -> None:
         self.info = DecoderInfo(
-            "cpu-fake", self.rows, self.context, VOCABULARY, most_drafted=self.most_drafted
+            "cpu-fake", self.rows, self.context, VOCABULARY, max_draft_tokens=self.max_draft_tokens
         )
         self.memory = np.full((self.rows, self.context, 2), -1, np.int64)
 
@@ -62,7 +62,7 @@ class FakeDecoder:
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         self._wait()
-        assert len(ids) <= 1 + self.most_drafted, "more than it can verify"
+        assert len(ids) <= 1 + self.max_draft_tokens, "more than it can verify"
         assert start + len(ids) <= self.context, "beyond the row"
         self.verified.append(len(ids))
         self.memory[row, start : start + len(ids)] = [(token, ANSWERED) for token in ids]

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from deployments.config import MicroBatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed
-from deployments.ingress.routing import Batched, Collect, Send
-from deployments.messages import Batch, Call, CallBatch, EncodedItem, Outcome, Outputs
-from deployments.records import EncodeRecord
+from deployments.ingress.routing import MicroBatcher, SendMicroBatch, Submit
+from deployments.messages import Batch, Call, CallBatch, Outcome, Outputs, TokenizedItem
+from deployments.records import TokenizeRecord
 
 R = TypeVar("R")
 
@@ -25,23 +25,25 @@ R = TypeVar("R")
 PATIENCE_S = 10.0
 
 
-def item(marker: int, length: int = 1) -> EncodedItem:
+def item(marker: int, length: int = 1) -> TokenizedItem:
     """`length` tokens, all of them `marker`: the fake engine's answer to it is [marker]."""
     return item_of([marker] * length)
 
 
-def item_of(ids: ArrayLike, second_from: int | None = None) -> EncodedItem:
+def item_of(ids: ArrayLike, second_segment_start: int | None = None) -> TokenizedItem:
     """An item of these token ids, of one segment unless a second one is said to start."""
     tokens = np.asarray(ids, dtype=np.int32)
-    return EncodedItem(tokens, len(tokens) if second_from is None else second_from)
+    return TokenizedItem(
+        tokens, len(tokens) if second_segment_start is None else second_segment_start
+    )
 
 
-def soon() -> float:
+def far_deadline() -> float:
     """A deadline (time.time) that no test reaches."""
     return time.time() + 60
 
 
-async def until(happened: Callable[[], bool]) -> None:
+async def wait_until(happened: Callable[[], bool]) -> None:
     """Let others work until `happened`; TimeoutError after PATIENCE_S."""
     async with asyncio.timeout(PATIENCE_S):
         while not happened():
@@ -120,19 +122,19 @@ class ListRecorder(Generic[R]):
 
 
 class EncodeLog:
-    """An EncodeRecorder that keeps what it is told."""
+    """An TokenizeRecorder that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.records: list[EncodeRecord] = []
+        self.records: list[TokenizeRecord] = []
 
-    def record(self, done: EncodeRecord) -> None:
+    def record(self, done: TokenizeRecord) -> None:
         """Keep it."""
-        assert done.encode_s >= 0
+        assert done.tokenize_s >= 0
         self.records.append(done)
 
 
-class SilentLane:
-    """A LaneClient that never answers, and counts who gave up on it."""
+class HangingEncoder:
+    """A EncoderClient that never answers, and counts who gave up on it."""
 
     def __init__(self) -> None:
         self.lists = 0
@@ -149,8 +151,8 @@ class SilentLane:
 
 
 @dataclass
-class FailingLane:
-    """A LaneClient whose hop fails with `error`."""
+class FailingEncoder:
+    """A EncoderClient whose hop fails with `error`."""
 
     error: Exception
 
@@ -159,8 +161,8 @@ class FailingLane:
         raise self.error
 
 
-def each_alone(send: Send, settings: MicroBatchSettings) -> Collect:
-    """A `Batched` without company: every call is its own list."""
+def each_alone(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+    """A `MicroBatcher` without company: every call is its own list."""
 
     async def collect(call: Call) -> Outcome:
         return (await send([call]))[0]
@@ -168,10 +170,10 @@ def each_alone(send: Send, settings: MicroBatchSettings) -> Collect:
     return collect
 
 
-def in_groups_of(size: int) -> Batched:
-    """A `Batched` that sends calls on in lists of exactly `size`."""
+def in_groups_of(size: int) -> MicroBatcher:
+    """A `MicroBatcher` that sends calls on in lists of exactly `size`."""
 
-    def batched(send: Send, settings: MicroBatchSettings) -> Collect:
+    def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
         waiting: list[tuple[Call, asyncio.Future[Outcome]]] = []
 
         async def collect(call: Call) -> Outcome:

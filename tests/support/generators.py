@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from deployments.errors import ServeError
 from deployments.generation.messages import (
-    Alternative,
     Chat,
     Chunk,
     Completion,
@@ -18,13 +17,14 @@ from deployments.generation.messages import (
     GenerationTimings,
     Started,
     Token,
+    TopLogprob,
 )
 
 COMPUTE_TYPE = "cpu-fake"
 TIMINGS = GenerationTimings(queue_s=0.001, prefill_s=0.002, decode_s=0.003)
 
 
-class Speech(NamedTuple):
+class ScriptedReply(NamedTuple):
     """How one call is answered. A token is a piece; one that ends by itself has an end token."""
 
     pieces: tuple[str, ...] = ("Hel", "lo")
@@ -32,19 +32,19 @@ class Speech(NamedTuple):
     refusal: ServeError | None = None  # before anything is said
     breaks: ServeError | None = None  # in place of the end
     hangs: bool = False  # likewise
-    silent: bool = False  # hangs before the prompt is computed
+    drop_text: bool = False  # hangs before the prompt is computed
     logprob: float = -0.5  # of each token
     cached_tokens: int = 1
 
 
-class SpeakingGenerator:
+class ScriptedGeneratorClient:
     """A GeneratorClient that answers each call with `speech_of` it."""
 
-    def __init__(self, speech_of: Callable[[GenerationCall], Speech] | None = None) -> None:
+    def __init__(self, speech_of: Callable[[GenerationCall], ScriptedReply] | None = None) -> None:
         self.calls: list[GenerationCall] = []
         self.open = 0  # answers being made
         self.said = 0  # chunks taken
-        self._speech_of = speech_of or (lambda call: Speech())
+        self._speech_of = speech_of or (lambda call: ScriptedReply())
 
     async def complete(self, call: GenerationCall) -> Completion:
         """All of the stream."""
@@ -75,10 +75,12 @@ class SpeakingGenerator:
             self.open -= 1
 
 
-async def _spoken(call: GenerationCall, speech: Speech) -> AsyncGenerator[Started | Chunk, None]:
+async def _spoken(
+    call: GenerationCall, speech: ScriptedReply
+) -> AsyncGenerator[Started | Chunk, None]:
     if speech.refusal is not None:
         raise speech.refusal
-    if speech.silent:
+    if speech.drop_text:
         await asyncio.Event().wait()
     yield started_of(call, speech)
     for number, piece in enumerate(speech.pieces):
@@ -92,18 +94,18 @@ async def _spoken(call: GenerationCall, speech: Speech) -> AsyncGenerator[Starte
     yield Chunk("", last, Finished(speech.reason, len(speech.pieces) + len(last), TIMINGS))
 
 
-def token_of(call: GenerationCall, speech: Speech, number: int, piece: str) -> Token:
+def token_of(call: GenerationCall, speech: ScriptedReply, number: int, piece: str) -> Token:
     """A token of an answer, with as many alternatives as the call asks for."""
     wanted = call.options.logprobs
     if wanted is None:
         return Token(number, piece)
-    others = tuple(Alternative(50 + i, f"alt{i}", speech.logprob - i - 1) for i in range(wanted))
+    others = tuple(TopLogprob(50 + i, f"alt{i}", speech.logprob - i - 1) for i in range(wanted))
     return Token(number, piece, speech.logprob, alternatives=others)
 
 
-def started_of(call: GenerationCall, speech: Speech) -> Started:
+def started_of(call: GenerationCall, speech: ScriptedReply) -> Started:
     """The start; a prompt's tokens are its words, or its ids."""
-    words = words_of(call)
+    words = build_tgi_error(call)
     prompt: tuple[Token, ...] = ()
     if call.options.prompt_logprobs:
         prompt = tuple(
@@ -115,7 +117,7 @@ def started_of(call: GenerationCall, speech: Speech) -> Started:
     )
 
 
-def words_of(call: GenerationCall) -> list[str]:
+def build_tgi_error(call: GenerationCall) -> list[str]:
     """The prompt's words, its ids as words, or all words of a conversation."""
     prompt = call.prompt
     if isinstance(prompt, Chat):

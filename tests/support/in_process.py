@@ -1,4 +1,4 @@
-"""The HTTP application over a real tokenizer and real lanes, all in this process."""
+"""The HTTP application over a real tokenizer and real encoders, all in this process."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from starlette.applications import Starlette
 from deployments.artifacts.manifest import Device
 from deployments.config import (
     AppArgs,
+    EncoderSettings,
     GeneratorSettings,
     IngressUserConfig,
-    LaneSettings,
     ModelSettings,
 )
 from deployments.ingress.app import build_http_app
-from deployments.ingress.cluster_state import ClusterView, LaneBoard
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.routing import Batched, Router
+from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
 from deployments.ingress.service import InferenceService
-from deployments.ingress.tokenization import TokenDesk
+from deployments.ingress.tokenization import TokenizationService
 from deployments.records import RequestRecord
-from deployments.registry import Registry
-from deployments.replicas.encoder import BatchReplica
+from deployments.registry import ModelRegistry
+from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import GeneratorClient, LaneClient, TokenizerClient
+from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.local import (
+    LocalEncoderClient,
     LocalGeneratorClient,
-    LocalLaneClient,
     LocalTokenizerClient,
 )
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import EncodeLog, ListRecorder, each_alone
 
-ONE_OF_EACH = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 1, "CpuGenerator": 1}
-LANES = {Device.CPU: LaneSettings(), Device.GPU: LaneSettings(available="auto")}
+ONE_OF_EACH = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1}
+ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available="auto")}
 
 
 async def no_metrics() -> str:
-    """A `Gather` that found one sample."""
+    """A `Scrape` that found one sample."""
     return "hundredfold_requests_total 1\n"
 
 
@@ -56,8 +56,8 @@ class InProcess:
     gpus: float = 0.0  # what the fake cluster has
     running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    batched: Batched = each_alone
-    lane: LaneClient | None = None  # answers in place of the real replicas
+    batched: MicroBatcher = each_alone
+    encoder: EncoderClient | None = None  # answers in place of the real replicas
     tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
     generator: GeneratorClient | None = None  # writes text; without one none is written
     writes: GeneratorSettings | None = None  # in place of it: a real one, for the CPU
@@ -70,17 +70,19 @@ class InProcess:
         args = AppArgs(
             store=self.store,
             models=tuple(ModelSettings(id=m) for m in self.models),
-            lanes=LANES,
+            encoders=ENCODERS,
             generators={} if self.writes is None else {Device.CPU: self.writes},
         )
         tokenizer = TokenizerReplica(args, EncodeLog())
-        lanes = {device: BatchReplica(args, device, ListRecorder()) for device in LANES}
-        local = {device: LocalLaneClient(tokenizer, lane) for device, lane in lanes.items()}
-        clients = dict.fromkeys(LANES, self.lane) if self.lane else local
+        encoders = {device: EncoderReplica(args, device, ListRecorder()) for device in ENCODERS}
+        local = {
+            device: LocalEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
+        }
+        clients = dict.fromkeys(ENCODERS, self.encoder) if self.encoder else local
         async with AsyncExitStack() as ending:
             ending.callback(tokenizer.close)
-            for lane in lanes.values():
-                ending.push_async_callback(lane.close)
+            for encoder in encoders.values():
+                ending.push_async_callback(encoder.close)
             generator = self.generator
             if self.writes is not None:
                 replica = GeneratorReplica(args, Device.CPU, ListRecorder())
@@ -88,14 +90,16 @@ class InProcess:
                 replica.start()
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
-            board = LaneBoard(LANES, lambda: ClusterView(self.running, self.gpus), writing)
+            board = ClusterMonitor(
+                ENCODERS, lambda: ClusterSnapshot(self.running, self.gpus), writing
+            )
             self.service = InferenceService(
-                registry=Registry.of(args),
-                router=Router(clients, self.batched, self.settings.batching),
+                registry=ModelRegistry.of(args),
+                router=MicroBatchRouter(clients, self.batched, self.settings.batching),
                 board=board,
                 recorder=self.recorder,
                 settings=self.settings,
-                tokens=TokenDesk(self.tokenizer or LocalTokenizerClient(tokenizer)),
+                tokens=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
             )
             await board.refresh()
             yield build_http_app(self.service, self._generation(generator), no_metrics)
@@ -105,7 +109,7 @@ class InProcess:
             registry=self.service.registry,
             clients={} if generator is None else {Device.CPU: generator},
             states=lambda: self.service.board.generator_states,
-            refresh=self.service.board.look_again,
+            refresh=self.service.board.refresh_with_timeout,
             recorder=self.recorder,
             settings=self.settings,
         )

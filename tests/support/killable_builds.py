@@ -52,7 +52,7 @@ class Ended:
         return [line.split()[0] for line in lines if line.endswith("done by an interrupted build")]
 
 
-class Nursery:
+class BuildForkServer:
     """Where builds are started, from the test's side."""
 
     def __init__(self, root: Path, *prefix: str) -> None:
@@ -107,7 +107,7 @@ class Nursery:
 class Build:
     """A build at work."""
 
-    nursery: Nursery
+    nursery: BuildForkServer
     pid: int
     output: Path
 
@@ -138,7 +138,7 @@ class _Mortal:
         self._left -= text.count("\n")
         if self._left <= 0:
             self._stream.flush()
-            die()
+            kill_self()
         return written
 
     def flush(self) -> None:
@@ -148,7 +148,7 @@ class _Mortal:
         return False
 
 
-def die(*_arguments: object) -> None:
+def kill_self(*_arguments: object) -> None:
     """End this process as a power failure would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -156,14 +156,14 @@ def die(*_arguments: object) -> None:
 def _then_die(function: Callable[..., object]) -> Callable[..., object]:
     def doomed(*arguments: object) -> None:
         function(*arguments)
-        die()
+        kill_self()
 
     return doomed
 
 
 def _half_dispose(directory: Path, building: Path) -> None:
     directory.rename(building / ".scratch-half")
-    die()
+    kill_self()
 
 
 def _live(request: dict[str, object]) -> int:
@@ -171,7 +171,7 @@ def _live(request: dict[str, object]) -> int:
     from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.console import Progress
     from build_artifacts.steps import seal
-    from build_artifacts.storage import scratch, workspace
+    from build_artifacts.storage import workspace
     from tests.support.prepared_build import SMALL
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -183,14 +183,16 @@ def _live(request: dict[str, object]) -> int:
     if lines is not None:
         stream = cast("TextIO", _Mortal(stream, lines))
     Progress.on_stderr = classmethod(lambda cls: cls(stream))  # type: ignore[method-assign,assignment]
-    recipes.SEARCHES["quick"] = SMALL  # type: ignore[index]
+    recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,
-        "before publishing": lambda: setattr(pipeline, "publish", die),
-        "before the rename": lambda: setattr(seal, "dispose", _then_die(scratch.dispose)),
-        "after the rename": lambda: setattr(seal, "point_latest", die),
-        "before cleaning": lambda: setattr(workspace, "_leave", die),
-        "while cleaning": lambda: setattr(workspace, "dispose", _half_dispose),
+        "before publishing": lambda: setattr(pipeline, "publish", kill_self),
+        "before the rename": lambda: setattr(
+            seal, "remove_atomically", _then_die(workspace.remove_atomically)
+        ),
+        "after the rename": lambda: setattr(seal, "set_latest", kill_self),
+        "before cleaning": lambda: setattr(workspace, "_leave", kill_self),
+        "while cleaning": lambda: setattr(workspace, "remove_atomically", _half_dispose),
     }
     deaths[request["die_in"]]()
     return __main__.main(cast("list[str]", request["arguments"]))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import TokenClassification
 from deployments.tokenization.vocabulary import Vocabulary
-from deployments.tokenization.windows import WindowEncoder
+from deployments.tokenization.windows import WindowTokenizer
 from tests.support.artifacts import MAX_TOKENS, tiny_manifest
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
@@ -40,7 +40,7 @@ def ask(
     windows = [
         window
         for i, text in enumerate(parsed.texts)
-        for window in WindowEncoder(directory, most).windows(
+        for window in WindowTokenizer(directory, most).windows(
             text, i, parsed.windowing, parsed.truncation
         )[0]
     ]
@@ -48,10 +48,10 @@ def ask(
         _by_token(item.ids) if tokens is None else _logits(tokens[layout.text])
         for item, layout in windows
     ]
-    computed = Computed(
+    computed = DecodeContext(
         rows=rows,
         items=[item for item, _ in windows],
-        layouts=[layout for _, layout in windows],
+        token_offsets=[layout for _, layout in windows],
         manifest=manifest,
         vocabulary=Vocabulary(directory),
     )

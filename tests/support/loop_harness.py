@@ -12,24 +12,24 @@ from tokenizers.models import WordLevel
 
 from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
-from deployments.generation.job import GenerationJob, Job, Words
+from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.messages import Chunk, GenerationOptions, Sampling, Started
 from deployments.generation.scheduler import GenerationLoop
-from deployments.generation.step_executor import Event
+from deployments.generation.step_executor import JobEvent
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
-from tests.support.fakes import PATIENCE_S, ListRecorder, soon
+from tests.support.fakes import PATIENCE_S, ListRecorder, far_deadline
 
 GREEDY = Sampling(temperature=0)
 END = VOCABULARY - 1
 SYSTEM = [n % (VOCABULARY - 1) for n in range(7, 37)]
 
 
-def words(context: int) -> Words:
+def words(context: int) -> ModelContext:
     """A vocabulary of words, the last of which ends an answer."""
     names = {f"w{n}": n for n in range(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(names, unk_token="w0"))
-    return Words(tokenizer, VOCABULARY, (END,), frozenset((END,)), context)
+    return ModelContext(tokenizer, VOCABULARY, (END,), frozenset((END,)), context)
 
 
 class Reader:
@@ -39,7 +39,7 @@ class Reader:
         self.news: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)
         self._changed = threading.Condition()
 
-    def publish(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[JobEvent]) -> None:
         with self._changed:
             for job, what in events:
                 self.news[job].append(what)
@@ -68,7 +68,7 @@ class Reader:
         return started
 
 
-class Bench:
+class LoopHarness:
     """A loop over a fake decoder, and a reader of all it tells."""
 
     def __init__(self, decoder: FakeDecoder, rules: SchedulingSettings) -> None:
@@ -86,9 +86,9 @@ class Bench:
         options: GenerationOptions | None = None,
         deadline_s: float | None = None,
         constraint: Any = None,
-    ) -> GenerationJob:
+    ) -> SamplingJob:
         options = options or GenerationOptions(sampling=GREEDY, max_new_tokens=new_tokens)
-        return GenerationJob(prompt, options, self._words, constraint, deadline_s or soon())
+        return SamplingJob(prompt, options, self._words, constraint, deadline_s or far_deadline())
 
     def answered(self, *jobs: Job) -> list[list[int]]:
         for job in jobs:

@@ -15,19 +15,19 @@ import httpx
 
 from build_artifacts.checkpoints.models import LOADERS
 from build_artifacts.console import Progress
-from build_artifacts.pipeline import BuildRequest, Effort, build
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, Recipe
-from deployments.artifacts.manifest import HEADS, ArtifactManifest, Gate, TaskName
+from build_artifacts.pipeline import BuildBudget, BuildRequest, build
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
+from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Gate, TaskName
 from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.in_process import InProcess
 
-TWIN = "tiny/twin"
-UNTUNED = Effort(tune_seconds=0)
+PARITY_MODEL = "tiny/twin"
+UNTUNED = BuildBudget(tune_seconds=0)
 Precision = Literal["fp32", "int8"]
 # One candidate each, so that nothing is tried or measured; int8 passes the gate of real builds.
-RECIPES: Mapping[Precision, Recipe] = {
-    "fp32": Recipe(candidates=(CPU_FP32,)),
-    "int8": Recipe(candidates=(CPU_INT8,)),
+RECIPES: Mapping[Precision, BuildRecipe] = {
+    "fp32": BuildRecipe(candidates=(CPU_FP32,)),
+    "int8": BuildRecipe(candidates=(CPU_INT8,)),
 }
 # What BERT's own tokenizer is to transformers; without the names it gives no segments.
 TOKENIZER = {
@@ -43,16 +43,16 @@ LARGEST_LIST = 24  # inputs of one request of a mixed batch
 
 
 @dataclass(frozen=True)
-class Twins:
+class ParityModel:
     """A checkpoint, and where the artifacts that are built of it lie."""
 
     root: Path
     task: TaskName
 
     @classmethod
-    def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> Twins:
+    def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> ParityModel:
         """A BERT of two layers with the task's head, that reads 64 tokens."""
-        head = HEADS[task]
+        head = TASK_HEADS[task]
         checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
         write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
         return cls(root, task)
@@ -66,7 +66,7 @@ class Twins:
         """The torch model with the task's head, in float32 and without fused attention."""
         import transformers
 
-        loader = getattr(transformers, LOADERS[HEADS[self.task]])
+        loader = getattr(transformers, LOADERS[TASK_HEADS[self.task]])
         model = loader.from_pretrained(
             self.checkpoint, dtype="float32", attn_implementation="eager"
         )
@@ -87,12 +87,12 @@ class Twins:
         )
 
     def store(self, precision: Precision = "fp32") -> Path:
-        """A store with TWIN, whose one graph has that precision; built when first asked for."""
+        """A store with PARITY_MODEL, whose one graph has that precision; built when first asked for."""
         store = self.root / precision
         request = BuildRequest(
             ref=str(self.checkpoint),
             store=store,
-            id=TWIN,
+            id=PARITY_MODEL,
             task=self.task,
             recipe=RECIPES[precision],
             effort=UNTUNED,
@@ -105,10 +105,10 @@ class Twins:
     async def serving(
         self, precision: Precision = "fp32", *, task: TaskName | None = None
     ) -> AsyncIterator[Served]:
-        """TWIN behind the server, asked for `task`, or for its own; lives as long as the block."""
-        app = InProcess(self.store(precision), models=(TWIN,))
+        """PARITY_MODEL behind the server, asked for `task`, or for its own; lives as long as the block."""
+        app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
-            model = app.service.registry.find(TWIN)
+            model = app.service.registry.find(PARITY_MODEL)
             yield Served(http, task or self.task, model.manifest)
 
 
@@ -132,7 +132,7 @@ class Served:
     async def ask(self, inputs: Any, parameters: Mapping[str, Any] | None = None) -> Any:
         """The JSON one request is answered with. Raises RefusedError."""
         body = {"inputs": inputs, "parameters": parameters or {}, "options": OPTIONS}
-        response = await self.http.post(f"/models/{TWIN}/pipeline/{self.task}", json=body)
+        response = await self.http.post(f"/models/{PARITY_MODEL}/pipeline/{self.task}", json=body)
         if response.status_code != 200:
             raise RefusedError(response)
         return response.json()
@@ -168,5 +168,5 @@ def agreement(ours: Sequence[object], theirs: Sequence[object]) -> float:
 
 def decided(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
     """Which ranked answers lead by so much that a build's gate counts them as decided."""
-    gap = Gate().decided_gap
+    gap = Gate().near_tie_margin
     return [i for i, best in enumerate(answers) if best[0]["score"] - best[1]["score"] >= gap]

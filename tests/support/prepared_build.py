@@ -16,21 +16,27 @@ from onnx import TensorProto, helper, numpy_helper
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_facts, tasks_of
 from build_artifacts.console import Progress
-from build_artifacts.pipeline import Effort
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_WEIGHTS, CandidateRecipe, Recipe
-from build_artifacts.search.gate import Gatekeeper, spec_of
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.preparation import Prepared, prepare
+from build_artifacts.pipeline import BuildBudget
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8,
+    CPU_INT8_WEIGHTS,
+    BuildRecipe,
+    CandidateRecipe,
+)
+from build_artifacts.search.gate import AccuracyGate, spec_of
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.preparation import PreparedModel, prepare
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import Gate, Source
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import open_engine
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.parity import Answers, answers
 
 # Two candidates of one export, and as little tuning as there can be: a build of a few seconds.
-SMALL = Recipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
-LITTLE = Effort(tune_seconds=0.2)
+SMALL = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
+LITTLE = BuildBudget(tune_seconds=0.2)
 # Passes everything that is made of numbers.
 ANYTHING = Gate(cosine_mean=-2, cosine_worst=-2, top1_agreement=-1, metric_drop=1e9)
 
@@ -38,7 +44,7 @@ ANYTHING = Gate(cosine_mean=-2, cosine_worst=-2, top1_agreement=-1, metric_drop=
 FLOAT = replace(CPU_FP32, name="float", rewrites=None)
 
 
-class Runner:
+class RecordingRunner:
     """A StepRunner with a workspace of its own, and what it told."""
 
     def __init__(self, root: Path) -> None:
@@ -53,46 +59,48 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class PreparedBuild:
     """One prepared model and its graphs."""
 
-    prepared: Prepared
-    graphs: Graphs
-    runner: Runner
+    prepared: PreparedModel
+    graphs: CandidateGraphs
+    runner: RecordingRunner
 
     @classmethod
-    def of(cls, source: Path, root: Path) -> Workshop:
+    def of(cls, source: Path, root: Path) -> PreparedBuild:
         checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "tiny/model")
         facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
-        runner = Runner(root)
+        runner = RecordingRunner(root)
 
         def work(into: Path) -> str:
             prepare(source, facts, None, into)
             return ""
 
         directory = runner.steps.once("reference", "reference", "", work)
-        prepared = Prepared(source, facts, directory, None)
-        return cls(prepared, Graphs(runner.steps, prepared), runner)
+        prepared = PreparedModel(source, facts, directory, None)
+        return cls(prepared, CandidateGraphs(runner.steps, prepared), runner)
 
     @property
-    def items(self) -> tuple[EncodedItem, ...]:
+    def items(self) -> tuple[TokenizedItem, ...]:
         return self.prepared.reference.items
 
     def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> Answers:
         """What `graph` answers to the probes, `company` of all lengths in a padded batch."""
-        engine = open_engine(spec_of(recipe, graph, self.prepared), LaneSettings())
+        engine = open_engine(spec_of(recipe, graph, self.prepared), EncoderSettings())
         try:
             return answers(engine, self.items, company)
         finally:
             engine.close()
 
-    def gatekeeper(self, runner: Runner, gate: Gate, *, graphs: Graphs | None = None) -> Gatekeeper:
+    def gatekeeper(
+        self, runner: RecordingRunner, gate: Gate, *, graphs: CandidateGraphs | None = None
+    ) -> AccuracyGate:
         """A gatekeeper whose judgements are kept in a workspace of their own."""
-        return Gatekeeper(runner.steps, self.prepared, graphs or self.graphs, gate)
+        return AccuracyGate(runner.steps, self.prepared, graphs or self.graphs, gate)
 
 
 @dataclass
-class GivenGraphs(Graphs):
+class GivenGraphs(CandidateGraphs):
     """Graphs that are there already, by the names of their candidates."""
 
     given: Mapping[str, Path]
@@ -152,7 +160,7 @@ def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 100
     return source
 
 
-def spoilt(graph: Path, into: Path, value: float = float("inf")) -> Path:
+def corrupted(graph: Path, into: Path, value: float = float("inf")) -> Path:
     """A copy of `graph` with `value` in one of its matrices."""
     model = onnx.load(graph)
     weight = next(i for i in model.graph.initializer if i.name == _first_matrix(model))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYERS, HEADS, WIDTH, ROWS = 2, 4, 8, 64
-HIDDEN = HEADS * WIDTH
+LAYERS, TASK_HEADS, WIDTH, ROWS = 2, 4, 8, 64
+HIDDEN = TASK_HEADS * WIDTH
 VOCABULARY = 320
 POSITIONS = 64
 
@@ -30,8 +30,8 @@ class Layer:
     key: Any
     value: Any
     mix: Any
-    widen: Any
-    narrow: Any
+    ffn_up: Any
+    ffn_down: Any
 
 
 _BERT = ("encoder.layer", *(f"attention.self.{name}" for name in ("query", "key", "value")),
@@ -69,13 +69,19 @@ def size(model: Model) -> int:
 def _sizes(model_type: str) -> dict[str, Any]:
     shared: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS}
     if model_type == "distilbert":
-        return {**shared, "dim": HIDDEN, "hidden_dim": ROWS, "n_layers": LAYERS, "n_heads": HEADS}
+        return {
+            **shared,
+            "dim": HIDDEN,
+            "hidden_dim": ROWS,
+            "n_layers": LAYERS,
+            "n_heads": TASK_HEADS,
+        }
     sizes: dict[str, Any] = {
         **shared,
         "hidden_size": HIDDEN,
         "intermediate_size": ROWS,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": TASK_HEADS,
         "pad_token_id": 1,
     }
     if model_type == "deberta-v2":
@@ -119,15 +125,15 @@ def half_blind_half_ignored_head(at: Layer) -> None:
 
 
 def blind_rows(at: Layer) -> None:
-    zero_rows(at.widen, range(8, 40))
+    zero_rows(at.ffn_up, range(8, 40))
 
 
 def ignored_rows(at: Layer) -> None:
-    zero_columns(at.narrow, [*range(4), 63])
+    zero_columns(at.ffn_down, [*range(4), 63])
 
 
 def everything(at: Layer) -> None:
-    for linear in (at.query, at.key, at.value, at.mix, at.widen, at.narrow):
+    for linear in (at.query, at.key, at.value, at.mix, at.ffn_up, at.ffn_down):
         zero_rows(linear, range(linear.out_features))
 
 

@@ -18,7 +18,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
-GPUS = 2  # that Ray believes in: one for the lane, one for the generator
+GPUS = 2  # that Ray believes in: one for the encoder, one for the generator
 
 
 class Cluster:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from build_artifacts.report.values import (
     Latency,
-    Options,
     Report,
-    Setting,
+    ReportConditions,
+    ReportOptions,
     StageFigures,
     Throughput,
     compared,
@@ -17,8 +17,8 @@ from deployments.artifacts.manifest import Device
 from deployments.tuning.host import Host
 
 HOST = Host(device=Device.CPU, name="Abacus 9", generation="1", flags=("avx2",), cores=2)
-OPTIONS = Options(runs=50, threads=2, seconds=300.0, evaluation=None, limit=None)
-SETTING = Setting(
+OPTIONS = ReportOptions(runs=50, threads=2, seconds=300.0, evaluation=None, limit=None)
+SETTING = ReportConditions(
     version="0123456789ab",
     host=HOST,
     gpu=None,
@@ -44,12 +44,16 @@ def throughput(items_per_s: float) -> Throughput:
 
 
 def stage(
-    name: str, means_ms: Mapping[int, float], *, items_per_s: float = 100.0, in_journey: bool = True
+    name: str,
+    means_ms: Mapping[int, float],
+    *,
+    items_per_s: float = 100.0,
+    is_baseline_path: bool = True,
 ) -> StageFigures:
     return StageFigures(
         name=name,
         what=f"what {name} is",
-        in_journey=in_journey,
+        is_baseline_path=is_baseline_path,
         size_bytes=90_900_000,
         cosine=0.99,
         agreement=None,
@@ -62,11 +66,11 @@ def stage(
 STAGES = (
     stage("torch", {32: 8.0, 64: 16.0}, items_per_s=50.0),
     stage("int8", {32: 1.0, 64: 8.0}, items_per_s=200.0),
-    stage("fused-int8", {32: 4.0, 64: 4.0}, in_journey=False),
+    stage("fused-int8", {32: 4.0, 64: 4.0}, is_baseline_path=False),
 )
 
 
-def report_of(*stages: StageFigures, setting: Setting = SETTING) -> Report:
+def report_of(*stages: StageFigures, setting: ReportConditions = SETTING) -> Report:
     return Report(
         id="some/model",
         setting=setting,

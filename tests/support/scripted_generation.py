@@ -13,7 +13,6 @@ import httpx
 import orjson
 
 from deployments.generation.messages import (
-    Alternative,
     Chunk,
     Completion,
     Finished,
@@ -22,6 +21,7 @@ from deployments.generation.messages import (
     GenerationTimings,
     Started,
     Token,
+    TopLogprob,
 )
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
@@ -30,7 +30,7 @@ from tests.support.in_process import InProcess
 MODELS = (EMBEDDER, DECODER)
 TIMINGS = GenerationTimings(queue_s=0.01, prefill_s=0.02, decode_s=0.04)
 PROMPT_TOKENS = (Token(5, "Once"), Token(6, " upon", -2.5))
-OTHERS = (Alternative(7, " a", -0.25), Alternative(9, " the", -1.75))
+OTHERS = (TopLogprob(7, " a", -0.25), TopLogprob(9, " the", -1.75))
 
 
 def ending(reason: FinishReason = FinishReason.END, tokens: int = 4) -> Finished:

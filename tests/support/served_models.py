@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from build_artifacts.console import Progress
 from build_artifacts.pipeline import BuildRequest, build
-from deployments.artifacts.manifest import HEADS, Device, TaskName
+from deployments.artifacts.manifest import TASK_HEADS, Device, TaskName
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.config import default_store
 from tests.support.builders import tiny_checkpoint
@@ -24,14 +24,14 @@ from tests.support.ray_cluster import REPOSITORY
 
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 CLASSIFIER = "hundredfold/minilm-sst2"
-READER = "hundredfold/minilm-squad"
-DEMO = (EMBEDDER, CLASSIFIER, READER)
-TAGGER = "tiny/tagger"
+QA_MODEL = "hundredfold/minilm-squad"
+DEMO = (EMBEDDER, CLASSIFIER, QA_MODEL)
+NER_MODEL = "tiny/tagger"
 MASK_FILLER = "tiny/mask-filler"
-JUDGE = "tiny/judge"
+NLI_MODEL = "tiny/judge"
 RANKER = "tiny/ranker"
 WRITER = "tiny/writer"  # goes on and on, in noise
-SPEAKER = "tiny/speaker"  # answers SAYS, and that only
+ERROR_FORMAT_KEY = "tiny/speaker"  # answers SAYS, and that only
 SAYS = "Hi you!"
 # Tokens that the writer can read and write: some ten seconds of its noise.
 LONG_CONTEXT = 24_000
@@ -47,13 +47,15 @@ class TinyModel:
 
 
 TINY: Mapping[str, TinyModel] = {
-    TAGGER: TinyModel(TaskName.TOKEN_CLASSIFICATION, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
+    NER_MODEL: TinyModel(TaskName.TOKEN_CLASSIFICATION, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")),
     MASK_FILLER: TinyModel(TaskName.FILL_MASK),
-    JUDGE: TinyModel(TaskName.ZERO_SHOT_CLASSIFICATION, ("contradiction", "neutral", "entailment")),
+    NLI_MODEL: TinyModel(
+        TaskName.ZERO_SHOT_CLASSIFICATION, ("contradiction", "neutral", "entailment")
+    ),
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
-OF_LANES = (*DEMO, *TINY)
-SOUND = (*OF_LANES, WRITER, SPEAKER)
+ENCODER_MODELS = (*DEMO, *TINY)
+SOUND = (*ENCODER_MODELS, WRITER, ERROR_FORMAT_KEY)
 
 
 def fill(store: Path) -> None:
@@ -62,20 +64,22 @@ def fill(store: Path) -> None:
     machine = default_store().with_name("test-store")
     for model_id, tiny in TINY.items():
         build_tiny(machine, model_id, tiny)
-    for model_id in OF_LANES:
+    for model_id in ENCODER_MODELS:
         built = machine if model_id in TINY else default_store()
         source, target = model_directory(built, model_id), model_directory(store, model_id)
         shutil.copytree(source, target, copy_function=link_or_copy)
     both = (Device.CPU, Device.GPU)
     seal_tiny_decoder(store, WRITER, max_tokens=LONG_CONTEXT, devices=both)
-    seal_tiny_decoder(store, SPEAKER, says=SAYS, devices=both)
+    seal_tiny_decoder(store, ERROR_FORMAT_KEY, says=SAYS, devices=both)
     damage_a_copy(model_directory(store, CLASSIFIER), model_directory(store, DAMAGED))
 
 
 def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
     """Build the model, unless the same one is there: its files are the same in every run."""
     with TemporaryDirectory() as directory:
-        checkpoint = tiny_checkpoint(Path(directory), head=HEADS[tiny.task], labels=tiny.labels)
+        checkpoint = tiny_checkpoint(
+            Path(directory), head=TASK_HEADS[tiny.task], labels=tiny.labels
+        )
         request = BuildRequest(
             ref=str(checkpoint),
             store=store,

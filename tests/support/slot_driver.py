@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.graphs.export import WrittenModel
+from build_artifacts.decoders.graphs.export import ExportedModel
 from tests.support.tiny_checkpoints import END
 
 Array = NDArray[np.float32]
@@ -26,7 +26,7 @@ class Rows:
     """`rows` rows of `context` tokens, and of sources of `width` tokens, filled with noise."""
 
     def __init__(
-        self, written: WrittenModel, rows: int = 3, context: int = 24, width: int = 16
+        self, written: ExportedModel, rows: int = 3, context: int = 24, width: int = 16
     ) -> None:
         self.written = written
         self._session = open_graph(written.decoder)

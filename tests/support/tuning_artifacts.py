@@ -16,7 +16,7 @@ from deployments.artifacts.manifest import (
     Device,
     EngineOptions,
 )
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.tuning.costs import CostTable, Placement, write_costs
 from deployments.tuning.host import engine_versions
@@ -47,7 +47,7 @@ def seal_tunable(
     names: Collection[str] = ("plain", "twin"),
     wrong: Collection[str] = (),
     absent: Collection[str] = (),
-    lane: LaneSettings | None = None,
+    settings: EncoderSettings | None = None,
 ) -> Placement:
     """Seal a model with a CPU candidate per name, all of them one graph in fp32.
 
@@ -69,7 +69,9 @@ def seal_tunable(
         }
         return sealed.model_copy(update=changes)
 
-    placement = Placement(directory, manifest, Device.CPU, lane or LaneSettings(tune_seconds=0.2))
+    placement = Placement(
+        directory, manifest, Device.CPU, settings or EncoderSettings(tune_seconds=0.2)
+    )
     _reference(placement).write(directory / REFERENCE_NAME)
     vectors = np.random.default_rng(1).standard_normal((500, WIDTH), dtype=np.float32)
     write_graph(directory / WRONG_GRAPH_NAME, vectors)
@@ -80,14 +82,14 @@ def seal_tunable(
         "files": dict.fromkeys(files, NO_FILES_YET),
     }
     seal(directory, manifest.model_copy(update=changed))
-    return Placement(directory, ArtifactManifest.read(directory), Device.CPU, placement.lane)
+    return Placement(directory, ArtifactManifest.read(directory), Device.CPU, placement.settings)
 
 
 def _reference(placement: Placement) -> Reference:
     """What the model's first graph answers to seeded items of all lengths."""
     rng = np.random.default_rng(3)
     items = tuple(item_of(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
-    engine = open_engine(placement.spec(placement.candidates[0]), placement.lane)
+    engine = open_engine(placement.spec(placement.candidates[0]), placement.settings)
     return Reference(items, tuple(np.array(a) for a in answers(engine, items, 1)))
 
 
@@ -120,8 +122,8 @@ def keep_table(placement: Placement, winners: dict[str, str], **changes: object)
     table = CostTable(
         version=placement.manifest.version,
         host=placement.host,
-        threads=placement.lane.threads_per_run,
-        providers=placement.lane.providers,
+        threads=placement.settings.intra_op_threads,
+        providers=placement.settings.providers,
         engines=engine_versions(candidate.engine for candidate in placement.candidates),
         rows=tuple(row(v.name, shapes, "fp32") for v in dict.fromkeys(named)),
         winners=tuple(zip(map(shape, winners), named, strict=True)),

@@ -73,7 +73,7 @@ def test_imports_point_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", INNER)
-def test_what_computes_knows_nothing_of_what_carries(layer: str) -> None:
+def test_compute_layers_do_not_import_transport(layer: str) -> None:
     carriers = tuple(f"deployments.{name}" for name in OUTER)
     for path in source_files(f"deployments/{layer}"):
         assert not [m for m in imports(path) if m.startswith(carriers)], named(path)
@@ -89,7 +89,7 @@ def test_ray_is_known_in_few_named_places() -> None:
 
 
 @pytest.mark.parametrize("path", OUR_FILES, ids=named)
-def test_no_file_outgrows_a_reader(path: Path) -> None:
+def test_file_length_limit(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MAX_LINES, f"{lines} lines, at most {MAX_LINES}"
 

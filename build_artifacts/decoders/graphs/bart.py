@@ -11,13 +11,13 @@ from build_artifacts.decoders.graphs.graph import GraphWriter, Value
 from build_artifacts.decoders.graphs.kv_inputs import (
     Config,
     CrossMemory,
-    Drafts,
+    EncoderInputs,
     HeadShape,
+    ModelGraphs,
     RowMemory,
-    SourceText,
 )
 from build_artifacts.decoders.graphs.operators import sinusoids, stretched_sinusoids
-from build_artifacts.decoders.graphs.weights import Array, Side, Weights, embedding_names
+from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights, Side, embedding_names
 
 _EPSILON = 1e-5  # of torch's LayerNorm, which no config of the family changes
 _FAIRSEQ_OFFSET = 2  # rows that fairseq's tables have before that of the first token
@@ -37,12 +37,12 @@ class BartLike:
     offset: int | None
     table: Table | None = None  # where positions are not learned
 
-    def __call__(self, config: Config, checkpoint: Path) -> Drafts:
+    def __call__(self, config: Config, checkpoint: Path) -> ModelGraphs:
         """The graphs. Raises UnsupportedModel."""
-        weights = Weights(checkpoint, base="model.")
+        weights = CheckpointWeights(checkpoint, base="model.")
         decoder = _Decoder(self, config, weights)
         vocabulary = decoder.draw()
-        return Drafts(
+        return ModelGraphs(
             encoder=_Encoder(self, config, weights).draw(),
             decoder=decoder.graph,
             layers=config.decoder_layers,
@@ -54,7 +54,9 @@ class BartLike:
 class _Stack:
     """What encoder and decoder have in common."""
 
-    def __init__(self, layout: BartLike, config: Config, weights: Weights, side: Side) -> None:
+    def __init__(
+        self, layout: BartLike, config: Config, weights: CheckpointWeights, side: Side
+    ) -> None:
         self.graph = GraphWriter(side, weights)
         self._layout, self._config, self._side = layout, config, side
         heads = getattr(config, f"{side}_attention_heads")
@@ -111,9 +113,9 @@ class _Stack:
 
 
 class _Encoder(_Stack):
-    def __init__(self, layout: BartLike, config: Config, weights: Weights) -> None:
+    def __init__(self, layout: BartLike, config: Config, weights: CheckpointWeights) -> None:
         super().__init__(layout, config, weights, "encoder")
-        self._source = SourceText(self.graph)
+        self._source = EncoderInputs(self.graph)
 
     def draw(self) -> GraphWriter:
         hidden = self._embed(self._source.ids, self._source.positions())
@@ -140,7 +142,7 @@ class _Encoder(_Stack):
 
 
 class _Decoder(_Stack):
-    def __init__(self, layout: BartLike, config: Config, weights: Weights) -> None:
+    def __init__(self, layout: BartLike, config: Config, weights: CheckpointWeights) -> None:
         super().__init__(layout, config, weights, "decoder")
         self._rows = RowMemory(self.graph)
         self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)

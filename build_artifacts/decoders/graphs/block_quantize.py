@@ -26,7 +26,7 @@ _INT8_PRODUCTS = 4  # what ONNX Runtime calls accuracy level 4
 LARGE_TABLE = 1 << 20  # values; smaller ones, such as those of positions, stay float
 
 
-class _Blocks(NamedTuple):
+class _QuantizedBlocks(NamedTuple):
     """A weight [K, N] column by column, in ceil(K / 32) blocks."""
 
     packed: NDArray[np.uint8]  # [N, blocks, bytes of a block]
@@ -94,7 +94,7 @@ def _look_up(node: ir.Node, table: Value) -> ir.Node:
     return _made("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
 
 
-def _in_blocks(weight: Array, bits: Bits) -> _Blocks:
+def _in_blocks(weight: Array, bits: Bits) -> _QuantizedBlocks:
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         DefaultWeightOnlyQuantizer,
@@ -105,7 +105,7 @@ def _in_blocks(weight: Array, bits: Bits) -> _Blocks:
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )
-    return _Blocks(packed, scales.reshape(packed.shape[:2]))
+    return _QuantizedBlocks(packed, scales.reshape(packed.shape[:2]))
 
 
 def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: Array) -> list[Value]:

@@ -17,9 +17,9 @@ from build_artifacts.decoders.graphs.bart import (
     MBART,
     PEGASUS,
 )
-from build_artifacts.decoders.graphs.gpt2 import draw_gpt2
-from build_artifacts.decoders.graphs.kv_inputs import Config, Drafts, Family
-from build_artifacts.decoders.graphs.t5 import draw_t5
+from build_artifacts.decoders.graphs.gpt2 import build_gpt2
+from build_artifacts.decoders.graphs.kv_inputs import Config, Family, ModelGraphs
+from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.errors import UnsupportedModel
 
 DECODER_NAME = "decoder.onnx"
@@ -27,7 +27,7 @@ ENCODER_NAME = "encoder.onnx"
 
 # By `model_type` of config.json.
 FAMILIES: Mapping[str, Family] = {
-    "gpt2": draw_gpt2,
+    "gpt2": build_gpt2,
     "bart": BART,
     "plbart": BART,
     "mbart": MBART,
@@ -35,13 +35,13 @@ FAMILIES: Mapping[str, Family] = {
     "marian": MARIAN,
     "pegasus": PEGASUS,
     "m2m_100": M2M_100,
-    "t5": draw_t5,
-    "mt5": draw_t5,
+    "t5": build_t5,
+    "mt5": build_t5,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenModel:
+class ExportedModel:
     """The graphs, each with its weights in a file beside it, and what feeding them takes.
 
     `decoder` is fed as deployments/engines/onnx_decoder.py says. With an `encoder` it also takes
@@ -57,15 +57,15 @@ class WrittenModel:
     head_dim: int
     vocabulary: int
     decoder_start_token: int | None
-    end_tokens: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
 
 
-def is_written(checkpoint: Path) -> bool:
-    """Whether `write_decoder` knows the family of a checkpoint."""
+def is_supported_family(checkpoint: Path) -> bool:
+    """Whether `export_model` knows the family of a checkpoint."""
     return _model_type(checkpoint) in FAMILIES
 
 
-def write_decoder(checkpoint: Path, into: Path) -> WrittenModel:
+def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     """Write the graphs of the checkpoint in fp32 into the directory `into`.
 
     `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel.
@@ -104,12 +104,12 @@ def _config(checkpoint: Path) -> Config:
 
 
 def _written(
-    drafts: Drafts, generation: Generation, decoder: Path, encoder: Path | None
-) -> WrittenModel:
+    drafts: ModelGraphs, generation: Generation, decoder: Path, encoder: Path | None
+) -> ExportedModel:
     start = generation.decoder_start_token_id
     if start is None and encoder is not None:
         start = generation.bos_token_id
-    return WrittenModel(
+    return ExportedModel(
         decoder=decoder,
         encoder=encoder,
         layers=drafts.layers,
@@ -117,5 +117,5 @@ def _written(
         head_dim=drafts.shape.size,
         vocabulary=drafts.vocabulary,
         decoder_start_token=start,
-        end_tokens=tuple(ids_in(generation.eos_token_id)),
+        eos_token_ids=tuple(ids_in(generation.eos_token_id)),
     )

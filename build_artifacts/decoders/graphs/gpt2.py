@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.decoders.graphs.graph import GraphWriter, Value
-from build_artifacts.decoders.graphs.kv_inputs import Config, Drafts, HeadShape, RowMemory
-from build_artifacts.decoders.graphs.weights import Weights
+from build_artifacts.decoders.graphs.kv_inputs import Config, HeadShape, ModelGraphs, RowMemory
+from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
 
 
-def draw_gpt2(config: Config, checkpoint: Path) -> Drafts:
+def build_gpt2(config: Config, checkpoint: Path) -> ModelGraphs:
     """The graph of a GPT-2. Raises UnsupportedModel."""
     if config.add_cross_attention:
         raise UnsupportedModel(
             "this GPT-2 attends to an encoder that is not in the checkpoint",
             hint="build a GPT-2 that generates text by itself",
         )
-    weights = Weights(checkpoint, base="transformer.")
+    weights = CheckpointWeights(checkpoint, base="transformer.")
     graph = GraphWriter("decoder", weights)
     memory = RowMemory(graph)
     words = graph.op("Gather", graph.stored("wte.weight"), memory.ids)
@@ -29,7 +29,7 @@ def draw_gpt2(config: Config, checkpoint: Path) -> Drafts:
     normed = graph.layer_norm(memory.wanted(hidden), "ln_f", config.layer_norm_epsilon)
     logits, vocabulary = graph.head(normed, ["lm_head.weight", "wte.weight"])
     graph.output(logits, "logits", "B", "L", vocabulary)
-    return Drafts(
+    return ModelGraphs(
         decoder=graph,
         layers=config.n_layer,
         shape=_heads(config, 0),

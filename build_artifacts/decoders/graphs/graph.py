@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.decoders.float_graph import ORT_DOMAIN
 from build_artifacts.decoders.graphs.operators import activated
-from build_artifacts.decoders.graphs.weights import Array, Weights
+from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +33,7 @@ _OPSET, _IR_VERSION = 20, 10
 class GraphWriter:
     """Appends operators to a graph; what a method returns is the value that the operator makes."""
 
-    def __init__(self, name: str, weights: Weights) -> None:
+    def __init__(self, name: str, weights: CheckpointWeights) -> None:
         self.weights = weights
         self._name = name
         self._nodes: list[ir.Node] = []
@@ -64,7 +64,7 @@ class GraphWriter:
     ) -> Sequence[Value]:
         """Append an operator with several outputs."""
         name = name or f"{op_type}_{len(self._nodes)}"
-        node = made_node(op_type, *inputs, name=name, outputs=outputs, **attributes)
+        node = create_node(op_type, *inputs, name=name, outputs=outputs, **attributes)
         self._nodes.append(node)
         outputs_made: Sequence[Value] = node.outputs
         return outputs_made
@@ -121,7 +121,7 @@ class GraphWriter:
         self, value: Value, modules: Sequence[str], stored: Stored = "rows", label: str = ""
     ) -> Value:
         """Project by `modules` of the checkpoint side by side: [..., in] -> [..., sum of outs]."""
-        joined = _Joined(self.weights, tuple(modules), stored)
+        joined = _FusedLinear(self.weights, tuple(modules), stored)
         label = label or modules[0]
         weight = self.weight(f"{label}.weight.columns", joined.shape, joined.columns)
         projected = self.op("MatMul", value, weight, name=label)
@@ -171,10 +171,10 @@ class GraphWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _FusedLinear:
     """Projections of one input as one: their weights side by side."""
 
-    weights: Weights
+    weights: CheckpointWeights
     modules: tuple[str, ...]
     stored: Stored
 
@@ -198,7 +198,7 @@ class _Joined:
         return np.concatenate([self.weights.read(f"{module}.bias") for module in self.modules])
 
 
-def made_node(
+def create_node(
     op_type: str, *inputs: Value | None, name: str, outputs: int = 1, **attributes: Any
 ) -> ir.Node:
     """A node that is in no graph yet, its outputs named after it."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.decoders.float_graph import ORT_DOMAIN
-from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, Value, made_node
+from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, Value, create_node
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.decoder import KEPT, LOGITS_FROM
+from deployments.engines.decoder import KV_NAMES, LOGITS_FROM
 
 
-class SourceText:
+class EncoderInputs:
     """B texts padded to S tokens. Padding changes nothing for the tokens that are there."""
 
     def __init__(self, graph: GraphWriter) -> None:
@@ -44,7 +44,7 @@ class SourceText:
             "MultiHeadAttention",
             *inputs,
             name=name,
-            mask_filter_value=HIDDEN_SCORE,
+            mask_filter_value=MASKED_SCORE,
             **shape.attributes,
         )
 
@@ -55,7 +55,7 @@ class SourceText:
         """
         graph = self._graph
         apart = graph.constant([0, 0, shape.heads, shape.size])
-        for part, value in zip(KEPT, projected, strict=True):
+        for part, value in zip(KV_NAMES, projected, strict=True):
             heads = graph.op("Reshape", value, apart)
             turned = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
             graph.output(turned, f"cross.{layer}.{part}", "B", shape.heads, "S", shape.size)
@@ -65,7 +65,7 @@ Config = Any  # a transformers config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
+class ModelGraphs:
     """The graphs of one model."""
 
     decoder: GraphWriter
@@ -76,10 +76,10 @@ class Drafts:
 
 
 # Reads config.json and the weights. Raises UnsupportedModel.
-Family = Callable[[Config, Path], Drafts]
+Family = Callable[[Config, Path], ModelGraphs]
 
 # Added to the scores of padding: none of it counts then, and the sum is a finite number.
-HIDDEN_SCORE = -1e30
+MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
 
@@ -123,7 +123,7 @@ class RowMemory:
         self.ids = graph.input("input_ids", "INT64", "B", "T")
         mask = graph.input("attention_mask", "INT64", "B", "M")
         self._wanted_from = graph.input(LOGITS_FROM, "INT64", 1)
-        self._sums = row_sums(graph, mask)
+        self._sums = sum_rows(graph, mask)
         self._room = size_of(graph, mask)
         self._lengths = lengths_before_last(graph, self._sums)
         self._total = graph.op("Cast", self._room, to=INT32)
@@ -147,13 +147,13 @@ class RowMemory:
         to the scores, [B, heads, T, M]. Returns [B, T, heads x size].
         """
         graph, size = self._graph, ("B", shape.heads, "M", shape.size)
-        past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KEPT]
+        past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
         biased = [] if bias is None else [None, None, None, bias]
         inputs = [joined, None, None, *past, self._lengths, self._total, *biased]
         attended, *present = graph.several(
             "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **shape.grouped
         )
-        for part, value in zip(KEPT, present, strict=True):
+        for part, value in zip(KV_NAMES, present, strict=True):
             graph.output(value, f"present.{layer}.{part}", *size)
         return attended
 
@@ -173,7 +173,7 @@ class CrossMemory:
         self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
         # A row that nobody uses has no source: it reads one token of noise.
-        sums = graph.op("Max", row_sums(graph, mask), graph.constant([1]))
+        sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
         self._total = graph.op("Cast", size_of(graph, mask), to=INT32)
         self._mask = graph.op("Cast", mask, to=INT32)
@@ -192,22 +192,22 @@ class CrossMemory:
         """
         shape, name = self._shape, f"cross_attention.{layer}"
         size = ("B", shape.heads, "C", shape.size)
-        cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in KEPT]
+        cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
         step_inputs = [query, *self._nothing, *cross, self._lengths, self._total]
-        step = made_node(
+        step = create_node(
             "GroupQueryAttention", *step_inputs, name=f"{name}.step", causal=0, **shape.grouped
         )
-        part = made_node(
+        part = create_node(
             "MultiHeadAttention",
             *[query, *cross, None, self._mask],
             name=f"{name}.part",
-            mask_filter_value=HIDDEN_SCORE,
+            mask_filter_value=MASKED_SCORE,
             **shape.attributes,
         )
         return self._graph.either(self._is_step, [step], [part], name)
 
 
-def row_sums(graph: GraphWriter, mask: Value) -> Value:
+def sum_rows(graph: GraphWriter, mask: Value) -> Value:
     """[B, M] -> [B, 1]."""
     return graph.op("ReduceSum", mask, graph.constant([1]), keepdims=1)
 

@@ -10,23 +10,23 @@ from build_artifacts.decoders.graphs.graph import GraphWriter, Value
 from build_artifacts.decoders.graphs.kv_inputs import (
     Config,
     CrossMemory,
-    Drafts,
+    EncoderInputs,
     HeadShape,
+    ModelGraphs,
     RowMemory,
-    SourceText,
 )
 from build_artifacts.decoders.graphs.operators import distance_buckets
-from build_artifacts.decoders.graphs.weights import Array, Side, Weights, embedding_names
+from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights, Side, embedding_names
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 
 
-def draw_t5(config: Config, checkpoint: Path) -> Drafts:
+def build_t5(config: Config, checkpoint: Path) -> ModelGraphs:
     """The graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
-    weights = Weights(checkpoint)
+    weights = CheckpointWeights(checkpoint)
     decoder = _Decoder(config, weights)
     vocabulary = decoder.draw()
-    return Drafts(
+    return ModelGraphs(
         encoder=_Encoder(config, weights).draw(),
         decoder=decoder.graph,
         layers=config.num_decoder_layers,
@@ -38,7 +38,7 @@ def draw_t5(config: Config, checkpoint: Path) -> Drafts:
 class _Stack:
     """What encoder and decoder have in common."""
 
-    def __init__(self, config: Config, weights: Weights, side: Side) -> None:
+    def __init__(self, config: Config, weights: CheckpointWeights, side: Side) -> None:
         self.graph = GraphWriter(side, weights)
         self.shape = HeadShape(config.num_heads, config.d_kv, scale=1.0)
         self._config, self._side = config, side
@@ -95,9 +95,9 @@ class _Stack:
 
 
 class _Encoder(_Stack):
-    def __init__(self, config: Config, weights: Weights) -> None:
+    def __init__(self, config: Config, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "encoder")
-        self._source = SourceText(self.graph)
+        self._source = EncoderInputs(self.graph)
 
     def draw(self) -> GraphWriter:
         graph, hidden, bias = self.graph, self._embed(self._source.ids), self._distances()
@@ -128,7 +128,7 @@ class _Encoder(_Stack):
 
 
 class _Decoder(_Stack):
-    def __init__(self, config: Config, weights: Weights) -> None:
+    def __init__(self, config: Config, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "decoder")
         self._rows = RowMemory(self.graph)
         self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)

@@ -19,7 +19,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-class Weights:
+class CheckpointWeights:
     """Tensors by name, as fp32.
 
     A model is stored with its head or without: `base` is what the names then begin with or not,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.artifacts.manifest import Device
-from deployments.ingress.cluster_state import LaneBoard
+from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.service import InferenceService
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 
 
 def model_list(service: InferenceService) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def short_path_list(service: InferenceService) -> dict[str, Any]:
     return {**told, "data": [{**one, "stats": {}} for one in models]}
 
 
-def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
+def model_facts(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]:
     """One model: OpenAI's keys, then ours."""
     manifest = model.manifest
     states = board.states_for(model)
-    lanes = {
+    encoders = {
         device.value: {
             "compute_type": f"{device}-{candidate.precision}",
             "available": device in states and states[device].available,
@@ -62,14 +62,14 @@ def model_facts(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
         "width": manifest.width,
         "labels": list(manifest.labels),
         "source": manifest.source.model_dump(),
-        "lanes": lanes,
+        "devices": encoders,
     }
 
 
-def model_status(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
+def model_status(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]:
     """What the hosted API answered at `/status/{id}`; all four keys are read by its client."""
     loaded = is_loaded(model, board)
-    on_gpu = Device.GPU in running_lanes(model, board)
+    on_gpu = Device.GPU in running_devices(model, board)
     return {
         "loaded": loaded,
         "state": "Loaded" if loaded else "Loadable",
@@ -78,13 +78,13 @@ def model_status(model: OpenModel, board: LaneBoard) -> dict[str, Any]:
     }
 
 
-def is_loaded(model: OpenModel, board: LaneBoard) -> bool:
-    """Whether a lane that has the model can answer now."""
-    return bool(running_lanes(model, board))
+def is_loaded(model: RegisteredModel, board: ClusterMonitor) -> bool:
+    """Whether an encoder that has the model can answer now."""
+    return bool(running_devices(model, board))
 
 
-def running_lanes(model: OpenModel, board: LaneBoard) -> list[Device]:
-    """The lanes that have the model and can answer now."""
+def running_devices(model: RegisteredModel, board: ClusterMonitor) -> list[Device]:
+    """The encoders that have the model and can answer now."""
     return [
         device
         for device, state in board.states_for(model).items()

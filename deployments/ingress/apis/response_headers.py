@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from deployments.errors import ServeError
 from deployments.generation.messages import Completion
-from deployments.ingress.generation import GenerationReply, GenerationStream
+from deployments.ingress.generation import GenerationResponse, GenerationStream
 from deployments.ingress.service import Reply
 
 # What the headers of answers say, for the documentation.
@@ -38,7 +38,7 @@ def reply_headers(reply: Reply) -> dict[str, str]:
         "x-cache": "hit" if reply.kept else "miss",
         "x-sha": reply.model.manifest.source.revision,
         "server-timing": (
-            f"encode;dur={timings.encode_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
+            f"encode;dur={timings.tokenize_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
             f"forward;dur={timings.forward_s * 1e3:.2f}, total;dur={reply.total_s * 1e3:.2f}"
         ),
     }
@@ -49,9 +49,9 @@ def reply_headers(reply: Reply) -> dict[str, str]:
     return headers
 
 
-def generation_headers(reply: GenerationReply) -> dict[str, str]:
+def generation_headers(reply: GenerationResponse) -> dict[str, str]:
     """As `reply_headers`, for text that was generated."""
-    completions = (*reply.completions, *reply.passed_over)
+    completions = (*reply.completions, *reply.discarded)
     return {
         "x-compute-type": completions[0].started.compute_type,
         "x-compute-time": f"{reply.total_s:.4f}",

@@ -37,7 +37,7 @@ class Operation:
     events: JsonSchema | None = None  # of each event, where status 200 may be, or is, a stream
     # Bodies that the demo models answer, by a name for each.
     examples: Mapping[str, Any] = field(default_factory=dict)
-    infers: bool = False  # a model computes: the headers of `options` are read
+    runs_model: bool = False  # a model computes: the headers of `options` are read
     headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, described
     also: Mapping[int, JsonSchema] = field(default_factory=dict)  # other statuses, not as errors
     hidden: bool = False  # served, not documented
@@ -61,12 +61,12 @@ class Family(Protocol):
         ...
 
 
-SPEAKER = "hundredfold.family"
+ERROR_FORMAT_KEY = "hundredfold.family"
 
 
-def errors_told_by(request: Request, family: Family) -> None:
+def use_error_format(request: Request, family: Family) -> None:
     """Tell what goes wrong from here on in the words of `family`, whoever owns the path."""
-    request.scope[SPEAKER] = family
+    request.scope[ERROR_FORMAT_KEY] = family
 
 
 def schema_of(kind: Any) -> JsonSchema:
@@ -89,7 +89,7 @@ _LONGEST_REMEMBERED = 256  # characters
 _Found = tuple[BaseRoute, Scope]
 
 
-class RememberingRouter(Router):
+class CachingRouter(Router):
     """Starlette's router, which remembers the routes of paths that had one.
 
     Trying the patterns one by one costs a microsecond or two each, in sum more than an answer

@@ -40,7 +40,7 @@ class Decoder(Protocol):
         ...
 
 
-class Plain:
+class IdentityDecoder:
     """A body that is not compressed."""
 
     def feed(self, chunk: bytes, room: int) -> bytes:
@@ -51,7 +51,7 @@ class Plain:
         """HTTP told the end."""
 
 
-class Inflater:
+class InflateDecoder:
     """One gzip or deflate stream. A second one behind it is refused: each costs memory anew."""
 
     def __init__(self, window: int | None) -> None:
@@ -85,11 +85,11 @@ def decoder_for(encoding: str) -> Decoder:
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
-        return Plain()
+        return IdentityDecoder()
     if name in ("gzip", "x-gzip"):
-        return Inflater(GZIP_WINDOW)
+        return InflateDecoder(GZIP_WINDOW)
     if name == "deflate":
-        return Inflater(None)
+        return InflateDecoder(None)
     raise UnsupportedEncoding(
         "this `content-encoding` is not read here; known: `gzip`, `deflate`, `identity`",
         field="content-encoding",
@@ -107,7 +107,7 @@ def deflate_window(start: bytes) -> int:
 SCOPE_KEY = "hundredfold.body_account"
 
 
-class BodyAccounts:
+class BodyMemoryLimit:
     """Middleware that gives each request an account; what it holds is free when it is answered."""
 
     def __init__(self, app: ASGIApp, limits: Callable[[], LimitSettings]) -> None:
@@ -120,7 +120,7 @@ class BodyAccounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        account = BodyAccount(self)
+        account = BodyReservation(self)
         try:
             scope[SCOPE_KEY] = account
             await self._app(scope, receive, send)
@@ -133,15 +133,15 @@ class BodyAccounts:
         return self._limits().inflight_body_bytes
 
 
-class BodyAccount:
+class BodyReservation:
     """What one request holds."""
 
-    def __init__(self, accounts: BodyAccounts) -> None:
+    def __init__(self, accounts: BodyMemoryLimit) -> None:
         self.began_s = time.perf_counter()
         self.held_bytes = 0
         self._accounts = accounts
 
-    def charge(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Hold `size` bytes more. Raises Overloaded when all requests together hold too many."""
         if self._accounts.held_bytes + size > self._accounts.limit_bytes:
             raise Overloaded("too many bytes of requests are being worked on")
@@ -220,18 +220,18 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.body_bytes):
         raise _too_large(limits)
     try:
-        async with asyncio.timeout(limits.body_wait_s):
+        async with asyncio.timeout(limits.body_timeout_s):
             return await _collect(request, limits)
     except TimeoutError as exc:
         raise BodyTooSlow(
-            f"the body took more than {limits.body_wait_s:g} seconds", field="body"
+            f"the body took more than {limits.body_timeout_s:g} seconds", field="body"
         ) from exc
     except ClientDisconnect as exc:
         raise MalformedBody("the body ended early", field="body") from exc
 
 
 async def _collect(request: Request, limits: LimitSettings) -> bytes:
-    account: BodyAccount = request.scope[SCOPE_KEY]
+    account: BodyReservation = request.scope[SCOPE_KEY]
     decoder = decoder_for(request.headers.get("content-encoding", ""))
     chunks: list[bytes] = []
     sent = size = 0
@@ -242,7 +242,7 @@ async def _collect(request: Request, limits: LimitSettings) -> bytes:
         # What is sent counts too: a compressed stream may go on and on without giving a byte.
         if max(sent, size) > limits.body_bytes:
             raise _too_large(limits)
-        account.charge(len(plain))
+        account.reserve(len(plain))
         chunks.append(plain)
     decoder.finish()
     return b"".join(chunks)

@@ -14,18 +14,18 @@ FIELD_CHARS = 200
 
 
 @contextmanager
-def fields_called(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise the ServeErrors of the block as `reworded` by `names`."""
+def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise the ServeErrors of the block as `rename_field` by `names`."""
     try:
         yield
     except ServeError as error:
-        told = reworded(error, names)
+        told = rename_field(error, names)
         if told is error:
             raise
         raise told from error
 
 
-def reworded(error: ServeError, names: Mapping[str, str]) -> ServeError:
+def rename_field(error: ServeError, names: Mapping[str, str]) -> ServeError:
     """The error, its field called by `names`: the longest fitting prefix of these is replaced.
 
     Errors name the fields of our own request; another API's client knows them by other names.
@@ -64,7 +64,7 @@ def status_and_type(
     return next(rows, (error.status, refused if error.status < 500 else failed))
 
 
-def told_briefly(error: ServeError) -> ServeError:
+def truncate_error(error: ServeError) -> ServeError:
     """The error with nothing in it that is too long to read or that JSON cannot carry."""
     message = readable(error.message, MESSAGE_CHARS)
     field = None if error.field is None else readable(error.field, FIELD_CHARS)

@@ -72,7 +72,7 @@ def _flag(header: str, text: str) -> bool:
 
 
 # What clients write in `model` when their user gave none: huggingface_hub, its 0.2x, Infinity.
-FILLERS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
+PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
 
 
 def model_in_path(request: Request) -> str | None:
@@ -88,6 +88,6 @@ def model_in_body(model: Any) -> str | None:
     """
     if model is not None and not isinstance(model, str):
         raise InvalidField("`model` must be a string", field="model")
-    if not model or model in FILLERS or model.startswith(("http://", "https://")):
+    if not model or model in PLACEHOLDER_MODELS or model.startswith(("http://", "https://")):
         return None
     return model

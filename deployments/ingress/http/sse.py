@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.errors import ServeError
-from deployments.ingress.http.errors import told_briefly
+from deployments.ingress.http.errors import truncate_error
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -28,12 +28,12 @@ class Closable(Protocol):
         ...
 
 
-class EventStream(Response):
+class SseResponse(Response):
     """Sends `events`, each item one or several whole events, and then closes `source`.
 
     It is closed on every way out: at the end, when the reader is gone (which plain ASGI tells by a
-    message, and Ray Serve by cancelling), when the reader takes nothing for `slow_reader_s`, and
-    when the events fail. A failure is the last event, in the words of `tell_error`.
+    message, and Ray Serve by cancelling), when the reader takes nothing for `stream_write_timeout_s`, and
+    when the events fail. A failure is the last event, in the words of `encode_error`.
     """
 
     media_type = "text/event-stream"
@@ -42,9 +42,9 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         source: Closable,
-        tell_error: Callable[[ServeError], bytes],
+        encode_error: Callable[[ServeError], bytes],
         *,
-        slow_reader_s: float,
+        stream_write_timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status_code = 200
@@ -52,13 +52,13 @@ class EventStream(Response):
         self.init_headers({**HEADERS, **(headers or {})})
         self._events = events
         self._source = source
-        self._tell_error = tell_error
-        self._slow_reader_s = slow_reader_s
+        self._tell_error = encode_error
+        self._slow_reader_s = stream_write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or as many as are wanted."""
         sending = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(until_gone(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -91,7 +91,7 @@ class EventStream(Response):
             async for body in self._events:
                 yield body
         except ServeError as error:
-            yield self._tell_error(told_briefly(error))
+            yield self._tell_error(truncate_error(error))
         except Exception:
             log.exception("a stream of events failed unexpectedly")
             yield self._tell_error(
@@ -104,7 +104,7 @@ def event_of(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

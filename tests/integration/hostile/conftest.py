@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from deployments.config import GeneratorSettings, IngressUserConfig, LimitSettings
-from tests.support.all_models import ZOO, seal_zoo
+from tests.support.all_models import ALL_MODELS, seal_all_models
 from tests.support.http_server import Served, served
 from tests.support.in_process import InProcess
 
-SETTINGS = IngressUserConfig(limits=LimitSettings(body_wait_s=1.0))
+SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=1.0))
 
 
 @pytest.fixture(scope="session")
 def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with all of ZOO."""
-    return seal_zoo(tmp_path_factory.mktemp("zoo"))
+    """A store with all of ALL_MODELS."""
+    return seal_all_models(tmp_path_factory.mktemp("zoo"))
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +26,8 @@ def server(zoo_store: Path) -> Iterator[Served]:
     """The zoo behind HTTP. A bug is answered as it would be in production, with 500."""
     world = InProcess(
         zoo_store,
-        models=ZOO,
-        writes=GeneratorSettings(context_tokens=256),
+        models=ALL_MODELS,
+        writes=GeneratorSettings(max_context_tokens=256),
         raise_bugs=False,
         settings=SETTINGS,
     )

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.common.http import Target
 from benchmarks.hostile.attacks import attacks
 from benchmarks.hostile.generation_attacks import EXPRESSIONS, SCHEMAS
-from benchmarks.hostile.wire import Attack, Exchange, exchange
-from tests.support.all_models import GUESSER, JUDGE, RANKER, READER, TAGGER
+from benchmarks.hostile.wire import Exchange, HostileRequest, exchange
+from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.http_server import Served
@@ -25,11 +25,11 @@ MODELS = {
     "feature-extraction": EMBEDDER,
     "sentence-similarity": EMBEDDER,
     "text-classification": CLASSIFIER,
-    "zero-shot-classification": JUDGE,
+    "zero-shot-classification": NLI_MODEL,
     "text-ranking": RANKER,
-    "token-classification": TAGGER,
-    "question-answering": READER,
-    "fill-mask": GUESSER,
+    "token-classification": NER_MODEL,
+    "question-answering": QA_MODEL,
+    "fill-mask": FILL_MASK_MODEL,
     "text-generation": DECODER,
 }
 ATTACKS = list(attacks(MODELS))
@@ -42,7 +42,9 @@ MOST_ERROR_BYTES = 5_000
 GROWTH_BYTES = 200_000_000  # caches of 80 MB, and what an allocator keeps
 
 
-def sent_together(served: Served, chosen: list[Attack]) -> list[tuple[Attack, Exchange]]:
+def sent_together(
+    served: Served, chosen: list[HostileRequest]
+) -> list[tuple[HostileRequest, Exchange]]:
     async def send() -> list[Exchange]:
         target = Target("127.0.0.1", served.port)
         return await asyncio.gather(*(exchange(target, a.raw, WAIT_S) for a in chosen))
@@ -50,7 +52,7 @@ def sent_together(served: Served, chosen: list[Attack]) -> list[tuple[Attack, Ex
     return list(zip(chosen, asyncio.run(send()), strict=True))
 
 
-def is_clean(attack: Attack, got: Exchange) -> None:
+def is_clean(attack: HostileRequest, got: Exchange) -> None:
     assert got.status in attack.statuses, f"{attack.name}: {got.status} {got.body[:300]!r}"
     assert b"Traceback" not in got.body
     assert b"set-cookie" not in got.head.lower()
@@ -93,13 +95,13 @@ def test_a_good_neighbour_is_answered_all_the_while_and_memory_stays_bounded(
 async def siege(server: Served, body: dict[str, object], expected: object) -> None:
     """All attacks at once; one good request after the other until they are through."""
     target = Target("127.0.0.1", server.port)
-    storm = asyncio.gather(*(exchange(target, a.raw, WAIT_S) for a in STORM))
+    run_attacks = asyncio.gather(*(exchange(target, a.raw, WAIT_S) for a in STORM))
     answered = 0
     async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
-        while not storm.done() or answered < 3:
+        while not run_attacks.done() or answered < 3:
             reply = await http.post(f"/models/{EMBEDDER}", json=body)
             assert (reply.status_code, reply.json()) == (200, expected)
             answered += 1
-    for attack, got in zip(STORM, await storm, strict=True):
+    for attack, got in zip(STORM, await run_attacks, strict=True):
         # Of many at once some come slowly, and some are too many.
         assert got.status in attack.statuses | {408, 429}, attack.name

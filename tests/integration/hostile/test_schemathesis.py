@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.all_models import ZOO
+from tests.support.all_models import ALL_MODELS
 from tests.support.http_server import Served
 
 EXAMPLES_PER_OPERATION = 12
@@ -46,7 +46,7 @@ def cases_of(operation: APIOperation, mode: GenerationMode) -> st.SearchStrategy
     anything = operation.as_strategy(mode)
     if "{id}" not in operation.path:
         return anything
-    known = st.sampled_from(ZOO).flatmap(
+    known = st.sampled_from(ALL_MODELS).flatmap(
         lambda model_id: operation.as_strategy(mode, path_parameters={"id": model_id})
     )
     return st.one_of(known, known, anything)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deployments.artifacts.manifest import TaskName
-from tests.support.parity_models import Twins
+from tests.support.parity_models import ParityModel
 
 LABELS = ("SAD", "GLAD", "MAD")
 
@@ -23,17 +23,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    return Twins.make(
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    return ParityModel.make(
         tmp_path_factory.mktemp("classifier"), TaskName.TEXT_CLASSIFICATION, labels=LABELS
     )
 
 
 @pytest.fixture(scope="session")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    return Twins.make(tmp_path_factory.mktemp("embedder"), TaskName.FEATURE_EXTRACTION)
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    return ParityModel.make(tmp_path_factory.mktemp("embedder"), TaskName.FEATURE_EXTRACTION)
 
 
 @pytest.fixture(scope="session")
-def mask_filler(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    return Twins.make(tmp_path_factory.mktemp("mask-filler"), TaskName.FILL_MASK)
+def mask_filler(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    return ParityModel.make(tmp_path_factory.mktemp("mask-filler"), TaskName.FILL_MASK)

@@ -20,7 +20,7 @@ from typing import Any
 
 from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
-from tests.support.parity_models import Twins
+from tests.support.parity_models import ParityModel
 from tests.support.parity_texts import varied_texts
 
 RECORD = Path(__file__).parent / "data" / "question_answering.json"
@@ -48,7 +48,7 @@ FOR_LONG: tuple[Mapping[str, Any], ...] = (
 def main(installed: Path) -> None:
     """Write RECORD with the answers of the transformers that is installed in that directory."""
     with TemporaryDirectory() as scratch:
-        twins = Twins.make(Path(scratch), TaskName.QUESTION_ANSWERING)
+        twins = ParityModel.make(Path(scratch), TaskName.QUESTION_ANSWERING)
         questions = questions_for(twins.checkpoint, SHORT, seed=2)
         questions += questions_for(twins.checkpoint, LONG, seed=7, tokens=(80, 300))
         asked = Path(scratch) / "asked.json"

@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from deployments.generation.beam_search import BeamSearch
-from deployments.generation.messages import Beams
+from deployments.generation.messages import BeamSearchParams
 
 VOCABULARY = 40
 END = 3
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def searched(model: GPT2LMHeadModel, how: Beams, most_tokens: int) -> BeamSearch:
+def searched(model: GPT2LMHeadModel, how: BeamSearchParams, most_tokens: int) -> BeamSearch:
     """The search over the model, every beam computed afresh."""
     search = BeamSearch(how, most_tokens, (END,))
     while not search.is_over:
@@ -59,7 +59,7 @@ def test_the_answers_are_those_of_generate(
             output_scores=True,
             return_dict_in_generate=True,
         )
-    how = Beams(beams, length_penalty, early_stopping)
+    how = BeamSearchParams(beams, length_penalty, early_stopping)
     found = searched(model, how, new_tokens).best
     for mine, theirs, score in zip(
         found, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=False

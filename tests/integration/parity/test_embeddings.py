@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import TaskName
 from tests.support.builders import HIDDEN
-from tests.support.parity_models import Served, Twins
+from tests.support.parity_models import ParityModel, Served
 from tests.support.parity_texts import varied_texts
 
 INPUTS = 220
@@ -29,19 +29,19 @@ Vectors = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
-def texts(embedder: Twins) -> list[str]:
+def texts(embedder: ParityModel) -> list[str]:
     return varied_texts(embedder.checkpoint, INPUTS, most_tokens=62)
 
 
 @pytest.fixture(scope="module")
-def expected(embedder: Twins, texts: list[str]) -> Vectors:
+def expected(embedder: ParityModel, texts: list[str]) -> Vectors:
     """The mean over each text's tokens, special ones included, [N, HIDDEN]."""
     per_token = embedder.pipeline()(texts)
     return np.stack([np.mean(np.array(tokens)[0], axis=0) for tokens in per_token])
 
 
 @pytest.fixture
-async def app(embedder: Twins) -> AsyncIterator[Served]:
+async def app(embedder: ParityModel) -> AsyncIterator[Served]:
     async with embedder.serving() as served:
         yield served
 
@@ -82,7 +82,7 @@ async def test_cut_and_scaled_vectors_are_the_cut_means_of_length_one(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 async def test_texts_cut_to_the_models_length_keep_the_tokens_transformers_keeps(
-    app: Served, embedder: Twins, texts: list[str], side: str
+    app: Served, embedder: ParityModel, texts: list[str], side: str
 ) -> None:
     long = [f"{text} {other}" for text, other in zip(texts, reversed(texts), strict=True)]
     tokenizer = embedder.tokenizer()
@@ -98,7 +98,7 @@ async def test_texts_cut_to_the_models_length_keep_the_tokens_transformers_keeps
 
 
 async def test_similarity_is_the_cosine_of_the_means(
-    embedder: Twins, texts: list[str], expected: Vectors
+    embedder: ParityModel, texts: list[str], expected: Vectors
 ) -> None:
     wanted = units(expected) @ units(expected).T
     async with embedder.serving(task=TaskName.SENTENCE_SIMILARITY) as app:
@@ -108,7 +108,7 @@ async def test_similarity_is_the_cosine_of_the_means(
 
 
 async def test_int8_vectors_point_the_same_way(
-    embedder: Twins, texts: list[str], expected: Vectors
+    embedder: ParityModel, texts: list[str], expected: Vectors
 ) -> None:
     async with embedder.serving("int8") as app:
         alone = table([vector for (vector,) in await app.alone(texts, {"normalize": True})])

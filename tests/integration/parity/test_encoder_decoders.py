@@ -13,18 +13,18 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from build_artifacts.decoders.graphs.export import write_decoder
-from deployments.artifacts.generation_config import Decoding, SourceReading
+from build_artifacts.decoders.graphs.export import export_model
+from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.generation.beam_search import BeamJob
-from deployments.generation.job import GenerationJob, Job, Words
-from deployments.generation.messages import Beams, Chunk, GenerationOptions, Sampling
+from deployments.generation.beam_search import BeamSearchJob
+from deployments.generation.job import Job, ModelContext, SamplingJob
+from deployments.generation.messages import BeamSearchParams, Chunk, GenerationOptions, Sampling
 from deployments.generation.scheduler import GenerationLoop
-from deployments.generation.step_executor import Event
-from tests.support.fakes import PATIENCE_S, ListRecorder, soon
+from deployments.generation.step_executor import JobEvent
+from tests.support.fakes import PATIENCE_S, ListRecorder, far_deadline
 from tests.support.tiny_checkpoints import (
     ENCODER_DECODERS,
     END,
@@ -44,15 +44,15 @@ class Served:
     def __init__(self, family: str, directory: Path) -> None:
         self.model = saved(ENCODER_DECODERS[family], directory / "checkpoint")
         (directory / "graphs").mkdir()
-        written = write_decoder(directory / "checkpoint", directory / "graphs")
+        written = export_model(directory / "checkpoint", directory / "graphs")
         assert written.decoder_start_token is not None
         decoding = Decoding(
             layers=written.layers,
             kv_heads=written.kv_heads,
             head_dim=written.head_dim,
-            end_tokens=written.end_tokens,
-            source=SourceReading(
-                source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+            eos_token_ids=written.eos_token_ids,
+            source=EncoderDecoderConfig(
+                max_source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
             ),
         )
         spec = DecoderSpec(
@@ -65,13 +65,13 @@ class Served:
             vocabulary=written.vocabulary,
             most_tokens=CONTEXT,
         )
-        decoder = open_decoder(spec, GeneratorSettings(rows=4))
+        decoder = open_decoder(spec, GeneratorSettings(kv_slots=4))
         names = {f"w{n}": n for n in range(VOCABULARY)}
-        self._words = Words(
+        self._words = ModelContext(
             tokenizer=Tokenizer(WordLevel(names, unk_token="w0")),
             vocabulary=written.vocabulary,
-            end_tokens=written.end_tokens,
-            special_tokens=frozenset(written.end_tokens),
+            eos_token_ids=written.eos_token_ids,
+            special_tokens=frozenset(written.eos_token_ids),
             context=CONTEXT,
             source=decoding.source,
         )
@@ -82,13 +82,13 @@ class Served:
         )
         self.loop.start()
 
-    def _publish(self, events: Sequence[Event]) -> None:
+    def _publish(self, events: Sequence[JobEvent]) -> None:
         with self._changed:
             for event in events:
                 self._news.setdefault(event.job, []).append(event.what)
             self._changed.notify_all()
 
-    def answers(self, beams: Sequence[Beams | None]) -> list[list[int]]:
+    def answers(self, beams: Sequence[BeamSearchParams | None]) -> list[list[int]]:
         """To all sources at once, each with its own number of beams."""
         jobs = [self._job(source, own) for source, own in zip(SOURCES, beams, strict=True)]
         for job in jobs:
@@ -110,7 +110,7 @@ class Served:
         assert not isinstance(last, Exception), last
         return isinstance(last, Chunk) and last.finished is not None
 
-    def _job(self, source: list[int], beams: Beams | None) -> Job:
+    def _job(self, source: list[int], beams: BeamSearchParams | None) -> Job:
         options = GenerationOptions(
             sampling=Sampling(temperature=0),
             beams=beams,
@@ -118,12 +118,12 @@ class Served:
             no_repeat_ngram=2,  # random weights would say one thing for ever
         )
         if beams is not None:
-            return BeamJob(source, options, beams, self._words, soon())
-        return GenerationJob(source, options, self._words, None, soon())
+            return BeamSearchJob(source, options, beams, self._words, far_deadline())
+        return SamplingJob(source, options, self._words, None, far_deadline())
 
-    def expected(self, source: list[int], beams: Beams | None) -> list[int]:
+    def expected(self, source: list[int], beams: BeamSearchParams | None) -> list[int]:
         """What `generate` says, its start token left out."""
-        wanted = beams or Beams(1)
+        wanted = beams or BeamSearchParams(1)
         with torch.inference_mode():
             (answer,) = self.model.generate(
                 torch.tensor([source]),
@@ -151,12 +151,19 @@ def served(
     "beams",
     [
         pytest.param([None] * 6, id="greedy"),
-        pytest.param([Beams(2)] * 6, id="two beams"),
-        pytest.param([Beams(4, length_penalty=2.0, early_stopping=True)] * 6, id="four beams"),
-        pytest.param([None, Beams(3), None, Beams(2), None, Beams(3)], id="side by side"),
+        pytest.param([BeamSearchParams(2)] * 6, id="two beams"),
+        pytest.param(
+            [BeamSearchParams(4, length_penalty=2.0, early_stopping=True)] * 6, id="four beams"
+        ),
+        pytest.param(
+            [None, BeamSearchParams(3), None, BeamSearchParams(2), None, BeamSearchParams(3)],
+            id="side by side",
+        ),
     ],
 )
-def test_answers_are_those_of_generate(served: Served, beams: list[Beams | None]) -> None:
+def test_answers_are_those_of_generate(
+    served: Served, beams: list[BeamSearchParams | None]
+) -> None:
     expected = [served.expected(source, own) for source, own in zip(SOURCES, beams, strict=True)]
     assert served.answers(beams) == expected
     assert len({tuple(tokens) for tokens in expected}) > 1, "all answers alike: nothing is shown"

@@ -9,7 +9,14 @@ import pytest
 
 from benchmarks.common.local_model import LocalModel
 from deployments.artifacts.store import LATEST_NAME
-from tests.support.parity_models import TWIN, RefusedError, Served, Twins, agreement, decided
+from tests.support.parity_models import (
+    PARITY_MODEL,
+    ParityModel,
+    RefusedError,
+    Served,
+    agreement,
+    decided,
+)
 from tests.support.parity_texts import varied_texts, with_masks
 
 INPUTS = 240
@@ -19,12 +26,12 @@ TARGETS = ["film", "Food", "zebra", "東京", "##s", "film", "[SEP]"]
 
 
 @pytest.fixture(scope="module")
-def pipeline(mask_filler: Twins) -> Any:
+def pipeline(mask_filler: ParityModel) -> Any:
     return mask_filler.pipeline()
 
 
 @pytest.fixture(scope="module")
-def texts(mask_filler: Twins) -> list[str]:
+def texts(mask_filler: ParityModel) -> list[str]:
     """Each with one mask, the longest as long as the model reads."""
     plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=61)
     return [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
@@ -37,7 +44,7 @@ def expected(pipeline: Any, texts: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-async def app(mask_filler: Twins) -> AsyncIterator[Served]:
+async def app(mask_filler: ParityModel) -> AsyncIterator[Served]:
     async with mask_filler.serving() as served:
         yield served
 
@@ -85,7 +92,7 @@ async def test_targets_are_the_only_proposals(
 
 
 async def test_several_masks_get_a_list_each_and_stay_in_the_text(
-    app: Served, pipeline: Any, mask_filler: Twins
+    app: Served, pipeline: Any, mask_filler: ParityModel
 ) -> None:
     plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=54, seed=1)
     texts = [with_masks(text, i % 8 + 1, seed=i) for i, text in enumerate(plain)]
@@ -109,13 +116,13 @@ async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
 
 
 async def test_a_local_model_answers_as_the_server_does(
-    app: Served, mask_filler: Twins, texts: list[str]
+    app: Served, mask_filler: ParityModel, texts: list[str]
 ) -> None:
-    local = LocalModel.open(mask_filler.store(), TWIN, LATEST_NAME)
-    assert local.values_alone(texts[:20], threads=1) == await app.alone(texts[:20])
+    local = LocalModel.open(mask_filler.store(), PARITY_MODEL, LATEST_NAME)
+    assert local.unbatched_values(texts[:20], threads=1) == await app.alone(texts[:20])
 
 
-async def test_int8_proposes_the_same_token_first(mask_filler: Twins) -> None:
+async def test_int8_proposes_the_same_token_first(mask_filler: ParityModel) -> None:
     """Against fp32, which the tests above hold to the pipeline.
 
     With random weights most leads are as small as int8's noise, so that 95 % of all texts agree:

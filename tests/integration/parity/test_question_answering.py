@@ -16,7 +16,7 @@ from tests.integration.parity.record_question_answering import (
     WEIGHTS,
     questions_for,
 )
-from tests.support.parity_models import Twins, agreement
+from tests.support.parity_models import ParityModel, agreement
 
 TOLERANCE = 1e-5  # of a score
 INT8_AGREEMENT = 0.98  # of best answers with a clear lead
@@ -25,8 +25,8 @@ RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    twins = Twins.make(tmp_path_factory.mktemp("questions"), TaskName.QUESTION_ANSWERING)
+def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    twins = ParityModel.make(tmp_path_factory.mktemp("questions"), TaskName.QUESTION_ANSWERING)
     digest = file_sha256(twins.checkpoint / WEIGHTS)
     assert digest == RECORDED["weights"], "the checkpoint has changed: record its answers again"
     return twins
@@ -66,7 +66,7 @@ def test_the_record_is_of_all_that_is_compared() -> None:
 
 
 @pytest.mark.parametrize("run", range(len(RUNS)), ids=lambda run: json.dumps(RUNS[run]))
-async def test_answers_are_the_pipelines_alone_and_in_company(run: int, twins: Twins) -> None:
+async def test_answers_are_the_pipelines_alone_and_in_company(run: int, twins: ParityModel) -> None:
     questions, theirs = recorded(run)
     assert len(theirs) >= 20
     async with twins.serving() as served:
@@ -74,7 +74,7 @@ async def test_answers_are_the_pipelines_alone_and_in_company(run: int, twins: T
         assert_same(questions, await served.mixed(questions, RUNS[run]), theirs)
 
 
-async def test_lists_inside_both_keys_are_answered_alike(twins: Twins) -> None:
+async def test_lists_inside_both_keys_are_answered_alike(twins: ParityModel) -> None:
     questions, theirs = recorded(0)
     together = {
         key: [question[key] for question in questions[:50]] for key in ("question", "context")
@@ -84,7 +84,7 @@ async def test_lists_inside_both_keys_are_answered_alike(twins: Twins) -> None:
 
 
 @pytest.mark.slow
-async def test_int8_finds_the_same_answers(twins: Twins) -> None:
+async def test_int8_finds_the_same_answers(twins: ParityModel) -> None:
     """Against fp32, which the tests above hold to the pipeline.
 
     With random weights a span's score is hundredths, and most leads are as small as int8's noise:

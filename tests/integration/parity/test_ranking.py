@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import TaskName
 from tests.support.builders import write_json
-from tests.support.parity_models import Served, Twins, agreement
+from tests.support.parity_models import ParityModel, Served, agreement
 from tests.support.parity_texts import varied_texts
 
 READS = 64  # tokens, of a pair three of them special
@@ -27,30 +27,30 @@ INT8_AGREEMENT, CLEAR_GAP = 0.98, 0.1
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
     root = tmp_path_factory.mktemp("cross-encoder")
-    return Twins.make(root, TaskName.TEXT_RANKING, labels=("SCORE",))
+    return ParityModel.make(root, TaskName.TEXT_RANKING, labels=("SCORE",))
 
 
 @pytest.fixture(scope="module")
-def bi_encoder(tmp_path_factory: pytest.TempPathFactory) -> Twins:
-    twins = Twins.make(tmp_path_factory.mktemp("bi-encoder"), TaskName.FEATURE_EXTRACTION)
+def bi_encoder(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    twins = ParityModel.make(tmp_path_factory.mktemp("bi-encoder"), TaskName.FEATURE_EXTRACTION)
     spoken = {"prompts": PROMPTS, "default_prompt_name": None}
     write_json(twins.checkpoint / "config_sentence_transformers.json", spoken)
     return twins
 
 
 @pytest.fixture(scope="module")
-def searches(cross_encoder: Twins) -> list[dict[str, Any]]:
+def searches(cross_encoder: ParityModel) -> list[dict[str, Any]]:
     return searches_of(cross_encoder, QUERY_TOKENS, TEXT_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def long_searches(cross_encoder: Twins) -> list[dict[str, Any]]:
+def long_searches(cross_encoder: ParityModel) -> list[dict[str, Any]]:
     return searches_of(cross_encoder, READS, 3 * READS)
 
 
-def searches_of(twins: Twins, query_tokens: int, text_tokens: int) -> list[dict[str, Any]]:
+def searches_of(twins: ParityModel, query_tokens: int, text_tokens: int) -> list[dict[str, Any]]:
     """Each query with texts of its own."""
     queries = varied_texts(twins.checkpoint, QUERIES, most_tokens=query_tokens, seed=1)
     count = QUERIES * TEXTS_EACH
@@ -61,7 +61,7 @@ def searches_of(twins: Twins, query_tokens: int, text_tokens: int) -> list[dict[
     ]
 
 
-def logits_of(twins: Twins, searches: Sequence[Any]) -> NDArray[np.float64]:
+def logits_of(twins: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
     """[queries, texts] of the torch model, pair by pair."""
     import torch
 
@@ -75,7 +75,7 @@ def logits_of(twins: Twins, searches: Sequence[Any]) -> NDArray[np.float64]:
         return np.array([[logit(s["query"], text) for text in s["texts"]] for s in searches])
 
 
-def cosines_of(twins: Twins, searches: Sequence[Any]) -> NDArray[np.float64]:
+def cosines_of(twins: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
     """[queries, texts] of the torch model's mean token vectors, text by text."""
     import torch
 
@@ -139,7 +139,7 @@ def assert_same_order(answers: Sequence[Any], keys: NDArray[np.float64], toleran
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 async def test_a_cross_encoder_ranks_by_torchs_logits_alone_and_in_company(
-    raw_scores: bool, cross_encoder: Twins, searches: list[dict[str, Any]]
+    raw_scores: bool, cross_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
     logits = logits_of(cross_encoder, searches)
     due = logits if raw_scores else sigmoid(logits)
@@ -152,7 +152,7 @@ async def test_a_cross_encoder_ranks_by_torchs_logits_alone_and_in_company(
 
 
 async def test_long_pairs_are_cut_where_the_longer_segment_is_too_long(
-    cross_encoder: Twins, long_searches: list[dict[str, Any]]
+    cross_encoder: ParityModel, long_searches: list[dict[str, Any]]
 ) -> None:
     logits = logits_of(cross_encoder, long_searches)
     async with cross_encoder.serving() as served:
@@ -162,7 +162,7 @@ async def test_long_pairs_are_cut_where_the_longer_segment_is_too_long(
 
 
 async def test_a_bi_encoder_ranks_by_cosine_behind_its_prompts_alone_and_in_company(
-    bi_encoder: Twins, searches: list[dict[str, Any]]
+    bi_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
     cosines = cosines_of(bi_encoder, searches)
     near = pytest.approx(cosines, abs=SCORE_TOLERANCE)
@@ -176,7 +176,7 @@ async def test_a_bi_encoder_ranks_by_cosine_behind_its_prompts_alone_and_in_comp
 
 
 async def test_int8_orders_texts_alike_wherever_the_order_is_clear(
-    cross_encoder: Twins, searches: list[dict[str, Any]]
+    cross_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
     due = sigmoid(logits_of(cross_encoder, searches))
     async with cross_encoder.serving("int8") as served:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.parity.conftest import LABELS
-from tests.support.parity_models import Served, Twins, agreement, decided
+from tests.support.parity_models import ParityModel, Served, agreement, decided
 from tests.support.parity_texts import pairs_of, varied_texts
 
 INPUTS = 300
@@ -18,17 +18,17 @@ LOGIT_TOLERANCE = 2e-5
 
 
 @pytest.fixture(scope="module")
-def pipeline(classifier: Twins) -> Any:
+def pipeline(classifier: ParityModel) -> Any:
     return classifier.pipeline()
 
 
 @pytest.fixture(scope="module")
-def texts(classifier: Twins) -> list[str]:
+def texts(classifier: ParityModel) -> list[str]:
     return varied_texts(classifier.checkpoint, INPUTS, most_tokens=62)
 
 
 @pytest.fixture(scope="module")
-def pairs(classifier: Twins) -> list[dict[str, str]]:
+def pairs(classifier: ParityModel) -> list[dict[str, str]]:
     """Both texts together as long as the model reads, at most."""
     return pairs_of(varied_texts(classifier.checkpoint, 2 * 200, most_tokens=30, seed=1))
 
@@ -40,7 +40,7 @@ def expected(pipeline: Any, texts: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-async def app(classifier: Twins) -> AsyncIterator[Served]:
+async def app(classifier: ParityModel) -> AsyncIterator[Served]:
     async with classifier.serving() as served:
         yield served
 
@@ -108,7 +108,7 @@ async def test_texts_and_pairs_share_a_request(
 
 
 async def test_int8_gives_the_same_label(
-    classifier: Twins, texts: list[str], expected: list[Any]
+    classifier: ParityModel, texts: list[str], expected: list[Any]
 ) -> None:
     """With random weights some leads are as small as int8's noise: 97 % of all texts agree.
 

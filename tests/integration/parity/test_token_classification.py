@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deployments.artifacts.manifest import TaskName
-from tests.support.parity_models import Twins, agreement
+from tests.support.parity_models import ParityModel, agreement
 from tests.support.parity_texts import varied_texts
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -24,14 +24,14 @@ DECIDED = 0.55  # the next label has 0.45 at most: as far apart as the gate of a
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
     root = tmp_path_factory.mktemp("entities")
-    twins = Twins.make(root, TaskName.TOKEN_CLASSIFICATION, labels=LABELS)
+    twins = ParityModel.make(root, TaskName.TOKEN_CLASSIFICATION, labels=LABELS)
     balance(twins)
     return twins
 
 
-def balance(twins: Twins) -> None:
+def balance(twins: ParityModel) -> None:
     """Make all labels about as likely over all tokens, and every token's own clearly likeliest.
 
     Random weights prefer one or two of them by far, and are of two minds about the rest.
@@ -47,7 +47,7 @@ def balance(twins: Twins) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(twins: Twins) -> Iterator[Any]:
+def reference(twins: ParityModel) -> Iterator[Any]:
     pipeline = twins.pipeline()
     pipeline.tokenizer.model_max_length = READS
     # As files of real checkpoints say.
@@ -59,12 +59,12 @@ def reference(twins: Twins) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def texts(twins: Twins) -> list[str]:
+def texts(twins: ParityModel) -> list[str]:
     return varied_texts(twins.checkpoint, TEXTS, most_tokens=READS - 2)
 
 
 @pytest.fixture(scope="module")
-def long_texts(twins: Twins) -> list[str]:
+def long_texts(twins: ParityModel) -> list[str]:
     return varied_texts(twins.checkpoint, TEXTS, most_tokens=3 * READS, seed=1)
 
 
@@ -85,7 +85,7 @@ def unscored(answers: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_entities_offsets_and_words_are_the_pipelines_alone_and_in_company(
-    strategy: str, twins: Twins, reference: Any, texts: list[str]
+    strategy: str, twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     theirs = reference(texts, aggregation_strategy=strategy)
     parameters = {"aggregation_strategy": strategy}
@@ -97,7 +97,7 @@ async def test_entities_offsets_and_words_are_the_pipelines_alone_and_in_company
 @pytest.mark.parametrize("strategy", ["none", "simple", "average"])
 @pytest.mark.parametrize("ignored", [[], ["O", "LOC", "I-PER"]])
 async def test_labels_are_ignored_as_the_pipeline_does(
-    strategy: str, ignored: list[str], twins: Twins, reference: Any, texts: list[str]
+    strategy: str, ignored: list[str], twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": strategy, "ignore_labels": ignored}
     theirs = reference(texts[:FEWER], **parameters)
@@ -107,7 +107,7 @@ async def test_labels_are_ignored_as_the_pipeline_does(
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 async def test_windows_of_long_texts_are_merged_as_the_pipeline_does(
-    strategy: str, twins: Twins, reference: Any, long_texts: list[str]
+    strategy: str, twins: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": strategy, "stride": 16}
     theirs = [reference(text, **parameters) for text in long_texts]
@@ -118,7 +118,7 @@ async def test_windows_of_long_texts_are_merged_as_the_pipeline_does(
 
 @pytest.mark.parametrize("stride", [0, 1, 30])
 async def test_windows_share_as_many_tokens_as_the_pipelines(
-    stride: int, twins: Twins, reference: Any, long_texts: list[str]
+    stride: int, twins: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": "simple", "stride": stride}
     theirs = [reference(text, **parameters) for text in long_texts[:FEWER]]
@@ -128,7 +128,7 @@ async def test_windows_share_as_many_tokens_as_the_pipelines(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 async def test_a_text_cut_to_fit_is_answered_as_by_the_pipeline(
-    side: str, twins: Twins, reference: Any, long_texts: list[str]
+    side: str, twins: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     reference.tokenizer.truncation_side = side
     theirs = reference(long_texts[:FEWER], aggregation_strategy="none")
@@ -139,7 +139,7 @@ async def test_a_text_cut_to_fit_is_answered_as_by_the_pipeline(
 
 
 async def test_int8_gives_the_tokens_the_labels_of_the_pipeline(
-    twins: Twins, reference: Any, texts: list[str]
+    twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": "none", "ignore_labels": []}
     theirs = reference(texts, **parameters)

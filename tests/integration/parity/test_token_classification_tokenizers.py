@@ -22,10 +22,10 @@ from tokenizers import (
 )
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import TokenClassification
 from deployments.tokenization.vocabulary import Vocabulary
-from deployments.tokenization.windows import WindowEncoder
+from deployments.tokenization.windows import WindowTokenizer
 from tests.integration.parity.test_token_classification import (
     LABELS,
     READS,
@@ -119,14 +119,14 @@ class Pair:
         """What the task answers to the logits of the pipeline's model."""
         parsed = TokenClassification().parse(text, parameters, self.manifest)
         assert parsed.windowing is not None
-        windows, _ = WindowEncoder(self.directory, READS).windows(
+        windows, _ = WindowTokenizer(self.directory, READS).windows(
             text, 0, parsed.windowing, parsed.truncation
         )
-        items, layouts = zip(*windows, strict=True)
-        computed = Computed(
+        items, token_offsets = zip(*windows, strict=True)
+        computed = DecodeContext(
             rows=[self._logits(item.ids) for item in items],
             items=items,
-            layouts=layouts,
+            token_offsets=token_offsets,
             manifest=self.manifest,
             vocabulary=Vocabulary(self.directory),
         )

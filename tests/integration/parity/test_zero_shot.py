@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.manifest import TaskName
-from tests.support.parity_models import Twins, agreement
+from tests.support.parity_models import ParityModel, agreement
 from tests.support.parity_texts import varied_texts
 
 NLI = ("contradiction", "neutral", "entailment")
@@ -27,24 +27,24 @@ INT8_AGREEMENT = 0.98  # of the decided labels of all texts
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
     root = tmp_path_factory.mktemp("entailment")
-    return Twins.make(root, TaskName.ZERO_SHOT_CLASSIFICATION, labels=NLI)
+    return ParityModel.make(root, TaskName.ZERO_SHOT_CLASSIFICATION, labels=NLI)
 
 
 @pytest.fixture(scope="module")
-def reference(twins: Twins) -> Any:
+def reference(twins: ParityModel) -> Any:
     return pipeline_of(twins)
 
 
-def pipeline_of(twins: Twins) -> Any:
+def pipeline_of(twins: ParityModel) -> Any:
     pipeline = twins.pipeline()
     pipeline.tokenizer.model_max_length = READS
     return pipeline
 
 
 @pytest.fixture(scope="module")
-def texts(twins: Twins) -> list[str]:
+def texts(twins: ParityModel) -> list[str]:
     return varied_texts(twins.checkpoint, TEXTS, most_tokens=READS - 3 - LONGEST_HYPOTHESIS)
 
 
@@ -82,7 +82,7 @@ def closest(answer: Any) -> float:
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("multi_label", [False, True])
 async def test_labels_are_the_pipelines_alone_and_in_company(
-    multi_label: bool, template: str | None, twins: Twins, reference: Any, texts: list[str]
+    multi_label: bool, template: str | None, twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = asked(CANDIDATES, multi_label, template)
     theirs = reference(texts, **parameters)
@@ -93,7 +93,7 @@ async def test_labels_are_the_pipelines_alone_and_in_company(
 
 @pytest.mark.parametrize("multi_label", [False, True])
 async def test_a_single_label_is_weighed_against_contradiction(
-    multi_label: bool, twins: Twins, reference: Any, texts: list[str]
+    multi_label: bool, twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = asked(CANDIDATES[:1], multi_label, None)
     theirs = reference(texts, **parameters)
@@ -108,7 +108,7 @@ async def test_a_single_label_is_weighed_against_contradiction(
 async def test_the_model_may_order_and_spell_its_labels_as_it_likes(
     labels: tuple[str, ...], tmp_path: Path, texts: list[str]
 ) -> None:
-    twins = Twins.make(tmp_path, TaskName.ZERO_SHOT_CLASSIFICATION, labels=labels)
+    twins = ParityModel.make(tmp_path, TaskName.ZERO_SHOT_CLASSIFICATION, labels=labels)
     reference = pipeline_of(twins)
     async with twins.serving() as served:
         for multi_label in (False, True):
@@ -118,7 +118,7 @@ async def test_the_model_may_order_and_spell_its_labels_as_it_likes(
 
 
 async def test_labels_with_commas_between_are_as_many_labels(
-    twins: Twins, reference: Any, texts: list[str]
+    twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {
         "candidate_labels": " film,crème brûlée , the city at night,",
@@ -129,7 +129,9 @@ async def test_labels_with_commas_between_are_as_many_labels(
         assert_same(await served.mixed(texts[:40], parameters), theirs)
 
 
-async def test_long_texts_are_cut_as_the_pipeline_cuts_them(twins: Twins, reference: Any) -> None:
+async def test_long_texts_are_cut_as_the_pipeline_cuts_them(
+    twins: ParityModel, reference: Any
+) -> None:
     long_texts = varied_texts(
         twins.checkpoint, TEXTS, least_tokens=READS, most_tokens=3 * READS, seed=1
     )
@@ -140,7 +142,7 @@ async def test_long_texts_are_cut_as_the_pipeline_cuts_them(twins: Twins, refere
 
 
 async def test_requests_with_other_labels_do_not_disturb_each_other(
-    twins: Twins, reference: Any, texts: list[str]
+    twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     rng = random.Random(0)
     async with twins.serving() as served:
@@ -151,7 +153,7 @@ async def test_requests_with_other_labels_do_not_disturb_each_other(
 
 
 async def test_int8_takes_the_same_side_wherever_a_label_clearly_holds_or_not(
-    twins: Twins, reference: Any, texts: list[str]
+    twins: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = asked(CANDIDATES, True, None)
     theirs = reference(texts, **parameters)

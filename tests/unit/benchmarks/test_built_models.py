@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.common.sentences import STSB_NAME
-from benchmarks.graphs.candidates import OPENVINO, SEALED, TORCH, USUAL
+from benchmarks.graphs.candidates import COMMON_RECIPE, OPENVINO, SEALED, TORCH
 from build_artifacts.console import Progress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.recipes import CPU_INT8, Recipe
+from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import LITTLE
 from tests.unit.benchmarks.test_commands import only_result
@@ -27,7 +27,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     request = BuildRequest(
         ref=str(tiny_checkpoint(tmp_path_factory.mktemp("source") / "tiny", layers=1)),
         store=tmp_path_factory.mktemp("store"),
-        recipe=Recipe(candidates=(CPU_INT8,)),
+        recipe=BuildRecipe(candidates=(CPU_INT8,)),
         effort=LITTLE,
     )
     return build(request, Progress(io.StringIO()))
@@ -44,7 +44,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("benchmarks.common.engine_timing.CELL_S", 0.005)
+    monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.005)
     # The other one would load NNCF, for seconds.
     monkeypatch.setattr("benchmarks.graphs.candidates.OPENVINO", (STATIC,))
     out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
@@ -54,7 +54,14 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     assert main(command) == 0
     figures = only_result(out)["figures"]
     assert figures["missing"] == {}
-    assert set(figures["contenders"]) == {TORCH, "onnx", USUAL, SEALED, "cpu-int8", STATIC.name}
+    assert set(figures["contenders"]) == {
+        TORCH,
+        "onnx",
+        COMMON_RECIPE,
+        SEALED,
+        "cpu-int8",
+        STATIC.name,
+    }
     together, shared = figures["heats"]
     assert together["placement"] == {"threads": 2, "runs": 1}
     assert {one["contender"] for one in together["latencies"]} == set(figures["contenders"])
@@ -64,7 +71,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     near = {one["contender"]: one for one in together["likenesses"]}
     assert near[TORCH]["cosine_worst"] == pytest.approx(1.0)
     assert near[SEALED]["misses"] == []
-    assert set(figures["scores"]) == {TORCH, USUAL, SEALED, STATIC.name}
+    assert set(figures["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
     reached = [goal["reached"] is not None for goal in figures["goals"]]
     assert reached == [True, True, True, False, True, True, False]
     assert "\ntargets\ntorch / sealed at 8x" in capsys.readouterr().out
@@ -110,7 +117,7 @@ def test_without_its_checkpoint_a_model_has_nothing_to_be_compared_with(
 def test_the_engine_is_compared_with_torch(
     built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.common.engine_timing.CELL_S", 0.005)
+    monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.005)
     (tmp_path / STSB_NAME).write_text(PAIRS, encoding="utf-8")
     out = tmp_path / "out"
     command = ["engine", "--model", built.manifest.id, *places(built, out), "--torch"]

@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
 
 def served(model: LocalModel, *, sign: float = 1.0) -> Script:
     """A server of `model`; with a `sign` of -1 every answer is wrong."""
-    vectors = {text: sign * model.values_alone([text], threads=1)[0] for text in WORDS}
+    vectors = {text: sign * model.unbatched_values([text], threads=1)[0] for text in WORDS}
 
     def answer(n: int, request: Seen) -> FakeAnswer:
         if request.method == "GET":

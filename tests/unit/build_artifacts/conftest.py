@@ -9,13 +9,13 @@ import pytest
 
 from build_artifacts.console import Progress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, Recipe
+from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, BuildRecipe
 from tests.support.adapters import tiny_adapter
 from tests.support.builders import tiny_checkpoint
-from tests.support.prepared_build import LITTLE, Workshop, plant_outlier
+from tests.support.prepared_build import LITTLE, PreparedBuild, plant_outlier
 
 LABELS = ("SAD", "GLAD", "MAD")
-BOTH_LANES = Recipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16))
+BOTH_DEVICES = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16))
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def embedding_build(
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path_factory.mktemp("store"),
-        recipe=BOTH_LANES,
+        recipe=BOTH_DEVICES,
         effort=LITTLE,
     )
     return build(request, Progress(io.StringIO()))
 
 
 @pytest.fixture(scope="session")
-def moods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sentiment_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Labelled data for the merged adapter."""
     path = tmp_path_factory.mktemp("data") / "moods.tsv"
     texts = ("a lovely film", "the awful night", "bad food", "the river is great", "it was good")
@@ -59,9 +59,9 @@ def moods(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
     """An embedding model of two layers; the second product of the second layer's feed-forward
     network is one that int8 hurts."""
     root = tmp_path_factory.mktemp("workshop")
     source = plant_outlier(tiny_checkpoint(root / "model"), layer=1)
-    return Workshop.of(source, root / "work")
+    return PreparedBuild.of(source, root / "work")

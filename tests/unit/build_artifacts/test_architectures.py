@@ -20,13 +20,13 @@ from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
 from build_artifacts.search.preparation import Original
-from build_artifacts.search.probes import encode_texts
+from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantize import quantise
 from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import Device, EngineOptions, Gate, Head, Source, TaskName
-from deployments.config import LaneSettings
-from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.tuning.parity import Reference, Verdict, answers, judge
 from tests.support.builders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, write_json
 
@@ -97,7 +97,7 @@ class Subject:
         )
         checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "local/model")
         facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
-        items = encode_texts(source, facts.max_tokens, TEXTS)
+        items = tokenize_texts(source, facts.max_tokens, TEXTS)
         original = Original(load_model(source, head=facts.head, dtype="float32"), facts)
         return cls(source, facts, Reference(items, tuple(answers(original, items, 1))))
 
@@ -105,7 +105,7 @@ class Subject:
         model = load_model(self.source, head=self.facts.head, dtype=recipe.dtype)
         return export(model, self.facts, recipe, graph)
 
-    def engine(self, graph: Path) -> Engine:
+    def engine(self, graph: Path) -> EncoderEngine:
         spec = GraphSpec(
             path=graph,
             device=Device.CPU,
@@ -115,7 +115,7 @@ class Subject:
             head=self.facts.head,
             mask_token=self.facts.mask_token,
         )
-        return open_engine(spec, LaneSettings())
+        return open_engine(spec, EncoderSettings())
 
     def verdict(self, graph: Path) -> Verdict:
         """Alone and in company, after every answer was compared digit by digit."""

@@ -18,16 +18,16 @@ from build_artifacts.console import Progress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import Sampling
 from build_artifacts.options import parser
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort
-from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCHES, Recipe
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult
+from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
 from deployments.artifacts.manifest import MANIFEST_NAME, Device, Gate, TaskName
-from deployments.artifacts.store import LATEST_NAME, model_directory, point_latest, resolve_version
-from deployments.config import LaneSettings
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
+from deployments.config import EncoderSettings
 from deployments.tuning.costs import Placement, read_costs
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 from tests.support.builders import tiny_tokenizer
 from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
-from tests.unit.build_artifacts.conftest import BOTH_LANES
+from tests.unit.build_artifacts.conftest import BOTH_DEVICES
 
 HEAVY = (
     *("torch", "transformers", "peft", "safetensors", "huggingface_hub", "matplotlib", "tqdm"),
@@ -43,7 +43,7 @@ def seal_demo(store: Path) -> None:
         directory = directory.rename(directory.with_name(version))
         manifest = json.loads((directory / MANIFEST_NAME).read_bytes())
         (directory / MANIFEST_NAME).write_text(json.dumps(manifest | {"version": version}))
-        point_latest(store, model.id, version)
+        set_latest(store, model.id, version)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_build_asks_for_what_it_was_told(
 ) -> None:
     plain = asked(monkeypatch, embedding_build)
     assert (plain.ref, plain.recipe, plain.force) == ("here", FULL, False)
-    assert plain.effort == Effort(tune_seconds=60.0)
+    assert plain.effort == BuildBudget(tune_seconds=60.0)
     assert (plain.id, plain.task, plain.adapter) == (None, None, None)
     full = asked(
         monkeypatch,
@@ -137,7 +137,7 @@ def test_build_asks_for_what_it_was_told(
         *("--gate", "cosine_mean=0.9", "--gate", "metric_drop=1", "--store", "elsewhere"),
     )
     assert full.recipe == replace(QUICK, gate=Gate(cosine_mean=0.9, metric_drop=1))
-    assert full.effort == Effort(
+    assert full.effort == BuildBudget(
         tune_seconds=1.5, evaluation=Path("data.tsv"), sampling=Sampling(limit=9)
     )
     assert (full.id, full.task, full.force) == ("a/b", TaskName.TEXT_RANKING, True)
@@ -157,7 +157,7 @@ def test_build_finds_what_is_there(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(SEARCHES, "quick", BOTH_LANES)
+    monkeypatch.setitem(SEARCH_PRESETS, "quick", BOTH_DEVICES)
     given = ["build", str(embedding_source), "--search", "quick", "--store", str(store)]
     assert main(given) == 0
     version = embedding_build.manifest.version
@@ -168,8 +168,8 @@ def test_show_lists_versions_candidates_and_damage(
     store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built, manifest = embedding_build.directory, embedding_build.manifest
-    spoilt = seal_tiny(store, "tiny/spoilt")
-    (spoilt / GRAPH_NAME).write_bytes(b"not the graph")
+    corrupted = seal_tiny(store, "tiny/spoilt")
+    (corrupted / GRAPH_NAME).write_bytes(b"not the graph")
     assert main(["show", "--store", str(store)]) == 0
     head, first, *others, damaged = capsys.readouterr().out.splitlines()
     assert head.split() == ["MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE"]
@@ -179,7 +179,7 @@ def test_show_lists_versions_candidates_and_damage(
     assert [line.split()[0] for line in others] == [c.name for c in manifest.candidates[1:]]
     parity = manifest.candidates[-1].parity
     assert f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst" in others[-1]
-    assert damaged.startswith(f"tiny/spoilt     {spoilt.name} *  damaged (digest_mismatch)")
+    assert damaged.startswith(f"tiny/spoilt     {corrupted.name} *  damaged (digest_mismatch)")
 
 
 def test_show_of_nothing_says_what_to_do(
@@ -220,11 +220,11 @@ def test_a_default_that_somebody_chose_survives_the_demo(tmp_path: Path) -> None
     model = DEMO_MODELS[0]
     own = seal_tiny(tmp_path, model.id)
     progress = Progress(io.StringIO())
-    assert build_demo_model(model, tmp_path, progress).was_there
+    assert build_demo_model(model, tmp_path, progress).already_built
     assert resolve_version(tmp_path, model.id, LATEST_NAME) == own.name
 
     (model_directory(tmp_path, model.id) / LATEST_NAME).unlink()
-    assert build_demo_model(model, tmp_path, progress).was_there
+    assert build_demo_model(model, tmp_path, progress).already_built
     assert resolve_version(tmp_path, model.id, LATEST_NAME) == model.version(tmp_path)
 
 
@@ -233,8 +233,8 @@ def test_tune_measures_again_and_shows_what_will_serve(
 ) -> None:
     manifest = embedding_build.manifest
     directory = store / "local--embedder" / manifest.version
-    lane = LaneSettings(threads_per_run=1)
-    placement = Placement(directory, manifest, Device.CPU, lane)
+    encoder = EncoderSettings(intra_op_threads=1)
+    placement = Placement(directory, manifest, Device.CPU, encoder)
     before = placement.costs_path.read_bytes()
     given = ["--threads", "1", "--tune-seconds", "0.2", "--store", str(store)]
     assert main(["tune", "local/embedder", *given]) == 0
@@ -354,11 +354,11 @@ def test_a_demo_model_is_built_from_a_package_and_an_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One candidate that needs no mending, and no data; `make serve` builds with everything.
-    monkeypatch.setattr(demo, "QUICK", Recipe(candidates=(CPU_INT8_WEIGHTS,)))
+    monkeypatch.setattr(demo, "QUICK", BuildRecipe(candidates=(CPU_INT8_WEIGHTS,)))
     monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
     model = replace(DEMO_MODELS[1], evaluation=None)
     built, again = (build_demo_model(model, tmp_path, Progress(io.StringIO())) for _ in range(2))
-    assert (built.was_there, again.was_there) == (False, True)
+    assert (built.already_built, again.already_built) == (False, True)
     manifest = again.manifest
     assert manifest.version == model.version(tmp_path)
     assert manifest.labels == ("NEGATIVE", "POSITIVE")

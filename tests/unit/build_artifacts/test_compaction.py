@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.compaction.apply import CompactionMisfit, compact
+from build_artifacts.compaction.apply import CompactionMismatch, compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.layouts import LAYOUTS
-from build_artifacts.compaction.plan import Compaction, LayerCut
+from build_artifacts.compaction.plan import Compaction, LayerReduction
 from tests.support import pruned_checkpoints
 from tests.support.builders import tiny_checkpoint
 from tests.support.pruned_checkpoints import (
-    HEADS,
     ROWS,
+    TASK_HEADS,
     answers,
     encoder,
     layer,
@@ -32,7 +32,7 @@ HALF_TOLERANCE = 1e-2  # float16 has three digits
 
 BOTH = ("bert", "distilbert")
 PRUNED = tuple(
-    LayerCut(layer=i, heads=heads, rows=rows)
+    LayerReduction(layer=i, heads=heads, rows=rows)
     for i, (heads, rows) in enumerate(pruned_checkpoints.PRUNED)
 )
 
@@ -43,7 +43,7 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
     (pruned_checkpoints.blind_rows, (), tuple(range(8, 40))),
     (pruned_checkpoints.ignored_rows, (), (0, 1, 2, 3, 63)),
     # One head and one row stay: a matrix of nothing could not be pruned_checkpoints.exported.
-    (pruned_checkpoints.everything, tuple(range(1, HEADS)), tuple(range(1, ROWS))),
+    (pruned_checkpoints.everything, tuple(range(1, TASK_HEADS)), tuple(range(1, ROWS))),
 ]
 
 
@@ -56,10 +56,13 @@ def test_what_is_constant_goes_and_answers_stay(
     prune(layer(model, 1))
     before, parameters = answers(model), size(model)
     compaction = find(model)
-    assert compaction.cuts == (LayerCut(layer=1, heads=heads, rows=rows),)
+    assert compaction.cuts == (LayerReduction(layer=1, heads=heads, rows=rows),)
     assert compact(model, compaction) is model
-    assert layer(model, 1).value.weight.shape[0] == (HEADS - len(heads)) * pruned_checkpoints.WIDTH
-    assert layer(model, 1).narrow.weight.shape[1] == ROWS - len(rows)
+    assert (
+        layer(model, 1).value.weight.shape[0]
+        == (TASK_HEADS - len(heads)) * pruned_checkpoints.WIDTH
+    )
+    assert layer(model, 1).ffn_down.weight.shape[1] == ROWS - len(rows)
     assert compaction.parameters_before == parameters
     assert compaction.parameters_after == size(model) < parameters
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
@@ -74,7 +77,7 @@ def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
     compaction = find(model)
     assert compaction.cuts == PRUNED
     assert (compaction.heads_before, compaction.heads_after) == (
-        pruned_checkpoints.LAYERS * HEADS,
+        pruned_checkpoints.LAYERS * TASK_HEADS,
         5,
     )
     assert (compaction.rows_before, compaction.rows_after) == (pruned_checkpoints.LAYERS * ROWS, 91)
@@ -109,9 +112,9 @@ def test_constants_are_kept_in_the_biases(model_type: str) -> None:
     pruned_checkpoints.blind_heads(first)
     pruned_checkpoints.blind_rows(first)
     before = answers(model)
-    biases = [linear.bias.detach().clone() for linear in (first.mix, first.narrow)]
+    biases = [linear.bias.detach().clone() for linear in (first.mix, first.ffn_down)]
     compact(model, find(model))
-    for linear, bias in zip((first.mix, first.narrow), biases, strict=True):
+    for linear, bias in zip((first.mix, first.ffn_down), biases, strict=True):
         folded, linear.bias.data = linear.bias.data, bias
         assert np.abs(answers(model) - before).max() > 1000 * TOLERANCE
         linear.bias.data = folded
@@ -133,8 +136,8 @@ def test_what_is_nearly_constant_stays() -> None:
     first = layer(model, 0)
     pruned_checkpoints.zero_rows(first.value, pruned_checkpoints.channels(1)[:-1])
     pruned_checkpoints.zero_columns(first.mix, pruned_checkpoints.channels(2)[1:])
-    pruned_checkpoints.zero_rows(first.widen, [5])
-    first.widen.weight.data[5, 0] = 1e-30
+    pruned_checkpoints.zero_rows(first.ffn_up, [5])
+    first.ffn_up.weight.data[5, 0] = 1e-30
     assert find(model).is_empty
 
 
@@ -156,7 +159,7 @@ def test_a_layer_built_otherwise_is_left_alone() -> None:
     import torch
 
     model = pruned_encoder("bert")
-    layer(model, 1).widen.__class__ = type("Quantised", (torch.nn.Linear,), {})
+    layer(model, 1).ffn_up.__class__ = type("Quantised", (torch.nn.Linear,), {})
     assert find(model).is_empty
 
 
@@ -206,7 +209,7 @@ def test_a_compaction_reads_back_as_it_was_written() -> None:
 )
 def test_a_cut_that_makes_no_sense_is_refused(cut: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        LayerCut.model_validate(cut)
+        LayerReduction.model_validate(cut)
 
 
 def test_layers_are_cut_once_each_and_in_order() -> None:
@@ -219,7 +222,7 @@ def test_layers_are_cut_once_each_and_in_order() -> None:
 def test_it_says_in_one_line_what_it_removed() -> None:
     large = Compaction(
         architecture="bert",
-        cuts=(LayerCut(layer=0, heads=tuple(range(31)), rows=tuple(range(5_120))),),
+        cuts=(LayerReduction(layer=0, heads=tuple(range(31)), rows=tuple(range(5_120))),),
         heads_before=72,
         rows_before=9_216,
         parameters_before=22_713_216,
@@ -236,12 +239,12 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
     ("another architecture", "is for `bert`, the model is `distilbert`", lambda c: {}),
     ("another size", "is for 7 parameters", lambda c: {"parameters_before": 7}),
     ("no such layer", "names layer 2, the model has 2",
-     lambda c: {"cuts": (*c.cuts, LayerCut(layer=2, heads=(0,)))}),
+     lambda c: {"cuts": (*c.cuts, LayerReduction(layer=2, heads=(0,)))}),
     ("a head in use", r"removes heads of layer 0 that the model needs: \[2\]",
-     lambda c: {"cuts": (LayerCut(layer=0, heads=(1, 2)),)}),
-    ("no such head", r"needs: \[4\]", lambda c: {"cuts": (LayerCut(layer=0, heads=(4,)),)}),
+     lambda c: {"cuts": (LayerReduction(layer=0, heads=(1, 2)),)}),
+    ("no such head", r"needs: \[4\]", lambda c: {"cuts": (LayerReduction(layer=0, heads=(4,)),)}),
     ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
-     lambda c: {"cuts": (*c.cuts[:1], LayerCut(layer=1, rows=(0, 7)))}),
+     lambda c: {"cuts": (*c.cuts[:1], LayerReduction(layer=1, rows=(0, 7)))}),
 ]  # fmt: skip
 
 
@@ -252,7 +255,7 @@ def test_a_compaction_that_does_not_fit_touches_nothing(
     compaction = find(pruned_encoder("bert"))
     model = pruned_encoder("distilbert" if why == "another architecture" else "bert")
     before, parameters = answers(model), size(model)
-    with pytest.raises(CompactionMisfit, match=sentence) as caught:
+    with pytest.raises(CompactionMismatch, match=sentence) as caught:
         compact(model, compaction.model_copy(update=change(compaction)))
     assert caught.value.code == "compaction_misfit"
     assert caught.value.hint
@@ -263,8 +266,8 @@ def test_a_compaction_that_does_not_fit_touches_nothing(
 def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
     model = encoder("bert")
     pruned_checkpoints.everything(layer(model, 0))
-    whole = find(model).model_copy(update={"cuts": (LayerCut(layer=0, heads=(0, 1, 2, 3)),)})
-    with pytest.raises(CompactionMisfit, match="removes all 4 heads of layer 0"):
+    whole = find(model).model_copy(update={"cuts": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)})
+    with pytest.raises(CompactionMismatch, match="removes all 4 heads of layer 0"):
         compact(model, whole)
 
 
@@ -272,7 +275,7 @@ def test_a_compaction_cannot_be_applied_twice() -> None:
     model = pruned_encoder("bert")
     compaction = find(model)
     compact(model, compaction)
-    with pytest.raises(CompactionMisfit, match="parameters"):
+    with pytest.raises(CompactionMismatch, match="parameters"):
         compact(model, compaction)
 
 

@@ -12,17 +12,17 @@ from safetensors.torch import load_file, save_file
 from build_artifacts.console import Progress
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
-from build_artifacts.recipes import CPU_INT8, Recipe
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, TaskName
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.tuning.costs import Placement, read_costs
 from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.prepared_build import LITTLE, SMALL
 from tests.unit.build_artifacts.conftest import LABELS
 
-UNTUNED = Effort(tune_seconds=0)
+UNTUNED = BuildBudget(tune_seconds=0)
 # Nearer than int8 gets, not than fp32.
 EXACT = Gate(cosine_mean=0.9999999, cosine_worst=0.9999999)
 
@@ -41,7 +41,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def judged_by_data(
-    tmp_path_factory: pytest.TempPathFactory, classifier: Path, moods: Path
+    tmp_path_factory: pytest.TempPathFactory, classifier: Path, sentiment_data: Path
 ) -> tuple[BuildResult, str]:
     """A classifier built with labelled data, and what was told meanwhile."""
     told = io.StringIO()
@@ -49,7 +49,7 @@ def judged_by_data(
         ref=str(classifier),
         store=tmp_path_factory.mktemp("store"),
         recipe=replace(SMALL, gate=Gate(top1_agreement=0.9, metric_drop=50)),
-        effort=replace(LITTLE, evaluation=moods),
+        effort=replace(LITTLE, evaluation=sentiment_data),
     )
     return build(request, Progress(told)), told.getvalue()
 
@@ -88,8 +88,8 @@ def test_the_winner_on_this_host_is_the_portable_default(
     result, _ = judged_by_data
     manifest = result.manifest
     for threads in {1, 2}:
-        lane = LaneSettings(threads_per_run=threads)
-        placement = Placement(result.directory, manifest, Device.CPU, lane)
+        encoder = EncoderSettings(intra_op_threads=threads)
+        placement = Placement(result.directory, manifest, Device.CPU, encoder)
         table = read_costs(placement)
         if table is None:
             assert threads == 2, "one thread is always measured"
@@ -123,7 +123,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
 def test_a_gate_that_not_even_fp32_passes_ends_the_build(
     tmp_path: Path, embedding_source: Path, progress: Progress
 ) -> None:
-    impossible = Recipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
+    impossible = BuildRecipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
     request = BuildRequest(
         ref=str(embedding_source), store=tmp_path, recipe=impossible, effort=UNTUNED
     )

@@ -7,7 +7,7 @@ import yaml
 
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS, DemoModel
-from build_artifacts.evaluation import ModelUnderTest, load_evaluation
+from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.evaluation.squad import read_questions
 from deployments.artifacts.manifest import TaskName
 from tests.support.builders import tiny_tokenizer
@@ -25,7 +25,7 @@ def test_an_adapter_that_is_shipped_is_for_the_task_of_its_model(model: DemoMode
 @pytest.mark.parametrize("model", ADAPTED, ids=lambda model: model.id)
 def test_the_labelled_data_of_a_demo_model_can_be_read(model: DemoModel, tmp_path: Path) -> None:
     tiny_tokenizer(tmp_path)
-    under_test = ModelUnderTest(directory=tmp_path, max_tokens=512, labels=("NEGATIVE", "POSITIVE"))
+    under_test = EvaluatedModel(directory=tmp_path, max_tokens=512, labels=("NEGATIVE", "POSITIVE"))
     assert model.evaluation is not None
     assert len(load_evaluation(model.evaluation, model.task, under_test).items) > 90
 

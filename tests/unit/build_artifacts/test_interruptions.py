@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.storage.inspection import read_store
+from build_artifacts.storage.inspection import list_versions
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError
 from tests.support.builders import tiny_checkpoint
-from tests.support.killable_builds import Ended, Nursery
+from tests.support.killable_builds import BuildForkServer, Ended
 
 # What a build of the two candidates of SMALL always does; a second verdict comes on top of it when
 # the slower one is not far behind.
@@ -45,9 +45,11 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None) -> Iterator[Nursery]:
+def nursery(
+    tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None
+) -> Iterator[BuildForkServer]:
     prefix = mount(small_disk) if small_disk else []
-    made = Nursery(tmp_path_factory.mktemp("outputs"), *prefix)
+    made = BuildForkServer(tmp_path_factory.mktemp("outputs"), *prefix)
     yield made
     made.close()
 
@@ -64,7 +66,7 @@ def command(source: Path, store: Path, *more: str) -> list[str]:
 
 def versions(store: Path) -> list[ArtifactManifest | ArtifactError]:
     """Everything that is visible in the store, whole or not."""
-    return [entry.manifest for entry in read_store(store)]
+    return [entry.manifest for entry in list_versions(store)]
 
 
 def graphs_of_steps(store: Path) -> set[str]:
@@ -80,7 +82,7 @@ def graphs_of(manifest: ArtifactManifest | ArtifactError) -> set[str]:
 class Chain:
     """One build, killed and run again until it survives."""
 
-    def __init__(self, nursery: Nursery, source: Path, store: Path) -> None:
+    def __init__(self, nursery: BuildForkServer, source: Path, store: Path) -> None:
         self.store = store
         self.killed: list[Ended] = []
         self.graphs: set[str] = set()
@@ -96,7 +98,7 @@ class Chain:
             self.graphs |= graphs_of_steps(store)
         self.survivor = ended
 
-    def _interrupt(self, nursery: Nursery, source: Path) -> Ended:
+    def _interrupt(self, nursery: BuildForkServer, source: Path) -> Ended:
         """Ctrl-C in the middle of a step, of a build in a store of its own."""
         build = nursery.start(*command(source, self.store.with_name("interrupted")))
         build.wait_for("reference")
@@ -106,7 +108,9 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def chain(nursery: Nursery, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+def chain(
+    nursery: BuildForkServer, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Chain:
     return Chain(nursery, source, tmp_path_factory.mktemp("chain") / "store")
 
 
@@ -146,7 +150,7 @@ def test_ctrl_c_ends_a_build_with_a_hint_and_keeps_its_steps(chain: Chain) -> No
 
 
 def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
-    chain: Chain, nursery: Nursery, source: Path, tmp_path: Path
+    chain: Chain, nursery: BuildForkServer, source: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     first = nursery.start(*command(source, store))
@@ -174,7 +178,7 @@ def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
 
 
 def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
-    chain: Chain, nursery: Nursery, source: Path
+    chain: Chain, nursery: BuildForkServer, source: Path
 ) -> None:
     """In the order of a publication, each time on top of the version that is there."""
     store = chain.store
@@ -206,7 +210,7 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
     for place in ("before cleaning", "while cleaning"):
         ended = nursery.start(*command(source, store), die_in=place).ended()
         assert ended.status == -signal.SIGKILL, place
-        (entry,) = read_store(store)
+        (entry,) = list_versions(store)
         assert entry.is_latest
         assert entry.manifest == manifest
     ended = nursery.start(*command(source, store)).ended()
@@ -216,7 +220,7 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
 
 
 def test_a_full_disk_is_told_and_a_larger_one_is_enough_to_go_on(
-    nursery: Nursery, source: Path, small_disk: Path | None
+    nursery: BuildForkServer, source: Path, small_disk: Path | None
 ) -> None:
     if small_disk is None:
         pytest.skip("no small disk can be mounted here")

@@ -13,22 +13,22 @@ from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.console import Progress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build, sealed_already
-from build_artifacts.recipes import CPU_FP32, Recipe
-from build_artifacts.search.probes import encode_texts
-from build_artifacts.storage.inspection import read_store
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build, find_sealed
+from build_artifacts.recipes import CPU_FP32, BuildRecipe
+from build_artifacts.search.probes import tokenize_texts
+from build_artifacts.storage.inspection import list_versions
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device, Gate, TaskName
 from deployments.artifacts.store import LATEST_NAME, resolve_version
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.parity import Answers, Reference, cosines
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 from tests.support.builders import HIDDEN, POSITIONS
 from tests.support.prepared_build import LITTLE, SMALL
-from tests.unit.build_artifacts.conftest import BOTH_LANES, LABELS
+from tests.unit.build_artifacts.conftest import BOTH_DEVICES, LABELS
 
 TEXTS = ("the lovely river", "bad", "a train to the city and a long night " * 4)
 
@@ -37,21 +37,23 @@ def store_of(result: BuildResult) -> Path:
     return result.directory.parents[1]
 
 
-def sealed_answers(result: BuildResult, candidate: Candidate) -> tuple[Answers, list[EncodedItem]]:
+def sealed_answers(
+    result: BuildResult, candidate: Candidate
+) -> tuple[Answers, list[TokenizedItem]]:
     """What a sealed graph answers to TEXTS in one padded batch, and what it was asked."""
     manifest, directory = result.manifest, result.directory
-    items = list(encode_texts(directory, manifest.max_tokens, TEXTS))
-    engine = open_engine(GraphSpec.of(directory, manifest, candidate), LaneSettings())
+    items = list(tokenize_texts(directory, manifest.max_tokens, TEXTS))
+    engine = open_engine(GraphSpec.of(directory, manifest, candidate), EncoderSettings())
     try:
         return engine.run(collate(items)).items, items
     finally:
         engine.close()
 
 
-def test_an_embedding_model_is_sealed_with_graphs_for_either_lane(
+def test_an_embedding_model_is_sealed_with_graphs_for_either_encoder(
     embedding_build: BuildResult, embedding_source: Path
 ) -> None:
-    assert not embedding_build.was_there
+    assert not embedding_build.already_built
     manifest = ArtifactManifest.read(embedding_build.directory)
     assert manifest.id == "local/embedder"
     assert manifest.tasks == (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
@@ -71,7 +73,7 @@ def test_the_store_holds_the_version_and_nothing_of_the_build(embedding_build: B
     store = store_of(embedding_build)
     assert {path.name for path in store.iterdir()} == {BUILDING_NAME, "local--embedder"}
     assert list((store / BUILDING_NAME).iterdir()) == []
-    (entry,) = read_store(store)
+    (entry,) = list_versions(store)
     assert entry.manifest == embedding_build.manifest
     assert entry.is_latest
 
@@ -110,9 +112,11 @@ def test_a_second_build_finds_the_first_and_points_to_it(
     inode = embedding_build.directory.stat().st_ino
     (embedding_build.directory.parent / LATEST_NAME).unlink()
     store = store_of(embedding_build)
-    request = BuildRequest(ref=str(embedding_source), store=store, recipe=BOTH_LANES, effort=LITTLE)
+    request = BuildRequest(
+        ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, effort=LITTLE
+    )
     again = build(request, Progress(told))
-    assert again.was_there
+    assert again.already_built
     assert again.manifest == embedding_build.manifest
     assert again.directory.stat().st_ino == inode
     assert [line.split()[0] for line in told.getvalue().splitlines()] == ["resolve"]
@@ -131,8 +135,8 @@ def test_a_merged_adapter_answers_like_peft(
         store=tmp_path,
         id="tiny/mood",
         adapter=adapter_source,
-        recipe=Recipe(candidates=(CPU_FP32,)),
-        effort=Effort(tune_seconds=0),
+        recipe=BuildRecipe(candidates=(CPU_FP32,)),
+        effort=BuildBudget(tune_seconds=0),
     )
     result = build(request, progress)
     manifest = result.manifest
@@ -169,10 +173,10 @@ def test_another_recipe_gate_adapter_or_data_is_another_version(
 ) -> None:
     base = BuildRequest(ref=str(embedding_source), store=tmp_path, recipe=SMALL, effort=LITTLE)
     strict = replace(SMALL, gate=Gate(cosine_mean=0.99))
-    longer = Effort(tune_seconds=7)
+    longer = BuildBudget(tune_seconds=7)
     requests = {
         "base": base,
-        "recipe": replace(base, recipe=BOTH_LANES),
+        "recipe": replace(base, recipe=BOTH_DEVICES),
         "gate": replace(base, recipe=strict),
         "adapter": replace(base, adapter=adapter_source),
         "longer": replace(base, effort=longer, id="another/name"),
@@ -189,10 +193,10 @@ def test_another_recipe_gate_adapter_or_data_is_another_version(
 
 def test_a_damaged_version_does_not_count_as_built(tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
-    assert sealed_already(tmp_path, "tiny/model", directory.name) is not None
+    assert find_sealed(tmp_path, "tiny/model", directory.name) is not None
     graph = directory / GRAPH_NAME
     graph.write_bytes(graph.read_bytes()[:-1])
-    assert sealed_already(tmp_path, "tiny/model", directory.name) is None
+    assert find_sealed(tmp_path, "tiny/model", directory.name) is None
 
 
 def test_a_source_that_is_not_the_pinned_one_is_refused(

@@ -12,21 +12,21 @@ import pytest
 from numpy.typing import NDArray
 
 from build_artifacts.console import Progress
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, Recipe
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.preparation import Prepared
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.preparation import PreparedModel
 from tests.support.builders import tiny_tokenizer, write_pooling
 from tests.support.in_process import InProcess
-from tests.support.prepared_build import Runner, Workshop
+from tests.support.prepared_build import PreparedBuild, RecordingRunner
 from tests.support.pruned_checkpoints import pruned_encoder
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
 # Of embeddings that reach 0.6 and more: fp32 sums in another order, and int8 in two layers.
 FP32_TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.03
-EXACT = Recipe(candidates=(CPU_FP32,))
-INT8 = Recipe(candidates=(CPU_INT8,))
+EXACT = BuildRecipe(candidates=(CPU_FP32,))
+INT8 = BuildRecipe(candidates=(CPU_INT8,))
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Pruned:
     """A pruned checkpoint, its build, and what torch answers to TEXTS."""
 
     source: Path
-    recipe: Recipe
+    recipe: BuildRecipe
     built: BuildResult
     told: str
     due: NDArray[np.float32]  # [N, W]
@@ -59,7 +59,10 @@ def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     recipe = EXACT if request.param == "bert" else INT8
     built = build(
         BuildRequest(
-            ref=str(source), store=root / "store", recipe=recipe, effort=Effort(tune_seconds=0.2)
+            ref=str(source),
+            store=root / "store",
+            recipe=recipe,
+            effort=BuildBudget(tune_seconds=0.2),
         ),
         Progress(told),
     )
@@ -107,17 +110,19 @@ async def test_the_server_answers_like_torch_did_before(pruned: Pruned) -> None:
 def test_the_graph_is_smaller_by_what_was_removed(pruned: Pruned, tmp_path: Path) -> None:
     candidate = pruned.built.manifest.candidates[0]
     recipe = pruned.recipe.candidates[0]
-    shop = Workshop.of(pruned.source, tmp_path / "work")
+    shop = PreparedBuild.of(pruned.source, tmp_path / "work")
     plan = shop.prepared.compaction
     gone = plan.parameters_before - plan.parameters_after
     assert gone > 5_000
-    whole = Graphs(Runner(tmp_path / "whole").steps, with_all_its_zeros(shop.prepared))
+    whole = CandidateGraphs(
+        RecordingRunner(tmp_path / "whole").steps, with_all_its_zeros(shop.prepared)
+    )
     saved = whole.graph(recipe).stat().st_size - pruned.built.manifest.files[candidate.graph].size
     # Names and shapes take a few bytes more or less.
     assert saved > 0.9 * gone * (4 if candidate.precision == "fp32" else 1)
 
 
-def with_all_its_zeros(prepared: Prepared) -> Prepared:
+def with_all_its_zeros(prepared: PreparedModel) -> PreparedModel:
     """The same model as a build would find it that looks for no zeros."""
     reference_dir = prepared.reference_dir.with_name("whole")
     shutil.copytree(prepared.reference_dir, reference_dir)

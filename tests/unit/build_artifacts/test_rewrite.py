@@ -10,38 +10,38 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, Rewrites
+from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, GraphRewrites
 from build_artifacts.steps.rewrite import REWRITES, rewrite
 from tests.support.builders import tiny_checkpoint
-from tests.support.prepared_build import FLOAT, Workshop, largest_difference, op_counts
+from tests.support.prepared_build import FLOAT, PreparedBuild, largest_difference, op_counts
 
 # Answers reach 3; the same sums in another order move their last digits.
 TOLERANCE = 1e-5
-LEAN = Rewrites(names=("drop-empty-rows", "packed-heads"))
-ALL = Rewrites(names=tuple(REWRITES))
+LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads"))
+ALL = GraphRewrites(names=tuple(REWRITES))
 
 
 @pytest.fixture(scope="module")
-def distilbert(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def distilbert(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
     root = tmp_path_factory.mktemp("distilbert")
     source = tiny_checkpoint(root / "model", model_type="distilbert", pooling="cls")
-    return Workshop.of(source, root / "work")
+    return PreparedBuild.of(source, root / "work")
 
 
 @pytest.mark.parametrize("model", ["workshop", "distilbert"])
 def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    shop: Workshop = request.getfixturevalue(model)
+    shop: PreparedBuild = request.getfixturevalue(model)
     exported = shop.graphs.floating(FLOAT)
     halfway, lean = tmp_path / "halfway.onnx", tmp_path / "lean.onnx"
     before = op_counts(exported)
     assert (before["Attention"], before["Transpose"], before["Where"]) == (2, 8, 2)
 
-    assert rewrite(exported, Rewrites(names=("drop-empty-rows",)), halfway) == 2
+    assert rewrite(exported, GraphRewrites(names=("drop-empty-rows",)), halfway) == 2
     assert op_counts(halfway)["Transpose"] == 8
     assert "Where" not in op_counts(halfway)
-    assert rewrite(halfway, Rewrites(names=("packed-heads",)), lean) == 2
+    assert rewrite(halfway, GraphRewrites(names=("packed-heads",)), lean) == 2
     assert op_counts(lean)["Attention"] == 2
     assert not {"Transpose", "Where", "Reshape"} & op_counts(lean).keys()
 
@@ -53,20 +53,20 @@ def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
 
 
 def test_the_heads_are_packed_only_where_nothing_stands_between(
-    workshop: Workshop, tmp_path: Path
+    workshop: PreparedBuild, tmp_path: Path
 ) -> None:
     exported = workshop.graphs.floating(FLOAT)
-    assert rewrite(exported, Rewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
-    reversed_order = Rewrites(names=("packed-heads", "drop-empty-rows"))
+    assert rewrite(exported, GraphRewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
+    reversed_order = GraphRewrites(names=("packed-heads", "drop-empty-rows"))
     assert rewrite(exported, reversed_order, tmp_path / "graph.onnx") == 2
 
 
 def test_a_batch_without_padding_is_attended_without_a_mask(
-    workshop: Workshop, tmp_path: Path
+    workshop: PreparedBuild, tmp_path: Path
 ) -> None:
     exported = workshop.graphs.floating(FLOAT)
     either = tmp_path / "either.onnx"
-    assert rewrite(exported, Rewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
+    assert rewrite(exported, GraphRewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
     counts = op_counts(either)
     assert (counts["If"], counts["MultiHeadAttention"], counts["Attention"]) == (2, 2, 2)
     due = workshop.answers(FLOAT, exported)
@@ -77,7 +77,7 @@ def test_a_batch_without_padding_is_attended_without_a_mask(
 
 @pytest.mark.parametrize("recipe", [CPU_INT8_PLAIN, CPU_INT8_FUSED], ids=lambda r: str(r.name))
 def test_graphs_without_the_operator_pass_through(
-    workshop: Workshop, tmp_path: Path, recipe: CandidateRecipe
+    workshop: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
     exported = workshop.graphs.floating(recipe)
     assert rewrite(exported, ALL, tmp_path / "graph.onnx") == 0
@@ -138,7 +138,7 @@ def attention(
 def changed(graph: Path) -> dict[str, int]:
     """In how many places each rewrite alone changes `graph`; those that change none left out."""
     into = graph.with_name("changed.onnx")
-    counts = {name: rewrite(graph, Rewrites(names=(name,)), into) for name in REWRITES}
+    counts = {name: rewrite(graph, GraphRewrites(names=(name,)), into) for name in REWRITES}
     return {name: count for name, count in counts.items() if count}
 
 

@@ -11,21 +11,27 @@ import numpy as np
 import pytest
 
 from build_artifacts.checkpoints.metadata import ModelFacts
-from build_artifacts.compaction.plan import Compaction, LayerCut
+from build_artifacts.compaction.plan import Compaction, LayerReduction
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
     FULL,
     GPU_FP16,
     QUICK,
-    SEARCHES,
+    SEARCH_PRESETS,
+    BuildRecipe,
     CandidateRecipe,
-    Recipe,
     artifact_version,
 )
-from build_artifacts.search.gate import PassedGraph, spec_of
-from build_artifacts.search.preparation import Prepared
-from build_artifacts.steps.seal import Identity, Sealing, assemble, build_tools, publish
+from build_artifacts.search.gate import AcceptedGraph, spec_of
+from build_artifacts.search.preparation import PreparedModel
+from build_artifacts.steps.seal import (
+    ArtifactIdentity,
+    EncoderArtifact,
+    assemble,
+    build_tools,
+    publish,
+)
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, Parity, Source, TaskName
 from deployments.artifacts.store import LATEST_NAME, resolve_version
@@ -35,7 +41,7 @@ from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import item
 
 VERSION = "0123456789ab"
-EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, company_cosine_worst=1.0)
+EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)
 FACTS = ModelFacts(
     tasks=(TaskName.TEXT_CLASSIFICATION,),
     architecture="BertForSequenceClassification",
@@ -50,7 +56,7 @@ WHOLE = Compaction(
 GATE = Gate(cosine_mean=0.97)
 
 
-def prepared(root: Path, compaction: Compaction = WHOLE) -> Prepared:
+def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
     """What `prepare` leaves, written by hand."""
     tiny_tokenizer(root / "weights")
     reference = root / "reference"
@@ -58,12 +64,12 @@ def prepared(root: Path, compaction: Compaction = WHOLE) -> Prepared:
     Reference((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(reference / "reference.npz")
     (reference / "scores.json").write_text('{"accuracy": 0.9}', encoding="utf-8")
     (reference / "compaction.json").write_text(compaction.model_dump_json(), encoding="utf-8")
-    return Prepared(root / "weights", FACTS, reference, None)
+    return PreparedModel(root / "weights", FACTS, reference, None)
 
 
-def passed(prepared: Prepared, recipe: CandidateRecipe, graph: Path) -> PassedGraph:
+def passed(prepared: PreparedModel, recipe: CandidateRecipe, graph: Path) -> AcceptedGraph:
     spec = spec_of(recipe, graph, prepared)
-    return PassedGraph(recipe=recipe, spec=spec, parity=EXACT, scores={"accuracy": 0.89})
+    return AcceptedGraph(recipe=recipe, spec=spec, parity=EXACT, scores={"accuracy": 0.89})
 
 
 def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHOLE) -> Path:
@@ -72,8 +78,8 @@ def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHO
     made = prepared(root, compaction)
     graph = root / "graph.onnx"
     graph.write_bytes(content)
-    sealing = Sealing(
-        identity=Identity("tiny/model", VERSION, Source(ref="here", revision="1"), "abc"),
+    sealing = EncoderArtifact(
+        identity=ArtifactIdentity("tiny/model", VERSION, Source(ref="here", revision="1"), "abc"),
         prepared=made,
         graphs=(
             replace(passed(made, CPU_INT8, graph), kept=("node_MatMul_1",)),
@@ -94,10 +100,10 @@ def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
     assert (manifest.gate, manifest.scores) == (GATE, {"accuracy": 0.9})
     assert manifest.pruned is None
     first, second = manifest.candidates
-    assert (first.name, first.kept_float) == ("cpu-int8", ("node_MatMul_1",))
+    assert (first.name, first.excluded_nodes) == ("cpu-int8", ("node_MatMul_1",))
     assert first.scores == {"accuracy": 0.89}
     assert first.options == CPU_INT8.options
-    assert (second.name, second.kept_float) == ("the-same-graph", ())
+    assert (second.name, second.excluded_nodes) == ("the-same-graph", ())
     assert manifest.built_with["recipe"] == "abc"
     assert set(build_tools()) <= set(manifest.built_with)
 
@@ -111,7 +117,7 @@ def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> N
 
 
 def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
-    cut = LayerCut(layer=0, heads=(1,), rows=(2, 3))
+    cut = LayerReduction(layer=0, heads=(1,), rows=(2, 3))
     compaction = WHOLE.model_copy(update={"cuts": (cut,), "parameters_after": 60})
     manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
     assert manifest.pruned == (
@@ -148,7 +154,7 @@ def test_what_was_damaged_after_assembly_is_never_published(tmp_path: Path) -> N
 
 TOOLS = {"torch": "2", "onnxruntime": "1"}
 INPUTS = ("revision", None, "feature-extraction", None)
-SMALL = Recipe(candidates=(CPU_INT8,))
+SMALL = BuildRecipe(candidates=(CPU_INT8,))
 
 
 def test_everything_that_shapes_a_build_shapes_its_version() -> None:
@@ -184,8 +190,8 @@ def test_what_writes_or_rounds_weights_is_among_the_tools_where_it_is_there(tool
     assert (tool in build_tools()) == (find_spec(tool.replace("-", "_")) is not None)
 
 
-@pytest.mark.parametrize("recipe", SEARCHES.values(), ids=SEARCHES)
-def test_candidates_are_told_apart_by_their_names(recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", SEARCH_PRESETS.values(), ids=SEARCH_PRESETS)
+def test_candidates_are_told_apart_by_their_names(recipe: BuildRecipe) -> None:
     everything = (*recipe.candidates, recipe.fallback)
     assert len({candidate.name for candidate in everything}) == len(everything)
     assert recipe.of(Device.CPU)[0] == CPU_INT8, "the portable default where nothing was measured"

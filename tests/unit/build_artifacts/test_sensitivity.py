@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from build_artifacts.recipes import CPU_INT8
-from build_artifacts.steps.sensitivity import most_sensitive, relative_error
+from build_artifacts.steps.sensitivity import rank_by_sensitivity, relative_error
 from tests.support.builders import HIDDEN
-from tests.support.prepared_build import Workshop, matrices
+from tests.support.prepared_build import PreparedBuild, matrices
 
 ROWS = 64  # of the tiny model's feed-forward network
 
@@ -54,9 +54,9 @@ def test_a_product_that_is_zero_has_lost_nothing() -> None:
     assert relative_error(floats((0, 0)), floats((1,), (2,))) == 0.0
 
 
-def test_a_planted_outlier_puts_its_product_first(workshop: Workshop) -> None:
+def test_a_planted_outlier_puts_its_product_first(workshop: PreparedBuild) -> None:
     graph = workshop.graphs.floating(CPU_INT8)
-    order = most_sensitive(graph, workshop.items, None)
+    order = rank_by_sensitivity(graph, workshop.items, None)
     weights = matrices(graph)
     assert sorted(order) == sorted(weights)
     # Row 5 of the second layer's second feed-forward matrix was divided by a thousand.
@@ -65,6 +65,8 @@ def test_a_planted_outlier_puts_its_product_first(workshop: Workshop) -> None:
     assert np.abs(first[5]).max() < 0.01 < np.abs(first[6]).max()
 
 
-def test_the_order_is_the_same_every_time(workshop: Workshop) -> None:
+def test_the_order_is_the_same_every_time(workshop: PreparedBuild) -> None:
     graph = workshop.graphs.floating(CPU_INT8)
-    assert most_sensitive(graph, workshop.items, None) == workshop.graphs.sensitive_nodes(CPU_INT8)
+    assert rank_by_sensitivity(graph, workshop.items, None) == workshop.graphs.sensitive_nodes(
+        CPU_INT8
+    )

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.recipes import CPU_INT8, SEARCHES, Recipe
+from build_artifacts.recipes import CPU_INT8, SEARCH_PRESETS, BuildRecipe
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.tuning.parity import Reference, cosines
 from tests.support.builders import write_json
-from tests.unit.build_artifacts.test_tokenizer import TEXTS, words_of
+from tests.unit.build_artifacts.test_tokenizer import TEXTS, build_tgi_error
 
 Change = Callable[[Path], Path | None]
 
@@ -29,7 +29,7 @@ def build(source: Path, store: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SEARCHES, "quick", Recipe(candidates=(CPU_INT8,)))
+    monkeypatch.setitem(SEARCH_PRESETS, "quick", BuildRecipe(candidates=(CPU_INT8,)))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def sharded(directory: Path) -> int:
 
 def with_words_only(directory: Path) -> None:
     """Leave of the tokenizer what BERT came with in 2018."""
-    words = words_of(directory / "tokenizer.json")
+    words = build_tgi_error(directory / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (directory / "tokenizer.json").unlink()
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})

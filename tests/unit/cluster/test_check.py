@@ -14,7 +14,9 @@ from cluster.linting.document import Problem
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 APP = "applications.0"
-INGRESS, TOKENIZER, CPU_LANE, GPU_LANE, CPU_GENERATOR = (f"{APP}.deployments.{i}" for i in range(5))
+INGRESS, TOKENIZER, CPU_ENCODER, GPU_ENCODER, CPU_GENERATOR = (
+    f"{APP}.deployments.{i}" for i in range(5)
+)
 
 
 def config_with(changes: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def test_the_config_of_this_repository_is_clean() -> None:
         (f"{APP}.autoscaling_policy.", "policy_func", "policy_function"),
         (f"{APP}.args.", "modles", "models"),
         (f"{APP}.args.models.0.", "verson", "version"),
-        (f"{APP}.args.lanes.cpu.", "thread_per_run", "threads_per_run"),
+        (f"{APP}.args.encoders.cpu.", "intra_op_thread", "intra_op_threads"),
         (f"{INGRESS}.", "max_ongoing_request", "max_ongoing_requests"),
         (f"{INGRESS}.backpressure_config.", "retry_after", "retry_after_s"),
         (f"{INGRESS}.user_config.", "time_out_s", "timeout_s"),
@@ -68,12 +70,12 @@ def test_the_config_of_this_repository_is_clean() -> None:
         (f"{TOKENIZER}.user_config.", "cache_byte", "cache_bytes"),
         (f"{TOKENIZER}.autoscaling_config.", "min_replica", "min_replicas"),
         (f"{TOKENIZER}.autoscaling_config.policy.", "policy_kwarg", "policy_kwargs"),
-        (f"{CPU_LANE}.ray_actor_options.", "num_cpu", "num_cpus"),
-        (f"{CPU_LANE}.ray_actor_options.runtime_env.", "workingdir", "working_dir"),
-        (f"{CPU_LANE}.request_router_config.", "max_backoff", "max_backoff_s"),
-        (f"{CPU_LANE}.gang_scheduling_config.", "gangsize", "gang_size"),
-        (f"{CPU_LANE}.user_config.batching.", "budget_token", "budget_tokens"),
-        (f"{GPU_LANE}.user_config.", "batchin", "batching"),
+        (f"{CPU_ENCODER}.ray_actor_options.", "num_cpu", "num_cpus"),
+        (f"{CPU_ENCODER}.ray_actor_options.runtime_env.", "workingdir", "working_dir"),
+        (f"{CPU_ENCODER}.request_router_config.", "max_backoff", "max_backoff_s"),
+        (f"{CPU_ENCODER}.gang_scheduling_config.", "gangsize", "gang_size"),
+        (f"{CPU_ENCODER}.user_config.batching.", "max_batch_token", "max_batch_tokens"),
+        (f"{GPU_ENCODER}.user_config.", "batchin", "batching"),
     ],
 )
 def test_a_typing_error_is_found_on_every_level(where: str, key: str, meant: str) -> None:
@@ -86,8 +88,8 @@ def test_a_typing_error_is_found_on_every_level(where: str, key: str, meant: str
 @pytest.mark.parametrize(
     ("list_at", "item", "key"),
     [
-        (f"{CPU_LANE}.deployment_actors", {"name": "a", "actor_class": "m.A"}, "actor_option"),
-        (f"{CPU_LANE}.ray_actor_options.fallback_strategy", {}, "label_select"),
+        (f"{CPU_ENCODER}.deployment_actors", {"name": "a", "actor_class": "m.A"}, "actor_option"),
+        (f"{CPU_ENCODER}.ray_actor_options.fallback_strategy", {}, "label_select"),
     ],
 )
 def test_a_typing_error_in_a_list_of_mappings_is_found(
@@ -108,19 +110,19 @@ def test_a_typing_error_in_a_list_of_mappings_is_found(
         (f"{APP}.route_prefix", "/v2/"),
         (f"{APP}.route_prefix", "/{model}"),
         (f"{APP}.args.models", []),
-        (f"{APP}.args.lanes.cpu.runs", 0),
-        (f"{APP}.args.lanes.gpu.available", "perhaps"),
+        (f"{APP}.args.encoders.cpu.concurrent_passes", 0),
+        (f"{APP}.args.encoders.gpu.available", "perhaps"),
         (f"{INGRESS}.num_replicas", 0),
         (f"{INGRESS}.user_config.limits.items", "many"),
         (f"{INGRESS}.backpressure_config.status_code", 500),
         (f"{TOKENIZER}.user_config.cache_bytes", -1),
         (f"{TOKENIZER}.autoscaling_config.upscale_delay_s", -1),
         (f"{TOKENIZER}.autoscaling_config.max_replicas", "lots"),
-        (f"{CPU_LANE}.ray_actor_options.num_cpus", -1),
-        (f"{CPU_LANE}.ray_actor_options.label_selector", {"a b": "c"}),
-        (f"{CPU_LANE}.health_check_period_s", 0),
-        (f"{CPU_LANE}.max_surge_percent", 101),
-        (f"{GPU_LANE}.user_config.batching.budget_tokens", 0),
+        (f"{CPU_ENCODER}.ray_actor_options.num_cpus", -1),
+        (f"{CPU_ENCODER}.ray_actor_options.label_selector", {"a b": "c"}),
+        (f"{CPU_ENCODER}.health_check_period_s", 0),
+        (f"{CPU_ENCODER}.max_surge_percent", 101),
+        (f"{GPU_ENCODER}.user_config.batching.max_batch_tokens", 0),
     ],
 )
 def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
@@ -135,26 +137,26 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
         ({f"{TOKENIZER}.max_queued_requests": -1}, f"{TOKENIZER}.max_queued_requests", "set"),
         (
             {
-                f"{CPU_LANE}.autoscaling_config.metrics_interval_s": 10,
-                f"{CPU_LANE}.autoscaling_config.look_back_period_s": 10,
+                f"{CPU_ENCODER}.autoscaling_config.metrics_interval_s": 10,
+                f"{CPU_ENCODER}.autoscaling_config.look_back_period_s": 10,
             },
-            f"{CPU_LANE}.autoscaling_config.look_back_period_s",
+            f"{CPU_ENCODER}.autoscaling_config.look_back_period_s",
             "longer than metrics_interval_s",
         ),
         (
-            {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 64},
-            f"{CPU_LANE}.autoscaling_config.target_ongoing_requests",
+            {f"{CPU_ENCODER}.autoscaling_config.target_ongoing_requests": 64},
+            f"{CPU_ENCODER}.autoscaling_config.target_ongoing_requests",
             "below max_ongoing_requests (64)",
         ),
         (
-            {f"{CPU_GENERATOR}.user_config.scheduling.queue_requests": 120},
-            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
+            {f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests": 120},
+            f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests",
             "below max_ongoing_requests (128)",
         ),
         (
-            {f"{APP}.args.generators.cpu.rows": 28},
-            f"{CPU_GENERATOR}.user_config.scheduling.queue_requests",
-            "generators.cpu.rows (28)",
+            {f"{APP}.args.generators.cpu.kv_slots": 28},
+            f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests",
+            "generators.cpu.kv_slots (28)",
         ),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
@@ -170,22 +172,22 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
             "max_batch_size (32)",
         ),
         (
-            {f"{CPU_LANE}.autoscaling_config.min_replicas": 3},
-            f"{CPU_LANE}.autoscaling_config",
+            {f"{CPU_ENCODER}.autoscaling_config.min_replicas": 3},
+            f"{CPU_ENCODER}.autoscaling_config",
             "must be greater than or equal to min_replicas (3)",
         ),
         (
-            {f"{CPU_LANE}.autoscaling_config.initial_replicas": 9},
-            f"{CPU_LANE}.autoscaling_config",
+            {f"{CPU_ENCODER}.autoscaling_config.initial_replicas": 9},
+            f"{CPU_ENCODER}.autoscaling_config",
             "initial_replicas (9)",
         ),
         ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
         ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
         ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
-        ({f"{GPU_LANE}.name": "CpuLane"}, f"{GPU_LANE}.name", "listed twice"),
-        ({f"{GPU_LANE}.name": "GpuLine"}, f"{GPU_LANE}.name", "did you mean `GpuLane`"),
-        ({f"{GPU_LANE}.name": "Other"}, f"{APP}.deployments", "`GpuLane` is missing"),
+        ({f"{GPU_ENCODER}.name": "CpuEncoder"}, f"{GPU_ENCODER}.name", "listed twice"),
+        ({f"{GPU_ENCODER}.name": "GpuEncodr"}, f"{GPU_ENCODER}.name", "did you mean `GpuEncoder`"),
+        ({f"{GPU_ENCODER}.name": "Other"}, f"{APP}.deployments", "`GpuEncoder` is missing"),
         (
             {f"{APP}.args.models": [{"id": "a/b"}, {"id": "a/b"}]},
             f"{APP}.args.models.1.id",
@@ -208,7 +210,7 @@ def test_settings_that_cannot_work_together_are_found(
 @pytest.mark.parametrize(
     "changes",
     [
-        {f"{CPU_LANE}.autoscaling_config.target_ongoing_requests": 63},
+        {f"{CPU_ENCODER}.autoscaling_config.target_ongoing_requests": 63},
         {f"{INGRESS}.max_ongoing_requests": 32},
         {"http_options.request_timeout_s": 121},
         {"http_options.request_timeout_s": 179},
@@ -220,10 +222,10 @@ def test_the_last_value_that_works_is_accepted(changes: dict[str, Any]) -> None:
     assert problems_with(changes) == []
 
 
-def test_a_deployment_of_a_lane_that_is_not_declared_is_refused() -> None:
-    found = problems_with({f"{APP}.args.lanes": {"cpu": {}}})
+def test_a_deployment_of_an_encoder_that_is_not_declared_is_refused() -> None:
+    found = problems_with({f"{APP}.args.encoders": {"cpu": {}}})
     assert [(dotted(p.path), p.message) for p in found] == [
-        (f"{GPU_LANE}.name", "there is no deployment `GpuLane`; did you mean `CpuLane`?")
+        (f"{GPU_ENCODER}.name", "there is no deployment `GpuEncoder`; did you mean `CpuEncoder`?")
     ]
 
 
@@ -240,9 +242,9 @@ def test_somebody_elses_application_is_held_to_serves_rules_only() -> None:
 def test_all_problems_are_told_in_one_go() -> None:
     changes = {
         "http_options.hosts": 1,
-        f"{APP}.args.lanes.cpu.run": 2,
+        f"{APP}.args.encoders.cpu.run": 2,
         f"{TOKENIZER}.max_queued_requests": -1,
-        f"{GPU_LANE}.ray_actor_options.num_gpu": 1,
+        f"{GPU_ENCODER}.ray_actor_options.num_gpu": 1,
     }
     assert {dotted(p.path) for p in problems_with(changes)} == set(changes)
 
@@ -259,8 +261,8 @@ def test_all_problems_are_told_in_one_go() -> None:
         (f"{INGRESS}.user_config", [1]),
         (f"{TOKENIZER}.autoscaling_config", 7),
         (f"{TOKENIZER}.ray_actor_options", "x"),
-        (f"{CPU_LANE}.request_router_config", {"request_router_class": "no.such.Router"}),
-        (f"{CPU_LANE}.gang_scheduling_config", {"gang_size": 2, "runtime_failure_policy": "x"}),
+        (f"{CPU_ENCODER}.request_router_config", {"request_router_class": "no.such.Router"}),
+        (f"{CPU_ENCODER}.gang_scheduling_config", {"gang_size": 2, "runtime_failure_policy": "x"}),
     ],
 )
 def test_nonsense_is_a_problem_and_not_a_crash(path: str, value: Any) -> None:

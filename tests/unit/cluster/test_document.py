@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.check import check_text
-from cluster.linting.document import Unreadable, read_document
+from cluster.linting.document import UnreadableConfig, read_document
 
 TEXT = """\
 # a comment
@@ -40,7 +40,7 @@ def test_a_key_given_twice_is_a_problem() -> None:
 
 
 def test_a_syntax_error_has_its_line() -> None:
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableConfig) as caught:
         read_document("a: 1\nb: [1, 2\nc: 3\n")
     assert caught.value.problem.line == 3
 

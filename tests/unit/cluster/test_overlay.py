@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.kuberay.capacity import shortfalls
-from cluster.kuberay.overlay import BadOverlay, WorkerGroup, merge, read_production
+from cluster.kuberay.capacity import capacity_errors
+from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.render import PRODUCTION, render_rayservice
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
@@ -57,7 +57,7 @@ def test_other_lists_are_replaced() -> None:
 
 
 def test_a_change_to_an_item_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadOverlay, match="there is no `r`"):
+    with pytest.raises(InvalidOverlay, match="there is no `r`"):
         merge({"items": [{"name": "p"}]}, {"items": [{"name": "r"}]})
 
 
@@ -72,7 +72,7 @@ def test_a_change_to_an_item_that_does_not_exist_is_refused() -> None:
     ],
 )
 def test_a_wrong_overlay_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
-    with pytest.raises(BadOverlay, match=says):
+    with pytest.raises(InvalidOverlay, match=says):
         read_production(edited(tmp_path, old, new))
 
 
@@ -80,17 +80,17 @@ def test_a_wrong_overlay_is_refused(tmp_path: Path, old: str, new: str, says: st
     ("old", "new", "says"),
     [
         ("host: 0.0.0.0", "hots: 0.0.0.0", "did you mean `host`"),
-        ("- name: CpuLane", "- name: CpuLine", "there is no `CpuLine`"),
+        ("- name: CpuEncoder", "- name: CpuLine", "there is no `CpuLine`"),
         ("max_replicas: 10         #", "max_replicas: 3         #", "`cpu` is too small"),
-        ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuLane` fits on 0 worker groups"),
-        ("gpus: 1 ", "gpus: 0 ", "`GpuLane` fits on 0 worker groups"),
+        ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuEncoder` fits on 0 worker groups"),
+        ("gpus: 1 ", "gpus: 0 ", "`GpuEncoder` fits on 0 worker groups"),
         ("store: /artifacts", "store: null     ", "args.store"),
     ],
 )
 def test_an_overlay_that_cannot_work_is_refused(
     tmp_path: Path, old: str, new: str, says: str
 ) -> None:
-    with pytest.raises(BadOverlay, match=says):
+    with pytest.raises(InvalidOverlay, match=says):
         render_rayservice(CONFIG, edited(tmp_path, old, new))
 
 
@@ -107,16 +107,16 @@ def test_an_overlay_that_cannot_work_is_refused(
 def test_what_grows_beyond_the_worker_groups_is_named(
     deployments: list[dict[str, Any]], says: str | None
 ) -> None:
-    found = list(shortfalls(deployments, [group("cpu"), group("gpu", gpus=1)]))
+    found = list(capacity_errors(deployments, [group("cpu"), group("gpu", gpus=1)]))
     assert found == [] if says is None else len(found) == 1 and says in found[0]
 
 
 def test_the_largest_autoscaled_size_counts() -> None:
     growing = deployment("A", 1, "cpu", num_cpus=1)
     growing |= {"num_replicas": None, "autoscaling_config": {"max_replicas": 9}}
-    assert len(list(shortfalls([growing], [group("cpu")]))) == 1
+    assert len(list(capacity_errors([growing], [group("cpu")]))) == 1
     growing |= {"num_replicas": "auto", "autoscaling_config": None}
-    assert "100 CPUs" in next(shortfalls([growing], [group("cpu")]))
+    assert "100 CPUs" in next(capacity_errors([growing], [group("cpu")]))
 
 
 def test_the_overlay_changes_only_what_it_names() -> None:

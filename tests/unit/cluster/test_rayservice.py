@@ -36,7 +36,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return only
 
 
-def companions(name: str) -> list[dict[str, Any]]:
+def paired_linears(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
@@ -96,7 +96,7 @@ def test_the_manifest_fits_kuberays_schema() -> None:
 def test_the_embedded_config_passes_the_linter_and_listens_to_other_pods() -> None:
     assert check_text(SERVICE["spec"]["serveConfigV2"]) == []
     assert SERVE["http_options"]["host"] == "0.0.0.0"
-    assert SERVE["applications"][0]["args"]["lanes"]["gpu"]["available"] == "always"
+    assert SERVE["applications"][0]["args"]["encoders"]["gpu"]["available"] == "always"
 
 
 def test_the_head_does_no_work() -> None:
@@ -168,16 +168,16 @@ def test_ports_have_the_names_kuberay_looks_for() -> None:
 def test_replicas_find_their_worker_group_and_no_other() -> None:
     pools = {name: group["labels"]["hundredfold/pool"] for name, group in WORKERS.items()}
     assert pools == {"cpu": "cpu", "gpu": "gpu"}
-    for name in ("Ingress", "Tokenizer", "CpuLane"):
+    for name in ("Ingress", "Tokenizer", "CpuEncoder"):
         options = DEPLOYMENTS[name]["ray_actor_options"]
         assert options["label_selector"] == {"hundredfold/pool": "cpu"}
         assert options["num_cpus"] == int(options["num_cpus"]) >= 1
-    assert DEPLOYMENTS["GpuLane"]["ray_actor_options"]["num_gpus"] == 1
+    assert DEPLOYMENTS["GpuEncoder"]["ray_actor_options"]["num_gpus"] == 1
 
 
 def test_cpu_pods_always_stand_and_gpu_pods_come_when_needed() -> None:
     assert WORKERS["cpu"]["minReplicas"] >= 2
-    assert DEPLOYMENTS["CpuLane"]["autoscaling_config"]["min_replicas"] >= 2
+    assert DEPLOYMENTS["CpuEncoder"]["autoscaling_config"]["min_replicas"] >= 2
     gpu = WORKERS["gpu"]
     assert gpu["minReplicas"] == 0
     assert container(gpu["template"])["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -223,7 +223,7 @@ def selected(selector: dict[str, str]) -> set[str]:
 
 
 def test_the_network_policy_guards_every_pod_and_opens_one_port() -> None:
-    (policy,) = companions("network-policy.yaml")
+    (policy,) = paired_linears("network-policy.yaml")
     assert selected(policy["spec"]["podSelector"]["matchLabels"]) == set(PODS)
     rules = policy["spec"]["ingress"]
     open_to_all = [rule["ports"] for rule in rules if "from" not in rule]
@@ -235,7 +235,7 @@ def test_the_network_policy_guards_every_pod_and_opens_one_port() -> None:
 
 
 def test_disruption_budgets_leave_a_worker_and_the_head() -> None:
-    budgets = companions("disruption-budgets.yaml")
+    budgets = paired_linears("disruption-budgets.yaml")
     found = [selected(budget["spec"]["selector"]["matchLabels"]) for budget in budgets]
     assert found == [{"cpu"}, {"head"}]
     for budget in budgets:
@@ -244,8 +244,8 @@ def test_disruption_budgets_leave_a_worker_and_the_head() -> None:
 
 
 def test_the_volume_is_the_one_the_pods_mount() -> None:
-    (claim,) = companions("artifacts.yaml")
-    (loader,) = companions("artifacts-loader.yaml")
+    (claim,) = paired_linears("artifacts.yaml")
+    (loader,) = paired_linears("artifacts-loader.yaml")
     name = claim["metadata"]["name"]
     for pod in [*PODS.values(), loader]:
         assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == name
@@ -253,7 +253,7 @@ def test_the_volume_is_the_one_the_pods_mount() -> None:
 
 
 def test_the_kustomization_lists_what_there_is() -> None:
-    (kustomization,) = companions("kustomization.yaml")
+    (kustomization,) = paired_linears("kustomization.yaml")
     not_applied = {"kustomization.yaml", "production.yaml", "artifacts-loader.yaml"}
     there = {path.name for path in FOLDER.glob("*.yaml")} - not_applied
     assert set(kustomization["resources"]) == there

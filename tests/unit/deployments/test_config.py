@@ -12,8 +12,8 @@ from deployments.config import (
     USER_CONFIGS,
     AppArgs,
     BatchSettings,
+    EncoderUserConfig,
     IngressUserConfig,
-    LaneUserConfig,
     TokenizerUserConfig,
 )
 from deployments.errors import BadSetting
@@ -22,7 +22,7 @@ SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
 
 def minimal_args() -> dict[str, Any]:
-    return {"models": [{"id": "org/name"}], "lanes": {"cpu": {}}}
+    return {"models": [{"id": "org/name"}], "encoders": {"cpu": {}}}
 
 
 @pytest.mark.parametrize(
@@ -31,22 +31,26 @@ def minimal_args() -> dict[str, Any]:
         (IngressUserConfig, {"timout_s": 3}, "`timout_s`"),
         (IngressUserConfig, {"limits": {"itmes": 3}}, "`limits.itmes`"),
         (IngressUserConfig, {"limits": {"items": 0}}, "`limits.items`"),
-        (IngressUserConfig, {"limits": {"body_wait_s": 0}}, "`limits.body_wait_s`"),
+        (IngressUserConfig, {"limits": {"body_timeout_s": 0}}, "`limits.body_timeout_s`"),
         (IngressUserConfig, {"limits": {"inflight_body_bytes": 9}}, "`inflight_body_bytes`"),
         (IngressUserConfig, {"limits": {"inflight_items": 9}}, "`inflight_items` must be at"),
         (IngressUserConfig, {"timeout_s": 0}, "`timeout_s`"),
         (IngressUserConfig, {"cache": {"max_bytes": -1}}, "`cache.max_bytes`"),
         (IngressUserConfig, {"batching": {"batch_wait_timeout_s": -1}}, "batch_wait_timeout_s"),
         (TokenizerUserConfig, {"cache_bytes": "much"}, "`cache_bytes`"),
-        (LaneUserConfig, {"batching": {"budget_tokens": 0}}, "`batching.budget_tokens`"),
-        (LaneUserConfig, {"batching": {"budget": 9}}, "`batching.budget`"),
+        (EncoderUserConfig, {"batching": {"max_batch_tokens": 0}}, "`batching.max_batch_tokens`"),
+        (EncoderUserConfig, {"batching": {"budget": 9}}, "`batching.budget`"),
         (AppArgs, {}, "`models`"),
         (AppArgs, minimal_args() | {"models": []}, "`models`"),
-        (AppArgs, minimal_args() | {"lanes": {"tpu": {}}}, "`lanes.tpu"),
-        (AppArgs, minimal_args() | {"lanes": {"cpu": {"available": "no"}}}, "lanes.cpu.available"),
-        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": "often"}}}, "lanes.cpu.tune"),
-        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune": True}}}, "lanes.cpu.tune"),
-        (AppArgs, minimal_args() | {"lanes": {"cpu": {"tune_seconds": 0}}}, "cpu.tune_seconds"),
+        (AppArgs, minimal_args() | {"encoders": {"tpu": {}}}, "`encoders.tpu"),
+        (
+            AppArgs,
+            minimal_args() | {"encoders": {"cpu": {"available": "no"}}},
+            "encoders.cpu.available",
+        ),
+        (AppArgs, minimal_args() | {"encoders": {"cpu": {"tune": "often"}}}, "encoders.cpu.tune"),
+        (AppArgs, minimal_args() | {"encoders": {"cpu": {"tune": True}}}, "encoders.cpu.tune"),
+        (AppArgs, minimal_args() | {"encoders": {"cpu": {"tune_seconds": 0}}}, "cpu.tune_seconds"),
         (AppArgs, minimal_args() | {"extra": 1}, "`extra`"),
     ],
 )
@@ -70,19 +74,21 @@ def test_a_deployment_without_user_config_has_defaults(kind: type[Any]) -> None:
 
 def test_settings_never_change_after_they_are_parsed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        BatchSettings().max_items = 5
+        BatchSettings().max_batch_items = 5
 
 
 @pytest.mark.parametrize("text", ["off", "'off'"])
 def test_off_needs_no_quotes(text: str) -> None:
-    lanes = yaml.safe_load(f"cpu: {{tune: {text}}}")
-    assert AppArgs.parse(minimal_args() | {"lanes": lanes}).lanes[Device.CPU].tune == "off"
+    encoders = yaml.safe_load(f"cpu: {{tune: {text}}}")
+    assert AppArgs.parse(minimal_args() | {"encoders": encoders}).encoders[Device.CPU].tune == "off"
 
 
-def test_lanes_are_keyed_by_device() -> None:
-    args = AppArgs.parse(minimal_args() | {"lanes": {"cpu": {"runs": 2}, "gpu": {}}})
-    assert args.lanes[Device.CPU].runs == 2
-    assert set(args.lanes) == {Device.CPU, Device.GPU}
+def test_encoders_are_keyed_by_device() -> None:
+    args = AppArgs.parse(
+        minimal_args() | {"encoders": {"cpu": {"concurrent_passes": 2}, "gpu": {}}}
+    )
+    assert args.encoders[Device.CPU].concurrent_passes == 2
+    assert set(args.encoders) == {Device.CPU, Device.GPU}
 
 
 @pytest.mark.parametrize(
@@ -113,5 +119,5 @@ def test_the_shipped_serve_config_parses_into_these_settings() -> None:
         d["name"]: USER_CONFIGS[d["name"]].parse(d["user_config"]) for d in app["deployments"]
     }
     assert set(parsed) == set(USER_CONFIGS)
-    assert set(args.lanes) == set(Device)
+    assert set(args.encoders) == set(Device)
     assert "sentence-transformers/all-MiniLM-L6-v2" in {model.id for model in args.models}

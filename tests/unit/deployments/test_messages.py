@@ -6,7 +6,7 @@ import numpy as np
 
 from deployments.artifacts.manifest import Device, TaskName
 from deployments.errors import InputTooLong
-from deployments.messages import BatchKey, EncodedBatch, EncodedCall, ModelRef, characters
+from deployments.messages import BatchKey, ModelRef, TokenizedBatch, TokenizedCall, characters
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -18,22 +18,22 @@ def encoded(*items: list[int]) -> bytes:
 
 
 def test_ragged_items_come_back_in_order_with_their_own_lengths() -> None:
-    calls = (EncodedCall((2, 1), 0, None, 0.0), EncodedCall((3,), 0, None, 0.0))
-    batch = EncodedBatch(KEY, encoded([1, 2], [3], [4, 5, 6]), calls, 0.0)
+    calls = (TokenizedCall((2, 1), 0, None, 0.0), TokenizedCall((3,), 0, None, 0.0))
+    batch = TokenizedBatch(KEY, encoded([1, 2], [3], [4, 5, 6]), calls, 0.0)
     assert [item.ids.tolist() for item in batch.items()] == [[1, 2], [3], [4, 5, 6]]
 
 
 def test_a_call_that_could_not_be_encoded_has_no_items() -> None:
-    calls = (InputTooLong("too long", field="inputs"), EncodedCall((2,), 0, None, 0.0))
+    calls = (InputTooLong("too long", field="inputs"), TokenizedCall((2,), 0, None, 0.0))
     assert [
-        item.ids.tolist() for item in EncodedBatch(KEY, encoded([7, 8]), calls, 0.0).items()
+        item.ids.tolist() for item in TokenizedBatch(KEY, encoded([7, 8]), calls, 0.0).items()
     ] == [[7, 8]]
-    assert EncodedBatch(KEY, b"", calls[:1], 0.0).items() == []
+    assert TokenizedBatch(KEY, b"", calls[:1], 0.0).items() == []
 
 
 def test_a_list_crosses_processes_with_its_errors() -> None:
-    calls = (InputTooLong("too long", field="inputs"), EncodedCall((1,), 0, None, 2.0))
-    sent = EncodedBatch(KEY, encoded([9]), calls, 0.5)
+    calls = (InputTooLong("too long", field="inputs"), TokenizedCall((1,), 0, None, 2.0))
+    sent = TokenizedBatch(KEY, encoded([9]), calls, 0.5)
     received = pickle.loads(pickle.dumps(sent))
     assert received.key == KEY
     assert received.calls[0].field == "inputs"
@@ -42,10 +42,10 @@ def test_a_list_crosses_processes_with_its_errors() -> None:
 
 
 def test_second_segments_travel_only_where_there_are_some() -> None:
-    calls = (EncodedCall((2, 3), 0, None, 0.0), EncodedCall((3, 1), 0, None, 0.0, (2, 1)))
-    batch = EncodedBatch(KEY, encoded([1, 2], [3, 4, 5], [6, 7, 8], [9]), calls, 0.0)
+    calls = (TokenizedCall((2, 3), 0, None, 0.0), TokenizedCall((3, 1), 0, None, 0.0, (2, 1)))
+    batch = TokenizedBatch(KEY, encoded([1, 2], [3, 4, 5], [6, 7, 8], [9]), calls, 0.0)
     received = pickle.loads(pickle.dumps(batch))
-    assert [item.second_from for item in received.items()] == [2, 3, 2, 1]
+    assert [item.second_segment_start for item in received.items()] == [2, 3, 2, 1]
     assert [item.ids.tolist() for item in received.items()][2:] == [[6, 7, 8], [9]]
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from deployments.machine import Processor, read_processor, usable_cores
+from deployments.machine import CpuInfo, parse_cpu_info, usable_cores
 
 X86 = """\
 processor\t: 0
@@ -29,7 +29,7 @@ CPU part\t: 0xd4f
 
 
 def test_the_first_processor_is_described() -> None:
-    found = read_processor(X86)
+    found = parse_cpu_info(X86)
     assert found.name == "AMD EPYC"
     assert found.generation == "25-17-1"
     assert found.flags == ("avx2", "avx512f")
@@ -47,18 +47,18 @@ def test_the_first_processor_is_described() -> None:
 def test_int8_products_overflow_on_x86_without_vnni(
     flags: tuple[str, ...], machine: str, overflows: bool
 ) -> None:
-    assert Processor("some", "1", flags, machine).overflows is overflows
+    assert CpuInfo("some", "1", flags, machine).overflows is overflows
 
 
 def test_arm_has_features_and_a_part_number() -> None:
-    found = read_processor(ARM)
+    found = parse_cpu_info(ARM)
     assert found.generation == "0xd4f"
     assert found.flags == ("asimddp", "i8mm", "bf16", "sve")
     assert found.name
 
 
 def test_nothing_known_is_still_a_processor() -> None:
-    found = read_processor("")
+    found = parse_cpu_info("")
     assert found.name
     assert (found.generation, found.flags) == ("", ())
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.manifest import Device
-from deployments.config import AppArgs, LaneSettings, ModelSettings
+from deployments.config import AppArgs, EncoderSettings, ModelSettings
 from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, UnknownModel
-from deployments.registry import Registry
+from deployments.registry import ModelRegistry
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 
 
@@ -19,7 +19,7 @@ def test_a_damaged_model_is_refused_with_its_reason_and_the_others_open(tmp_path
     seal_tiny(tmp_path, "tiny/whole")
     damaged = seal_tiny(tmp_path, "tiny/damaged")
     (damaged / GRAPH_NAME).write_bytes(b"")
-    registry = Registry(
+    registry = ModelRegistry(
         tmp_path, configured("tiny/damaged", "never/built", "../escape", "tiny/whole")
     )
 
@@ -33,7 +33,7 @@ def test_a_damaged_model_is_refused_with_its_reason_and_the_others_open(tmp_path
 
 def test_a_refused_model_answers_with_its_reason_each_time_anew(tmp_path: Path) -> None:
     (seal_tiny(tmp_path, "tiny/damaged") / GRAPH_NAME).unlink()
-    registry = Registry(tmp_path, configured("tiny/damaged"))
+    registry = ModelRegistry(tmp_path, configured("tiny/damaged"))
     raised = []
     for _ in range(2):
         with pytest.raises(DigestMismatch, match="tiny/damaged is refused") as refusal:
@@ -45,7 +45,7 @@ def test_a_refused_model_answers_with_its_reason_each_time_anew(tmp_path: Path) 
 def test_only_configured_models_are_found(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/whole")
     seal_tiny(tmp_path, "tiny/unlisted")
-    registry = Registry(tmp_path, configured("tiny/whole"))
+    registry = ModelRegistry(tmp_path, configured("tiny/whole"))
     assert registry.find("tiny/whole").manifest.id == "tiny/whole"
     for model_id in ("tiny/unlisted", "tiny/WHOLE", "", "../store/tiny--whole"):
         with pytest.raises(UnknownModel) as refusal:
@@ -56,7 +56,7 @@ def test_only_configured_models_are_found(tmp_path: Path) -> None:
 def test_a_named_version_is_served_whatever_latest_says(tmp_path: Path) -> None:
     sealed = seal_tiny(tmp_path, "tiny/model")
     (sealed.parent / "latest").write_text("feedfeedfeed\n")
-    (pinned,) = Registry(
+    (pinned,) = ModelRegistry(
         tmp_path, [ModelSettings(id="tiny/model", version=sealed.name)]
     ).open_models()
     assert pinned.ref == ("tiny/model", sealed.name)
@@ -66,14 +66,16 @@ def test_a_named_version_is_served_whatever_latest_says(tmp_path: Path) -> None:
 def test_every_replica_reads_the_same_registry_from_the_same_settings(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/model")
     args = AppArgs(
-        store=tmp_path, models=tuple(configured("tiny/model")), lanes={Device.CPU: LaneSettings()}
+        store=tmp_path,
+        models=tuple(configured("tiny/model")),
+        encoders={Device.CPU: EncoderSettings()},
     )
-    first, second = (list(Registry.of(args).open_models()) for _ in range(2))
+    first, second = (list(ModelRegistry.of(args).open_models()) for _ in range(2))
     assert first == second
 
 
 def test_an_artifact_under_another_name_is_refused(tmp_path: Path) -> None:
     mine = seal_tiny(tmp_path, "tiny/mine")
     mine.parent.rename(tmp_path / "tiny--yours")
-    registry = Registry(tmp_path, [ModelSettings(id="tiny/yours")])
+    registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/yours")])
     assert "`tiny/mine`" in registry.refused()["tiny/yours"].message

@@ -84,9 +84,9 @@ EVENTS = "text/event-stream"
 FLAGS = ["true", "false", "1", "0"]
 OPTIONS = {
     "x-use-cache": "`false` computes afresh.",
-    "x-wait-for-model": "`true` waits for a lane that is starting, instead of answering 503.",
-    "x-use-gpu": "`true` asks for the GPU lane.",
-    "x-hardware": "The lane to compute on.",
+    "x-wait-for-model": "`true` waits for an encoder that is starting, instead of answering 503.",
+    "x-use-gpu": "`true` asks for the GPU encoder.",
+    "x-hardware": "The encoder to compute on.",
 }
 
 
@@ -108,10 +108,10 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
                     "parameters": parameters(operation, route, model_ids),
                     "responses": {
                         **answers(operation, components),
-                        **refusals(
+                        **error_responses(
                             operation,
                             route,
-                            tellers(families, route, family if is_owner else None),
+                            error_formats_at(families, route, family if is_owner else None),
                             components,
                         ),
                     },
@@ -149,7 +149,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
         {"name": name, "in": "path", "required": True, **path_parameter(name, model_ids)}
         for name in PARAMETER.findall(route)
     ]
-    if not operation.infers:
+    if not operation.runs_model:
         return in_path
     return in_path + [
         {
@@ -185,7 +185,7 @@ def answers(operation: Operation, components: Components) -> dict[str, Any]:
     good: dict[str, Any] = {
         "description": HTTPStatus.OK.phrase,
         "content": {
-            kind: {"schema": told_schema(schema, operation, kind, components)}
+            kind: {"schema": response_schema(schema, operation, kind, components)}
             for kind, schema in schemas.items()
             if schema is not None
         },
@@ -205,7 +205,7 @@ def answers(operation: Operation, components: Components) -> dict[str, Any]:
     return {"200": good, **others}
 
 
-def told_schema(
+def response_schema(
     schema: JsonSchema, operation: Operation, media_type: str, components: Components
 ) -> JsonSchema:
     """The schema of what is answered; one that says something has a name."""
@@ -218,33 +218,35 @@ def told_schema(
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
-def tellers(families: Sequence[Family], route: str, speaker: Family | None) -> list[Family]:
+def error_formats_at(
+    families: Sequence[Family], route: str, error_format: Family | None
+) -> list[Family]:
     """Who tells errors at a path: its owner, and also the family that answers there.
 
-    `speaker` is the latter, where it owns paths of its own.
+    `error_format` is the latter, where it owns paths of its own.
     """
     owner = next(one for one in families if one.owns(route))
-    return [owner] if speaker is None or speaker is owner else [owner, speaker]
+    return [owner] if error_format is None or error_format is owner else [owner, error_format]
 
 
-def refusals(
-    operation: Operation, route: str, told_by: Sequence[Family], components: Components
+def error_responses(
+    operation: Operation, route: str, error_formats: Sequence[Family], components: Components
 ) -> dict[str, Any]:
     """Every error that may come, by status, with what the families really say."""
     possible: tuple[ServeError, ...] = OF_BODIES if operation.body is not None else ()
     if "{id" in route:
         possible = (*possible, *(one for one in OF_MODELS if one not in possible))
-    schemas = [components.named(f"{pascal(f.name)}Error", error_shape(f)) for f in told_by]
+    schemas = [components.named(f"{pascal(f.name)}Error", error_shape(f)) for f in error_formats]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     responses: dict[str, Any] = {}
-    for family in told_by:
+    for family in error_formats:
         for error in possible:
-            add_refusal(responses, error, family.error_response(error), schema)
+            add_error_response(responses, error, family.error_response(error), schema)
     # What the operation says of a status itself is in `also`.
     return {s: told for s, told in responses.items() if int(s) not in operation.also}
 
 
-def add_refusal(
+def add_error_response(
     responses: dict[str, Any], error: ServeError, response: Response, schema: JsonSchema
 ) -> None:
     """Enter what is said of `error` under its status."""

@@ -40,7 +40,7 @@ from deployments.ingress.apis.text2text.requests import has_encoder, task_for
 from deployments.ingress.apis.text2text.routes import (
     ANSWER,
     EXAMPLE,
-    TextToTextAnswers,
+    TextToTextHandler,
     text_to_text_schemas,
 )
 from deployments.ingress.apis.text_generation.responses import HEADERS
@@ -64,10 +64,10 @@ from deployments.ingress.service import (
     InferenceService,
     Question,
     Reply,
-    claiming_task,
-    still_loading,
+    detect_task,
+    model_loading_error,
 )
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 from deployments.tasks.text_classification import LabelScore
@@ -99,7 +99,7 @@ class HuggingFaceRoutes:
     def __init__(self, service: InferenceService, generation: GenerationService) -> None:
         self._service = service
         self._writing = TextGenerationRoutes(service, generation)
-        self._rewriting = TextToTextAnswers(self._writing, generation)
+        self._rewriting = TextToTextHandler(self._writing, generation)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may itself contain slashes."""
@@ -128,7 +128,7 @@ class HuggingFaceRoutes:
             answer=any_answer(),
             examples={**EXAMPLES, **examples},
             events=EVENTS,
-            infers=True,
+            runs_model=True,
             headers={**HEADERS, **REPLY_HEADERS},
         )
 
@@ -162,7 +162,7 @@ class HuggingFaceRoutes:
             )
         )
         return json_response(
-            presented(reply, options, request.headers.get("user-agent", "")),
+            format_for_client(reply, options, request.headers.get("user-agent", "")),
             headers=reply_headers(reply),
         )
 
@@ -170,7 +170,7 @@ class HuggingFaceRoutes:
         self,
         request: Request,
         body: Mapping[str, Any],
-        writer: OpenModel,
+        writer: RegisteredModel,
         task: TaskName | None,
     ) -> Response:
         if has_encoder(writer):
@@ -179,7 +179,7 @@ class HuggingFaceRoutes:
 
     def _writer(
         self, body: Mapping[str, Any], model_id: str | None, task: TaskName | None
-    ) -> OpenModel | None:
+    ) -> RegisteredModel | None:
         """The model that generates text and is meant, if one is.
 
         Where no model is named, a stream of a text means the first that generates. Otherwise the
@@ -188,20 +188,20 @@ class HuggingFaceRoutes:
         """
         if model_id is not None:
             model = self._service.registry.find(model_id)
-            if model.generates:
+            if model.is_generative:
                 task_for(model, task)
                 return model
             return None
         models = list(self._service.registry.open_models())
-        writers = [model for model in models if model.generates]
+        writers = [model for model in models if model.is_generative]
         if task is not None or not writers:
             return None
         if body.get("stream") is True and isinstance(body.get("inputs"), str):
             return writers[0]
         inputs = body if body.get("inputs") is None else body["inputs"]
         question = Question(inputs=inputs, parameters=given_parameters(body))
-        others = [model for model in models if not model.generates]
-        if models[0].generates and not any(claiming_task(question, m) for m in others):
+        others = [model for model in models if not model.is_generative]
+        if models[0].is_generative and not any(detect_task(question, m) for m in others):
             return models[0]
         return None
 
@@ -224,7 +224,7 @@ class HuggingFaceRoutes:
         model_id = model_in_path(request) or ""
         model = self._service.registry.find(model_id)
         if not is_loaded(model, self._service.board):
-            raise still_loading(model_id)
+            raise model_loading_error(model_id)
         return json_response({"status": "ok"})
 
     def error_response(self, error: ServeError) -> Response:
@@ -269,7 +269,7 @@ def envelope_schema(name: TaskName) -> JsonSchema:
     }
 
 
-def presented(reply: Reply, options: RequestOptions, user_agent: str) -> Any:
+def format_for_client(reply: Reply, options: RequestOptions, user_agent: str) -> Any:
     """The answer in the shape this client's generation reads; only zero-shot has two."""
     value = reply.answer.value
     if reply.task is not TaskName.ZERO_SHOT_CLASSIFICATION:

@@ -18,7 +18,7 @@ from deployments.ingress.apis.open_inference.tensors import (
     tensor_of_json,
 )
 from deployments.ingress.http.bodies import json_response
-from deployments.tasks.inputs import FirstFault, Many
+from deployments.tasks.inputs import FailFastList, Many
 
 # Where the JSON ends; without it the whole body is JSON.
 LENGTH_HEADER = "inference-header-content-length"
@@ -55,7 +55,7 @@ class InferRequest(_Message):
     id: str | None = None
     parameters: dict[str, Any] | None = None
     inputs: Many[InputTensor]
-    outputs: Annotated[list[RequestedOutput], FirstFault()] | None = None
+    outputs: Annotated[list[RequestedOutput], FailFastList()] | None = None
 
 
 class OutputTensor(_Message):
@@ -78,7 +78,7 @@ class InferResponse(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedOutput:
+class OutputSelection:
     """An output by name, and how it travels."""
 
     name: str
@@ -145,12 +145,12 @@ def _binary_size(given: InputTensor) -> int | None:
     return size
 
 
-def wanted_outputs(request: InferRequest, known: Sequence[str]) -> list[WantedOutput]:
+def select_outputs(request: InferRequest, known: Sequence[str]) -> list[OutputSelection]:
     """The outputs asked for, all of them where none is named. Raises InvalidField."""
     by_default = _flag("binary_data_output", request.parameters or {})
     if not request.outputs:
-        return [WantedOutput(name, bool(by_default)) for name in known]
-    wanted: dict[str, WantedOutput] = {}
+        return [OutputSelection(name, bool(by_default)) for name in known]
+    wanted: dict[str, OutputSelection] = {}
     for asked in request.outputs:
         parameters = asked.parameters or {}
         if asked.name not in known:
@@ -166,7 +166,7 @@ def wanted_outputs(request: InferRequest, known: Sequence[str]) -> list[WantedOu
             )
         _refuse_shared_memory(asked.name, parameters)
         own = _flag("binary_data", parameters)
-        wanted[asked.name] = WantedOutput(asked.name, bool(by_default if own is None else own))
+        wanted[asked.name] = OutputSelection(asked.name, bool(by_default if own is None else own))
     return list(wanted.values())
 
 
@@ -185,7 +185,7 @@ def _refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 def infer_response(
     head: Mapping[str, Any],
     tensors: Sequence[Tensor],
-    wanted: Sequence[WantedOutput],
+    wanted: Sequence[OutputSelection],
     headers: Mapping[str, str],
 ) -> Response:
     """The answer: `head` and the wanted tensors, binary ones behind the JSON."""

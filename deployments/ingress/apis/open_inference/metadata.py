@@ -14,7 +14,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
     TensorSpec,
 )
 from deployments.ingress.service import InferenceService
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
@@ -60,7 +60,7 @@ class IndexEntry(TypedDict):
     reason: str
 
 
-def model_metadata(model: OpenModel) -> ModelMetadata:
+def model_metadata(model: RegisteredModel) -> ModelMetadata:
     """What a client must know to send tensors to the model."""
     tasks = [_task_metadata(task) for task in model.tasks]
     return {
@@ -94,7 +94,7 @@ def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
     return {**told, "optional": True} if spec.optional else told
 
 
-def model_config(model: OpenModel, most_items: int) -> dict[str, Any]:
+def model_config(model: RegisteredModel, most_items: int) -> dict[str, Any]:
     """Triton's model configuration of the model's own task.
 
     `max_batch_size` 0 says that the first dimension is no batch: the rows of one request belong
@@ -134,7 +134,7 @@ def repository_index(service: InferenceService, *, only_ready: bool) -> list[Ind
                 "name": model.ref.id,
                 "version": model.ref.version,
                 "state": "READY" if ready else "LOADING",
-                "reason": "" if ready else "no lane that has the model is running",
+                "reason": "" if ready else "no encoder that has the model is running",
             }
         )
     for model_id, error in service.registry.refused().items():

@@ -14,13 +14,13 @@ from deployments.ingress.apis.open_inference.task_tensors import (
     FORMS,
     LIST_PARAMETERS,
     bind,
-    task_meant_by,
+    detect_task_from_tensors,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import HEADERS, read_options
-from deployments.ingress.service import Question, choose_task
-from deployments.registry import OpenModel
+from deployments.ingress.service import Question, resolve_task
+from deployments.registry import RegisteredModel
 
 # What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
 # no sequences and no priorities here, and every request has the server's own deadline.
@@ -43,7 +43,7 @@ OPTIONS_CALLED = {"options": "parameters"}  # they stand among the parameters he
 
 
 @dataclass(frozen=True, slots=True)
-class AskedInTensors:
+class TensorRequest:
     """The question, and what its client calls the fields that an error may name."""
 
     question: Question
@@ -51,12 +51,12 @@ class AskedInTensors:
     names: Mapping[str, str]
 
 
-def question_of(
-    model: OpenModel,
+def parse_tensor_request(
+    model: RegisteredModel,
     parameters: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     headers: Mapping[str, str],
-) -> AskedInTensors:
+) -> TensorRequest:
     """What the request asks of `model`; all its rows are one question.
 
     Raises InvalidField, EmptyInput, UnknownParameter or WrongTask.
@@ -66,10 +66,10 @@ def question_of(
         for name, value in parameters.items()
         if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
     }
-    named = _task_named(own.pop(TASK, None)) or task_meant_by(set(tensors))
-    with fields_called(OPTIONS_CALLED):
+    named = _task_named(own.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
+    with rename_error_fields(OPTIONS_CALLED):
         options = read_options({name: own.pop(name) for name in OPTIONS & set(own)}, headers)
-    task = choose_task(Question(None, task=named, parameters=own), model)
+    task = resolve_task(Question(None, task=named, parameters=own), model)
     bound = bind(task, tensors)
     for name in bound.parameters:
         if name in own:
@@ -78,7 +78,7 @@ def question_of(
     theirs, ours = form.wording
     # A reader of texts knows its input by the name it sent.
     called = bound.text_name if ours == "text" else ours
-    return AskedInTensors(
+    return TensorRequest(
         question=Question(
             inputs=form.to_inputs(bound.columns),
             model_id=model.ref.id,

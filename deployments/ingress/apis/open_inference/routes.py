@@ -22,8 +22,8 @@ from deployments.ingress.apis.open_inference.message import (
     InferResponse,
     infer_response,
     read_tensors,
+    select_outputs,
     split_body,
-    wanted_outputs,
 )
 from deployments.ingress.apis.open_inference.metadata import (
     IndexEntry,
@@ -32,16 +32,16 @@ from deployments.ingress.apis.open_inference.metadata import (
     model_metadata,
     repository_index,
 )
-from deployments.ingress.apis.open_inference.requests import question_of
-from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsAnswer
+from deployments.ingress.apis.open_inference.requests import parse_tensor_request
+from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsResponse
 from deployments.ingress.apis.open_inference.task_tensors import FORMS
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_path
-from deployments.ingress.service import InferenceService, asked_elsewhere
-from deployments.registry import OpenModel
+from deployments.ingress.service import InferenceService, wrong_route_error
+from deployments.registry import RegisteredModel
 from deployments.release import RELEASE
 from deployments.tasks.inputs import JsonSchema
 
@@ -78,7 +78,7 @@ class OpenInferenceRoutes:
     def __init__(self, service: InferenceService) -> None:
         self._service = service
         self._statistics = ModelStatistics()
-        service.also_record(self._statistics)
+        service.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may itself contain slashes."""
@@ -90,7 +90,7 @@ class OpenInferenceRoutes:
                 "Statistics of every model",
                 self.all_stats,
                 "/v2/models/stats",
-                answer=StatisticsAnswer,
+                answer=StatisticsResponse,
             ),
             Operation(
                 method="POST",
@@ -100,12 +100,12 @@ class OpenInferenceRoutes:
                 body=schema_of(InferRequest),
                 answer=schema_of(InferResponse),
                 examples=EXAMPLES,
-                infers=True,
+                runs_model=True,
                 headers=REPLY_HEADERS,
             ),
             _model_read("/ready", "Whether a model can answer now", self.model_ready),
             _tensors_read("/config", "Triton's configuration of a model", self.config, _OBJECT),
-            _model_read("/stats", "Statistics of a model", self.stats, StatisticsAnswer),
+            _model_read("/stats", "Statistics of a model", self.stats, StatisticsResponse),
             _tensors_read("", "A model's tensors", self.metadata, schema_of(ModelMetadata)),
             *self._repository_operations(),
         )
@@ -170,10 +170,10 @@ class OpenInferenceRoutes:
         )
         message = parse_body(InferRequest, parse_json(header))
         tensors = read_tensors(message.inputs, binary)
-        asked = question_of(model, message.parameters or {}, tensors, request.headers)
+        asked = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
         form = FORMS[asked.task]
-        wanted = wanted_outputs(message, [spec.name for spec in form.outputs])
-        with fields_called(asked.names):
+        wanted = select_outputs(message, [spec.name for spec in form.outputs])
+        with rename_error_fields(asked.names):
             reply = await self._service.answer(asked.question)
         head = {"model_name": model.ref.id, "model_version": model.ref.version}
         if message.id is not None:
@@ -244,7 +244,7 @@ class OpenInferenceRoutes:
             headers=retry_headers(error),
         )
 
-    def _model(self, request: Request) -> OpenModel:
+    def _model(self, request: Request) -> RegisteredModel:
         """The model of the path, in the version of the path. Raises UnknownModel."""
         model = self._service.registry.find(model_in_path(request) or "")
         version = request.path_params.get("version", model.ref.version)
@@ -255,11 +255,11 @@ class OpenInferenceRoutes:
             )
         return model
 
-    def _model_of_tensors(self, request: Request) -> OpenModel:
+    def _model_of_tensors(self, request: Request) -> RegisteredModel:
         """The same, which has a form in tensors: text is generated elsewhere. Raises WrongTask."""
         model = self._model(request)
-        if model.generates:
-            raise asked_elsewhere(model)
+        if model.is_generative:
+            raise wrong_route_error(model)
         return model
 
     async def _optional_object(self, request: Request) -> Mapping[str, Any]:

@@ -45,10 +45,10 @@ class ModelStats(TypedDict):
     inference_count: int  # items of successful requests
     execution_count: int  # requests that were computed; passes are shared and counted in /metrics
     inference_stats: InferenceStatistics
-    batch_stats: list[Durations]  # none: batches are made in the lanes
+    batch_stats: list[Durations]  # none: batches are made in the encoders
 
 
-class StatisticsAnswer(TypedDict):
+class StatisticsResponse(TypedDict):
     """The answer of every `stats` route."""
 
     model_stats: list[ModelStats]
@@ -104,7 +104,7 @@ class ModelStatistics:
             counts.cache_hit.add(request.total_s)
             return
         counts.queue.add(request.timings.queue_s)
-        counts.encode.add(request.timings.encode_s)
+        counts.encode.add(request.timings.tokenize_s)
         counts.forward.add(request.timings.forward_s)
 
     def of(self, model: ModelRef) -> ModelStats:

@@ -207,7 +207,7 @@ SIGNATURES: Mapping[frozenset[str], TaskName] = {
 }
 
 
-def task_meant_by(names: set[str]) -> TaskName | None:
+def detect_task_from_tensors(names: set[str]) -> TaskName | None:
     """The task that takes inputs of these names, where they tell."""
     return next((task for needed, task in SIGNATURES.items() if needed <= names), None)
 

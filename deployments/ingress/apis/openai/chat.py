@@ -6,77 +6,77 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
-from deployments.generation.messages import Alternative, Chunk, Completion, FinishReason, Token
+from deployments.generation.messages import Chunk, Completion, FinishReason, Token, TopLogprob
 from deployments.ingress.apis.openai.responses import (
     DONE,
     FINISHES,
-    ChatAlternative,
-    ChatAnswer,
     ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    ChatPart,
-    ChatToken,
+    ChatTokenLogprob,
+    ChatTopLogprob,
     Finish,
-    ToldCall,
+    ResponseToolCall,
     chunk_event,
+    clamp_logprob,
     head_of,
-    told_logprob,
     usage_event,
     usage_of,
     usage_of_completions,
 )
 from deployments.ingress.apis.openai.schemas import ChatBody
-from deployments.ingress.apis.openai.tools import CallReader, FunctionCall, offered_tools
-from deployments.ingress.generation import GenerationReply, GenerationStream
+from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
+from deployments.ingress.generation import GenerationResponse, GenerationStream
 
 OBJECT, CHUNK_OBJECT, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
 
-def call_reader(body: ChatBody) -> CallReader | None:
+def call_reader(body: ChatBody) -> ToolCallParser | None:
     """The reader of calls; None where there is nothing to call."""
     tools = offered_tools(body)
-    return CallReader(frozenset(tool.function.name for tool in tools)) if tools else None
+    return ToolCallParser(frozenset(tool.function.name for tool in tools)) if tools else None
 
 
-def chat_answer(reply: GenerationReply, body: ChatBody) -> ChatAnswer:
+def build_chat_response(reply: GenerationResponse, body: ChatBody) -> ChatCompletion:
     """The whole answers."""
     reader = call_reader(body)
-    return ChatAnswer(
+    return ChatCompletion(
         **head_of(reply.model, OBJECT, PREFIX),
         choices=[
             whole_choice(index, one, reader, with_logprobs=bool(body.logprobs))
             for index, one in enumerate(reply.completions)
         ],
-        usage=usage_of_completions(reply.completions, reply.passed_over, body.n or 1),
+        usage=usage_of_completions(reply.completions, reply.discarded, body.n or 1),
     )
 
 
 def whole_choice(
-    index: int, completion: Completion, reader: CallReader | None, *, with_logprobs: bool
+    index: int, completion: Completion, reader: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
     """One answer; with calls in place of its text where it is made of them."""
-    calls = reader.calls_in(completion.text) if reader is not None else ()
+    calls = reader.parse_tool_calls(completion.text) if reader is not None else ()
     message = ChatMessage(role="assistant", content=None if calls else completion.text)
     if calls:
-        message["tool_calls"] = [told_call(call) for call in calls]
+        message["tool_calls"] = [build_tool_call(call) for call in calls]
     return ChatChoice(
         index=index,
         message=message,
         logprobs=logprobs_of(completion.tokens) if with_logprobs else None,
-        finish_reason=finish_of(completion.finished.reason, calls),
+        finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
 
 
-def finish_of(reason: FinishReason, calls: Sequence[FunctionCall]) -> Finish:
+def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> Finish:
     """Why an answer ended, in OpenAI's words."""
     return "tool_calls" if calls else FINISHES[reason]
 
 
-def told_call(call: FunctionCall) -> ToldCall:
+def build_tool_call(call: FunctionCall) -> ResponseToolCall:
     """A call under a name of its own, by which its result will refer to it."""
-    return ToldCall(
+    return ResponseToolCall(
         id=f"call_{uuid.uuid4().hex[:24]}",
         type="function",
         function={"name": call.name, "arguments": call.arguments},
@@ -86,9 +86,9 @@ def told_call(call: FunctionCall) -> ToldCall:
 def logprobs_of(tokens: Sequence[Token]) -> ChatLogprobs:
     """The tokens that made the text."""
     content = [
-        ChatToken(
-            **told_token(token),
-            top_logprobs=[told_token(one) for one in token.alternatives],
+        ChatTokenLogprob(
+            **build_token_logprob(token),
+            top_logprobs=[build_token_logprob(one) for one in token.alternatives],
         )
         for token in tokens
         if not token.special
@@ -96,53 +96,55 @@ def logprobs_of(tokens: Sequence[Token]) -> ChatLogprobs:
     return ChatLogprobs(content=content, refusal=None)
 
 
-def told_token(token: Token | Alternative) -> ChatAlternative:
+def build_token_logprob(token: Token | TopLogprob) -> ChatTopLogprob:
     """A token and how likely it was."""
-    return ChatAlternative(
+    return ChatTopLogprob(
         token=token.text,
-        logprob=told_logprob(token.logprob),
+        logprob=clamp_logprob(token.logprob),
         bytes=list(token.text.encode("utf-8", "replace")),
     )
 
 
-class ToldChoice:
+class ChatStreamChoice:
     """What is still to be told of one answer of a stream.
 
     Text that may yet turn out to be a call is held back. Parts are objects of `choices`.
     """
 
-    def __init__(self, index: int, reader: CallReader | None, *, with_logprobs: bool) -> None:
+    def __init__(self, index: int, reader: ToolCallParser | None, *, with_logprobs: bool) -> None:
         self._index = index
         self._reader = reader  # None from when it is plain that the answer is no call
         self._with_logprobs = with_logprobs
         self._text = ""
         self._tokens: list[Token] = []
 
-    def first(self) -> ChatPart:
+    def first(self) -> ChatChunkChoice:
         """The part that opens the message."""
         return self._part({"role": "assistant", "content": ""})
 
-    def parts_of(self, chunk: Chunk) -> Iterator[ChatPart]:
+    def parts_of(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
         """What can be told once `chunk` has come."""
         self._text += chunk.text
         if self._with_logprobs:
             self._tokens += [token for token in chunk.tokens if not token.special]
         if chunk.finished is None:
             if self._reader is not None:
-                if self._reader.may_become_call(self._text):
+                if self._reader.may_start_tool_call(self._text):
                     return
                 self._reader = None
             yield from self._held_back()
             return
-        calls = self._reader.calls_in(self._text) if self._reader is not None else ()
+        calls = self._reader.parse_tool_calls(self._text) if self._reader is not None else ()
         if calls:
-            told = [ToldCall(index=i, **told_call(call)) for i, call in enumerate(calls)]
+            told = [
+                ResponseToolCall(index=i, **build_tool_call(call)) for i, call in enumerate(calls)
+            ]
             yield self._part({"tool_calls": told})
         else:
             yield from self._held_back()
-        yield self._part({}, finish_of(chunk.finished.reason, calls))
+        yield self._part({}, map_finish_reason(chunk.finished.reason, calls))
 
-    def _held_back(self) -> Iterator[ChatPart]:
+    def _held_back(self) -> Iterator[ChatChunkChoice]:
         if self._text or self._tokens:
             part = self._part({"content": self._text})
             if self._with_logprobs:
@@ -150,7 +152,7 @@ class ToldChoice:
             self._text, self._tokens = "", []
             yield part
 
-    def _part(self, delta: ChatDelta, finish: Finish | None = None) -> ChatPart:
+    def _part(self, delta: ChatDelta, finish: Finish | None = None) -> ChatChunkChoice:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
@@ -167,7 +169,7 @@ class ChatEvents:
         usage_wanted = self.body.usage_wanted
         reader = call_reader(self.body)
         choices = [
-            ToldChoice(index, reader, with_logprobs=bool(self.body.logprobs))
+            ChatStreamChoice(index, reader, with_logprobs=bool(self.body.logprobs))
             for index in range(len(self.stream.started))
         ]
         yield b"".join(chunk_event(head, one.first(), usage_wanted=usage_wanted) for one in choices)

@@ -9,47 +9,47 @@ from deployments.generation.messages import Chunk, Completion, Prompt, Started, 
 from deployments.ingress.apis.openai.responses import (
     DONE,
     FINISHES,
-    CompletionAnswer,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionResponse,
     chunk_event,
+    clamp_logprob,
     head_of,
-    told_logprob,
     usage_event,
     usage_of,
     usage_of_completions,
 )
 from deployments.ingress.apis.openai.schemas import CompletionBody
-from deployments.ingress.generation import GenerationQuestion, GenerationReply, GenerationStream
+from deployments.ingress.generation import GenerationRequest, GenerationResponse, GenerationStream
 
 OBJECT, PREFIX = "text_completion", "cmpl"
 
 
-def completion_answer(
-    reply: GenerationReply, question: GenerationQuestion, body: CompletionBody
-) -> CompletionAnswer:
+def build_completion_response(
+    reply: GenerationResponse, question: GenerationRequest, body: CompletionBody
+) -> CompletionResponse:
     """The whole answers."""
     choices = [
         whole_choice(
             index,
-            silent(one) if body.max_tokens == 0 else one,
+            drop_text(one) if body.max_tokens == 0 else one,
             _prompt_of(question, index),
             body,
         )
         for index, one in enumerate(reply.completions)
     ]
-    usage = usage_of_completions(reply.completions, reply.passed_over, question.choices)
+    usage = usage_of_completions(reply.completions, reply.discarded, question.choices)
     if body.max_tokens == 0:
         usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-    return CompletionAnswer(**head_of(reply.model, OBJECT, PREFIX), choices=choices, usage=usage)
+    return CompletionResponse(**head_of(reply.model, OBJECT, PREFIX), choices=choices, usage=usage)
 
 
-def silent(completion: Completion) -> Completion:
+def drop_text(completion: Completion) -> Completion:
     """A completion without its text, of which nobody asked for any."""
     return completion._replace(text="", tokens=())
 
 
-def _prompt_of(question: GenerationQuestion, index: int) -> Prompt:
+def _prompt_of(question: GenerationRequest, index: int) -> Prompt:
     return question.prompts[index // question.choices]
 
 
@@ -57,7 +57,7 @@ def whole_choice(
     index: int, completion: Completion, prompt: Prompt, body: CompletionBody
 ) -> CompletionChoice:
     """One answer, behind its prompt where that is to be echoed."""
-    told = ToldText(body, prompt, completion.started)
+    told = CompletionStreamText(body, prompt, completion.started)
     return CompletionChoice(
         index=index,
         text=told.echoed + completion.text,
@@ -66,7 +66,7 @@ def whole_choice(
     )
 
 
-class ToldText:
+class CompletionStreamText:
     """What has been told of one text so far."""
 
     def __init__(self, body: CompletionBody, prompt: Prompt, started: Started) -> None:
@@ -91,22 +91,22 @@ class ToldText:
         return CompletionLogprobs(
             tokens=[token.text for token in told],
             token_logprobs=[
-                None if token.logprob is None else told_logprob(token.logprob) for token in told
+                None if token.logprob is None else clamp_logprob(token.logprob) for token in told
             ],
-            top_logprobs=[top_of(token) for token in told],
+            top_logprobs=[build_top_logprobs(token) for token in told],
             text_offset=offsets,
         )
 
 
-def top_of(token: Token) -> dict[str, float] | None:
+def build_top_logprobs(token: Token) -> dict[str, float] | None:
     """The likeliest tokens, and the one that came; None for a prompt's first token."""
     if token.logprob is None:
         return None
     # Of tokens that look alike the likeliest counts; it comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        top.setdefault(alternative.text, told_logprob(alternative.logprob))
-    top.setdefault(token.text, told_logprob(token.logprob))
+        top.setdefault(alternative.text, clamp_logprob(alternative.logprob))
+    top.setdefault(token.text, clamp_logprob(token.logprob))
     return top
 
 
@@ -115,14 +115,14 @@ class CompletionEvents:
     """The events of a stream."""
 
     stream: GenerationStream
-    question: GenerationQuestion
+    question: GenerationRequest
     body: CompletionBody
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event for each part, and `[DONE]`; those that are ready together in one piece."""
         head = head_of(self.stream.model, OBJECT, PREFIX)
         texts = [
-            ToldText(self.body, _prompt_of(self.question, index), started)
+            CompletionStreamText(self.body, _prompt_of(self.question, index), started)
             for index, started in enumerate(self.stream.started)
         ]
         usage_wanted = self.body.usage_wanted
@@ -151,7 +151,7 @@ class CompletionEvents:
         told = bool(chunk.tokens) and self.body.logprobs is not None
         return bool(chunk.text) or told or chunk.finished is not None
 
-    def _choice(self, index: int, told: ToldText, chunk: Chunk) -> CompletionChoice:
+    def _choice(self, index: int, told: CompletionStreamText, chunk: Chunk) -> CompletionChoice:
         return CompletionChoice(
             index=index,
             text=chunk.text,

@@ -53,7 +53,7 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class Embeddings(BaseModel):
+class EmbeddingsResponse(BaseModel):
     """The answer of `/v1/embeddings`."""
 
     object: Literal["list"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import Chat, GenerationOptions, Grammar, Sampling
 from deployments.ingress.apis.openai.schemas import (
@@ -20,12 +20,12 @@ from deployments.ingress.apis.openai.schemas import (
     ToolCall,
 )
 from deployments.ingress.apis.openai.tools import call_grammar, forced_tools, offered_tools
-from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import MOST_STOPS, STOP_CHARS
 from deployments.ingress.tokenization import TEXTS_OR_IDS
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
 FIELD = "response_format"
@@ -95,9 +95,9 @@ STOPS: Inputs[str | list[str]] = Inputs(
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
-def completion_question(
-    body: CompletionBody, model: OpenModel, request: RequestOptions
-) -> GenerationQuestion:
+def parse_completion_request(
+    body: CompletionBody, model: RegisteredModel, request: RequestOptions
+) -> GenerationRequest:
     """What `/v1/completions` asks. Raises what `prompts_of` and `options_of` raise."""
     prompts = prompts_of(body.prompt)
     told = body.logprobs is not None
@@ -109,7 +109,7 @@ def completion_question(
         )
     # What token ids mean is known to who computes them.
     spelled = any(isinstance(prompt, tuple) for prompt in prompts)
-    return GenerationQuestion(
+    return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
         options=options_of(body, model.decoding.defaults)._replace(
@@ -124,7 +124,9 @@ def completion_question(
     )
 
 
-def chat_question(body: ChatBody, model: OpenModel, request: RequestOptions) -> GenerationQuestion:
+def parse_chat_request(
+    body: ChatBody, model: RegisteredModel, request: RequestOptions
+) -> GenerationRequest:
     """What `/v1/chat/completions` asks. Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
@@ -134,7 +136,7 @@ def chat_question(body: ChatBody, model: OpenModel, request: RequestOptions) -> 
     if forced := forced_tools(body):
         options = options._replace(grammar=call_grammar(forced))
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    return GenerationQuestion(
+    return GenerationRequest(
         prompt=Chat(messages, tuple(tools)),
         options=options._replace(
             max_new_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None
@@ -145,7 +147,7 @@ def chat_question(body: ChatBody, model: OpenModel, request: RequestOptions) -> 
     )
 
 
-def options_of(body: GenerationBody, own: AnswerDefaults) -> GenerationOptions:
+def options_of(body: GenerationBody, own: GenerationDefaults) -> GenerationOptions:
     """What both bodies say of how to sample and where to stop. Raises InvalidField.
 
     What a body leaves out is the model's `own`.
@@ -158,7 +160,7 @@ def options_of(body: GenerationBody, own: AnswerDefaults) -> GenerationOptions:
     )
 
 
-def sampling_of(body: GenerationBody, own: AnswerDefaults) -> Sampling:
+def sampling_of(body: GenerationBody, own: GenerationDefaults) -> Sampling:
     """How to sample. Raises InvalidField for a bias that is none."""
     top_k = own.top_k if body.top_k is None else body.top_k
     top_p = own.top_p if body.top_p is None else max(body.top_p, LEAST_SHARE)
@@ -172,7 +174,7 @@ def sampling_of(body: GenerationBody, own: AnswerDefaults) -> Sampling:
         repetition_penalty=own.repetition_penalty if penalty is None else penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=biases_of(body.logit_bias),
+        logit_bias=parse_logit_bias(body.logit_bias),
         seed=None if body.seed is None else body.seed % 2**64,
     )
 
@@ -191,7 +193,7 @@ def stops_of(value: Any) -> tuple[str, ...]:
     return stops
 
 
-def biases_of(value: Any) -> tuple[tuple[int, float], ...]:
+def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """`logit_bias`: an object from token ids to what is added. Raises InvalidField."""
     if value is None or value == []:
         return ()
@@ -261,7 +263,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return told if call.id is None else {"id": call.id, **told}
 
 
-def names_in(body: GenerationBody) -> dict[str, str]:
+def field_names(body: GenerationBody) -> dict[str, str]:
     """What the question's fields are called in the body."""
     names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
     if isinstance(body, CompletionBody):

@@ -12,9 +12,9 @@ from typing_extensions import TypedDict
 
 from deployments.errors import ServeError
 from deployments.generation.messages import Completion, Finished, FinishReason, Started
-from deployments.ingress.http.errors import reworded
+from deployments.ingress.http.errors import rename_field
 from deployments.ingress.http.sse import event_of
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 
 
 class ErrorObject(TypedDict):
@@ -46,7 +46,7 @@ def error_events(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
     """What turns an error in the middle of a stream into an event, its fields called by `names`."""
 
     def told(error: ServeError) -> bytes:
-        return event_of(orjson.dumps({"error": error_object(reworded(error, names))}))
+        return event_of(orjson.dumps({"error": error_object(rename_field(error, names))}))
 
     return told
 
@@ -105,14 +105,14 @@ class CompletionChoice(TypedDict):
     finish_reason: Finish | None  # null until the last part of a stream
 
 
-class CompletionAnswer(Head):
+class CompletionResponse(Head):
     """The answer of `/v1/completions`, and each part of its streams."""
 
     choices: list[CompletionChoice]
     usage: NotRequired[GenerationUsage | None]
 
 
-class ChatAlternative(TypedDict):
+class ChatTopLogprob(TypedDict):
     """A token and how likely it was."""
 
     token: str
@@ -120,32 +120,32 @@ class ChatAlternative(TypedDict):
     bytes: list[int] | None
 
 
-class ChatToken(ChatAlternative):
+class ChatTokenLogprob(ChatTopLogprob):
     """A token of the answer."""
 
-    top_logprobs: list[ChatAlternative]
+    top_logprobs: list[ChatTopLogprob]
 
 
 class ChatLogprobs(TypedDict):
     """The tokens of an answer, or of a part of it."""
 
-    content: list[ChatToken]
+    content: list[ChatTokenLogprob]
     refusal: None
 
 
-class ToldFunction(TypedDict):
+class ResponseFunction(TypedDict):
     """What is called; `arguments` is JSON as text."""
 
     name: str
     arguments: str
 
 
-class ToldCall(TypedDict):
+class ResponseToolCall(TypedDict):
     """A call that the model wants made."""
 
     id: str
     type: Literal["function"]
-    function: ToldFunction
+    function: ResponseFunction
     index: NotRequired[int]  # in streams
 
 
@@ -154,7 +154,7 @@ class ChatMessage(TypedDict):
 
     role: Literal["assistant"]
     content: str | None
-    tool_calls: NotRequired[list[ToldCall]]
+    tool_calls: NotRequired[list[ResponseToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -166,7 +166,7 @@ class ChatChoice(TypedDict):
     finish_reason: Finish
 
 
-class ChatAnswer(Head):
+class ChatCompletion(Head):
     """The answer of `/v1/chat/completions`."""
 
     choices: list[ChatChoice]
@@ -178,10 +178,10 @@ class ChatDelta(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
-    tool_calls: NotRequired[list[ToldCall]]
+    tool_calls: NotRequired[list[ResponseToolCall]]
 
 
-class ChatPart(TypedDict):
+class ChatChunkChoice(TypedDict):
     """The next part of one answer."""
 
     index: int
@@ -190,14 +190,14 @@ class ChatPart(TypedDict):
     finish_reason: Finish | None  # null until the last part
 
 
-class ChatEvent(Head):
+class ChatCompletionChunk(Head):
     """Each part of a stream of `/v1/chat/completions`; the one that tells usage has no choices."""
 
-    choices: list[ChatPart]
+    choices: list[ChatChunkChoice]
     usage: NotRequired[GenerationUsage | None]
 
 
-def head_of(model: OpenModel, kind: str, prefix: str) -> Head:
+def head_of(model: RegisteredModel, kind: str, prefix: str) -> Head:
     """The head of a fresh answer."""
     return Head(
         id=f"{prefix}-{uuid.uuid4().hex}",
@@ -224,10 +224,10 @@ def usage_of(
 
 
 def usage_of_completions(
-    told: Sequence[Completion], passed_over: Sequence[Completion], per_prompt: int
+    told: Sequence[Completion], discarded: Sequence[Completion], per_prompt: int
 ) -> GenerationUsage:
     """`usage_of` whole answers, those included that nobody is told."""
-    finished = [one.finished for one in (*told, *passed_over)]
+    finished = [one.finished for one in (*told, *discarded)]
     return usage_of([one.started for one in told], finished, per_prompt)
 
 
@@ -242,6 +242,6 @@ def usage_event(head: Head, usage: GenerationUsage) -> bytes:
     return event_of(orjson.dumps({**head, "choices": [], "usage": usage}))
 
 
-def told_logprob(logprob: float | None) -> float:
+def clamp_logprob(logprob: float | None) -> float:
     """A log-probability that JSON can carry."""
     return LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)

@@ -17,24 +17,24 @@ from starlette.responses import Response
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.model_list import model_facts, model_list
-from deployments.ingress.apis.openai.chat import ChatEvents, chat_answer
-from deployments.ingress.apis.openai.completions import CompletionEvents, completion_answer
+from deployments.ingress.apis.openai.chat import ChatEvents, build_chat_response
+from deployments.ingress.apis.openai.completions import CompletionEvents, build_completion_response
 from deployments.ingress.apis.openai.embeddings import (
     EMBEDDING_NAMES,
-    Embeddings,
     EmbeddingsRequest,
+    EmbeddingsResponse,
     embedding_objects,
     usage_of,
 )
 from deployments.ingress.apis.openai.requests import (
-    chat_question,
-    completion_question,
-    names_in,
+    field_names,
+    parse_chat_request,
+    parse_completion_request,
 )
 from deployments.ingress.apis.openai.responses import (
-    ChatAnswer,
-    ChatEvent,
-    CompletionAnswer,
+    ChatCompletion,
+    ChatCompletionChunk,
+    CompletionResponse,
     ErrorEvent,
     error_events,
     error_object,
@@ -51,12 +51,12 @@ from deployments.ingress.apis.response_headers import (
 from deployments.ingress.generation import GenerationService, GenerationStream
 from deployments.ingress.http.api import Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.http.sse import EventStream
+from deployments.ingress.http.sse import SseResponse
 from deployments.ingress.service import InferenceService, Question
-from deployments.ingress.tokenization import with_ids_told_apart
-from deployments.registry import OpenModel
+from deployments.ingress.tokenization import parse_token_ids
+from deployments.registry import RegisteredModel
 
 EXAMPLE_CHAT = {
     "messages": [
@@ -85,9 +85,9 @@ class OpenAIRoutes:
                 handler=self.embeddings,
                 summary="Embeddings of texts",
                 body=schema_of(EmbeddingsRequest),
-                answer=schema_of(Embeddings),
+                answer=schema_of(EmbeddingsResponse),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
-                infers=True,
+                runs_model=True,
                 headers=REPLY_HEADERS,
             ),
             Operation(
@@ -96,10 +96,10 @@ class OpenAIRoutes:
                 handler=self.chat,
                 summary="The next message of a conversation",
                 body=schema_of(ChatBody),
-                answer=schema_of(ChatAnswer),
+                answer=schema_of(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
-                events=schema_of(ChatEvent | ErrorEvent),
-                infers=True,
+                events=schema_of(ChatCompletionChunk | ErrorEvent),
+                runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
             Operation(
@@ -108,10 +108,10 @@ class OpenAIRoutes:
                 handler=self.completions,
                 summary="The continuation of texts",
                 body=schema_of(CompletionBody),
-                answer=schema_of(CompletionAnswer),
+                answer=schema_of(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
-                events=schema_of(CompletionAnswer | ErrorEvent),
-                infers=True,
+                events=schema_of(CompletionResponse | ErrorEvent),
+                runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
             Operation(
@@ -140,10 +140,10 @@ class OpenAIRoutes:
         body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
-        with fields_called(EMBEDDING_NAMES):
+        with rename_error_fields(EMBEDDING_NAMES):
             reply = await self._service.answer(
                 Question(
-                    inputs=with_ids_told_apart(body.input),
+                    inputs=parse_token_ids(body.input),
                     model_id=model_in_path(request) or model_in_body(body.model),
                     task=TaskName.FEATURE_EXTRACTION,
                     parameters=body.parameters,
@@ -165,29 +165,29 @@ class OpenAIRoutes:
         raw, model = await self._read(request)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers)
-        question = chat_question(body, model, options)
-        with fields_called(names_in(body)):
+        question = parse_chat_request(body, model, options)
+        with rename_error_fields(field_names(body)):
             if body.stream:
                 stream = await self._generation.stream(question)
                 return self._streamed(ChatEvents(stream, body), stream, body)
             reply = await self._generation.complete(question)
-        return json_response(chat_answer(reply, body), headers=generation_headers(reply))
+        return json_response(build_chat_response(reply, body), headers=generation_headers(reply))
 
     async def completions(self, request: Request) -> Response:
         """The continuation of one text or of several, whole or as it comes."""
         raw, model = await self._read(request)
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers)
-        question = completion_question(body, model, options)
-        with fields_called(names_in(body)):
+        question = parse_completion_request(body, model, options)
+        with rename_error_fields(field_names(body)):
             if body.stream:
                 stream = await self._generation.stream(question)
                 return self._streamed(CompletionEvents(stream, question, body), stream, body)
             reply = await self._generation.complete(question)
-        answer = completion_answer(reply, question, body)
+        answer = build_completion_response(reply, question, body)
         return json_response(answer, headers=generation_headers(reply))
 
-    async def _read(self, request: Request) -> tuple[dict[str, Any], OpenModel]:
+    async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
         """The body, and the model it means: one that generates nothing is told before all else."""
         raw = await read_json_object(request, self._generation.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
@@ -195,12 +195,12 @@ class OpenAIRoutes:
 
     def _streamed(
         self, told: ChatEvents | CompletionEvents, stream: GenerationStream, body: GenerationBody
-    ) -> EventStream:
-        return EventStream(
+    ) -> SseResponse:
+        return SseResponse(
             told.events(),
             stream,
-            error_events(names_in(body)),
-            slow_reader_s=self._generation.settings.slow_reader_s,
+            error_events(field_names(body)),
+            stream_write_timeout_s=self._generation.settings.stream_write_timeout_s,
             headers=stream_headers(stream),
         )
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonS
 
 from deployments.ingress.http.api import LENIENT, schema_of
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.tasks.inputs import FirstFault, Many, NonEmptyText
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -113,7 +113,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FirstFault()] | None = None
+    tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
 
 
@@ -145,5 +145,5 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: Annotated[list[Tool], Field(max_length=128), FirstFault()] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
     tool_choice: Annotated[Any, WithJsonSchema(schema_of(str | dict[str, Any] | None))] = None

@@ -29,7 +29,7 @@ class FunctionCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallReader:
+class ToolCallParser:
     """Reads answers that may be calls of the functions named.
 
     A call is a JSON object with a `name` and `arguments` (or `parameters`), or a list of these, by
@@ -42,12 +42,12 @@ class CallReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_heads", tuple(call_heads(self.names)))
 
-    def may_become_call(self, text: str) -> bool:
+    def may_start_tool_call(self, text: str) -> bool:
         """Whether an answer that begins with `text` may still be a call."""
         head = "".join(text[:HEAD_CHARS].split())
         return head.startswith(self._heads) or any(one.startswith(head) for one in self._heads)
 
-    def calls_in(self, text: str) -> tuple[FunctionCall, ...]:
+    def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
         """The calls that a whole answer is; none where it is something else."""
         calls: list[FunctionCall] = []
         for block in text.replace(CLOSE, OPEN).split(OPEN):

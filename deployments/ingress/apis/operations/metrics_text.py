@@ -19,7 +19,7 @@ STATUS = re.compile(r'\bstatus="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
+class MetricAlias:
     """One family under another name; `label` may drop a sample (None) or add a label to it."""
 
     name: str
@@ -37,7 +37,7 @@ class Alias:
                 yield f"{self.name}{suffix}{{{own}{labels}}} {value}"
 
 
-def with_te_names(exposition: str) -> str:
+def add_tei_aliases(exposition: str) -> str:
     """The text, and behind it the families that have an alias."""
     lines: list[str] = []
     for alias in ALIASES:
@@ -69,32 +69,36 @@ def _status(labels: str) -> int:
 
 
 ALIASES = (
-    Alias("te_request_count", f"{PREFIX}_requests_total", "counter", "Requests"),
-    Alias(
+    MetricAlias("te_request_count", f"{PREFIX}_requests_total", "counter", "Requests"),
+    MetricAlias(
         "te_request_success",
         f"{PREFIX}_requests_total",
         "counter",
         "Requests that were answered",
         _only_success,
     ),
-    Alias(
+    MetricAlias(
         "te_request_failure",
         f"{PREFIX}_requests_total",
         "counter",
         "Requests that failed: by the client, for want of room, or here",
         _reason_of_failure,
     ),
-    Alias(
+    MetricAlias(
         "te_request_duration",
         f"{PREFIX}_request_seconds",
         "histogram",
         "Whole request inside the ingress, seconds",
     ),
-    Alias("te_batch_next_size", f"{PREFIX}_batch_items", "histogram", "Items in a forward pass"),
-    Alias("te_queue_size", f"{PREFIX}_waiting_items", "gauge", "Texts waiting when a pass ended"),
+    MetricAlias(
+        "te_batch_next_size", f"{PREFIX}_batch_items", "histogram", "Items in a forward pass"
+    ),
+    MetricAlias(
+        "te_queue_size", f"{PREFIX}_waiting_items", "gauge", "Texts waiting when a pass ended"
+    ),
 )
 
-Gather = Callable[[], Awaitable[str]]
+Scrape = Callable[[], Awaitable[str]]
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
@@ -109,7 +113,7 @@ async def gather_from_ray() -> str:
     """Our metrics from every live node; a node that does not answer is left out."""
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
-    return with_te_names(merge(texts))
+    return add_tei_aliases(merge(texts))
 
 
 def _agent_urls() -> list[str]:

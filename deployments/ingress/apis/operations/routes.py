@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from deployments.errors import ServeError
-from deployments.ingress.apis.operations.metrics_text import Gather
+from deployments.ingress.apis.operations.metrics_text import Scrape
 from deployments.ingress.http.api import Operation
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.service import InferenceService
@@ -22,7 +22,7 @@ class OperationsRoutes:
 
     name: ClassVar = "Operations"
 
-    def __init__(self, service: InferenceService, gather: Gather) -> None:
+    def __init__(self, service: InferenceService, gather: Scrape) -> None:
         self._service = service
         self._gather = gather
 
@@ -76,7 +76,7 @@ class OperationsRoutes:
         body = {
             "ready": not missing,
             "missing": missing,
-            "lanes": {
+            "encoders": {
                 device.value: {"available": state.available, "replicas": state.running}
                 for device, state in service.board.states.items()
             },

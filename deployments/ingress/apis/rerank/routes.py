@@ -22,20 +22,20 @@ from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.openai.embeddings import usage_of
 from deployments.ingress.apis.openai.responses import error_object
 from deployments.ingress.apis.rerank.schemas import (
-    Classified,
     ClassifyBody,
+    ClassifyResponse,
     DocumentsBody,
-    Ranked,
-    Signed,
+    RerankEnvelope,
+    RerankResponse,
     TextsBody,
     ranked_document,
     text_of,
 )
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.apis.text_embeddings.routes import tei_headers
-from deployments.ingress.http.api import Operation, errors_told_by, parse_body, schema_of
+from deployments.ingress.http.api import Operation, parse_body, schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
 from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.tasks.ranking import RankedText, RankingParameters
@@ -66,12 +66,12 @@ class RerankRoutes:
                 handler=self.rerank,
                 summary="Texts, or documents, in the order in which they answer a query",
                 body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
-                answer={"anyOf": [schema_of(list[RankedText]), schema_of(Ranked)]},
+                answer={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
                 examples={
                     "texts": {"query": SEARCH["query"], "texts": ANIMALS},
                     "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
                 },
-                infers=True,
+                runs_model=True,
                 headers=REPLY_HEADERS,
             ),
             Operation(
@@ -80,9 +80,9 @@ class RerankRoutes:
                 handler=self.classify,
                 summary="Labels of texts",
                 body=schema_of(ClassifyBody),
-                answer=schema_of(Classified),
+                answer=schema_of(ClassifyResponse),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
-                infers=True,
+                runs_model=True,
                 headers=REPLY_HEADERS,
             ),
         )
@@ -103,19 +103,19 @@ class RerankRoutes:
         if "documents" not in body:
             missing = "texts" if self._shared(request) else "documents"
             raise InvalidField(f"Error in `{missing}`: field required", field=missing)
-        errors_told_by(request, self)
+        use_error_format(request, self)
         return await self._rank_documents(request, parse_body(DocumentsBody, body))
 
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
-        with fields_called(TEXTS_NAMES):
+        with rename_error_fields(TEXTS_NAMES):
             reply = await self._rank(request, body, body.texts, parameters)
         return json_response(reply.answer.value, headers=tei_headers(reply))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
         texts = [text_of(document) for document in body.documents]
         parameters = body.model_dump(include={"raw_scores"}, exclude_none=True)
-        with fields_called(DOCUMENTS_NAMES):
+        with rename_error_fields(DOCUMENTS_NAMES):
             reply = await self._rank(request, body, texts, parameters)
         shown = texts if body.return_documents else None
         bare = self._shared(request)
@@ -156,7 +156,7 @@ class RerankRoutes:
         raw = await read_json_object(request, self._service.settings.limits)
         body = parse_body(ClassifyBody, raw)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
-        with fields_called(CLASSIFY_NAMES):
+        with rename_error_fields(CLASSIFY_NAMES):
             reply = await self._service.answer(
                 Question(
                     inputs=body.input,
@@ -179,9 +179,9 @@ class RerankRoutes:
         return json_response(body, status=error.status, headers=retry_headers(error))
 
 
-def signed(reply: Reply) -> Signed:
+def signed(reply: Reply) -> RerankEnvelope:
     """What the answer says of itself."""
-    return Signed(
+    return RerankEnvelope(
         id=str(uuid.uuid4()),
         created=int(time.time()),
         model=reply.model.ref.id,

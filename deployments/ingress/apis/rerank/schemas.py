@@ -71,7 +71,7 @@ class RankedDocument(TypedDict):
     document: NotRequired[DocumentText | str]  # `/rerank` gives the bare text, as Infinity
 
 
-class Signed(TypedDict):
+class RerankEnvelope(TypedDict):
     """What an answer says of itself."""
 
     id: str
@@ -80,7 +80,7 @@ class Signed(TypedDict):
     usage: Usage
 
 
-class Ranked(Signed):
+class RerankResponse(RerankEnvelope):
     """The answer where `documents` were sent."""
 
     object: Literal["rerank"]
@@ -88,7 +88,7 @@ class Ranked(Signed):
     meta: dict[str, Any]  # Cohere's: the version of its API, and tokens
 
 
-class Classified(Signed):
+class ClassifyResponse(RerankEnvelope):
     """The answer of `/classify`."""
 
     object: Literal["classify"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import TaskName
-from deployments.generation.messages import Beams, GenerationOptions, Sampling
+from deployments.generation.messages import BeamSearchParams, GenerationOptions, Sampling
 from deployments.ingress.apis.huggingface.requests import given_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
@@ -16,17 +16,17 @@ from deployments.ingress.apis.text2text.schemas import (
 )
 from deployments.ingress.apis.text_generation.requests import (
     Asked,
-    Manners,
-    asked_for,
-    clash,
+    RouteDefaults,
+    build_generate_request,
     options_of,
+    parameter_conflict,
     read_inputs,
 )
-from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.service import served_task, tasks_told
+from deployments.ingress.service import format_tasks, require_task
 from deployments.messages import Truncation
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 
 # Parameters that choose, or end, an answer token by token.
 STEPWISE = (
@@ -36,25 +36,25 @@ STEPWISE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextToText:
+class TextToTextRequest:
     """A body that was read, for a model and one of its tasks."""
 
-    model: OpenModel
+    model: RegisteredModel
     task: TaskName
     asked: Asked
     parameters: TextToTextParameters
 
     @classmethod
     def read(
-        cls, body: Mapping[str, Any], model: OpenModel, task: TaskName, *, streams: bool
-    ) -> TextToText:
+        cls, body: Mapping[str, Any], model: RegisteredModel, task: TaskName, *, streams: bool
+    ) -> TextToTextRequest:
         """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
-        manners = Manners(many=True, streams=streams)
+        manners = RouteDefaults(many=True, streams=streams)
         inputs = read_inputs(body, manners)
         parameters = read_text_to_text(given_parameters(body))
         _refuse_languages(parameters, model)
         _refuse_clashes(parameters, streams=streams)
-        asked = asked_for(inputs, parameters, manners)
+        asked = build_generate_request(inputs, parameters, manners)
         return cls(model=model, task=task, asked=asked, parameters=parameters)
 
     @property
@@ -75,9 +75,9 @@ class TextToText:
             truncation=truncation_of(parameters),
         )
 
-    def question(self, request: RequestOptions) -> GenerationQuestion:
+    def question(self, request: RequestOptions) -> GenerationRequest:
         """What a generator is asked. Raises InvalidField for a grammar that is none."""
-        prefix = self.model.decoding.prefixes.get(self.task, "")
+        prefix = self.model.decoding.task_prefixes.get(self.task, "")
         first, *further = (
             prompt if prompt.startswith(prefix) else prefix + prompt
             for prompt in self.asked.prompts
@@ -91,18 +91,20 @@ class TextToText:
         )
 
 
-def has_encoder(model: OpenModel) -> bool:
+def has_encoder(model: RegisteredModel) -> bool:
     """Whether a model reads a text and writes another, rather than continuing the one it read."""
     decoding = model.manifest.decoding
     return decoding is not None and decoding.source is not None
 
 
-def task_for(model: OpenModel, named: TaskName | None) -> TaskName:
+def task_for(model: RegisteredModel, named: TaskName | None) -> TaskName:
     """The task asked for, else the model's own. Raises WrongTask naming what it can do."""
-    return model.tasks[0] if named is None else served_task(named, model)
+    return model.tasks[0] if named is None else require_task(named, model)
 
 
-def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple[int, int | None]:
+def lengths(
+    parameters: TextToTextParameters, defaults: GenerationDefaults
+) -> tuple[int, int | None]:
     """Least and most new tokens; a default gives way to what is asked for. Raises InvalidField."""
     fewest, most = parameters.min_new_tokens, parameters.max_new_tokens
     if fewest is None and parameters.min_length is not None:
@@ -111,7 +113,7 @@ def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple
         most = parameters.max_length - 1
     if fewest is not None and most is not None and fewest > most:
         name = "min_length" if parameters.min_new_tokens is None else "min_new_tokens"
-        raise clash(name, "asks for more tokens than there may be")
+        raise parameter_conflict(name, "asks for more tokens than there may be")
     if fewest is None:
         own = defaults.min_new_tokens
         return own if most is None else min(own, most), most or defaults.max_new_tokens
@@ -121,8 +123,8 @@ def lengths(parameters: TextToTextParameters, defaults: AnswerDefaults) -> tuple
 
 
 def beams_of(
-    parameters: TextToTextParameters, defaults: AnswerDefaults, *, streams: bool
-) -> Beams | None:
+    parameters: TextToTextParameters, defaults: GenerationDefaults, *, streams: bool
+) -> BeamSearchParams | None:
     """Beam search where it is asked for, or the model's own way and nothing asked speaks against.
 
     What goes token by token does: streams, drawing, penalties, and what ends a text.
@@ -131,11 +133,11 @@ def beams_of(
     if width == 1 or streams or parameters.samples or _stepwise(parameters) is not None:
         return None
     penalty, stopping = parameters.length_penalty, parameters.early_stopping
-    return Beams(
+    return BeamSearchParams(
         width=width,
         length_penalty=defaults.length_penalty if penalty is None else penalty,
         early_stopping=defaults.early_stopping if stopping is None else stopping,
-        is_asked=parameters.num_beams is not None,
+        is_explicit=parameters.num_beams is not None,
     )
 
 
@@ -160,17 +162,19 @@ def truncation_of(parameters: TextToTextParameters) -> Truncation:
 def _refuse_clashes(parameters: TextToTextParameters, *, streams: bool) -> None:
     """Raise InvalidField for what beam search, when it is asked for, cannot go together with."""
     if parameters.truncation == "only_second":
-        raise clash("truncation", "cannot be `only_second`: there is no second text")
-    if not parameters.wants_beams:
+        raise parameter_conflict("truncation", "cannot be `only_second`: there is no second text")
+    if not parameters.uses_beam_search:
         return
     if streams:
-        raise clash("num_beams", "must be 1 when streaming")
+        raise parameter_conflict("num_beams", "must be 1 when streaming")
     if parameters.samples:
-        raise clash("num_beams", "must be 1 where tokens are drawn: leave `do_sample` out")
+        raise parameter_conflict(
+            "num_beams", "must be 1 where tokens are drawn: leave `do_sample` out"
+        )
     if (name := _stepwise(parameters)) is not None:
-        raise clash("num_beams", f"must be 1 where `{name}` is given")
+        raise parameter_conflict("num_beams", f"must be 1 where `{name}` is given")
     if (parameters.num_return_sequences or 1) > 1:
-        raise clash("num_return_sequences", "is not possible with beam search")
+        raise parameter_conflict("num_return_sequences", "is not possible with beam search")
 
 
 def _stepwise(parameters: TextToTextParameters) -> str | None:
@@ -180,14 +184,14 @@ def _stepwise(parameters: TextToTextParameters) -> str | None:
     return next((name for name in STEPWISE if getattr(parameters, name)), None)
 
 
-def _refuse_languages(parameters: TextToTextParameters, model: OpenModel) -> None:
+def _refuse_languages(parameters: TextToTextParameters, model: RegisteredModel) -> None:
     given = [name for name in ("src_lang", "tgt_lang") if getattr(parameters, name) is not None]
     if not given:
         return
     if len(given) == 1:
-        raise clash(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
-    raise clash(
+        raise parameter_conflict(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
+    raise parameter_conflict(
         "src_lang",
         f"is not possible: model {model.ref.id} takes no languages by name. Without them it can "
-        f"do: {tasks_told(model)}",
+        f"do: {format_tasks(model)}",
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
 from deployments.ingress.apis.huggingface.requests import wants_stream
-from deployments.ingress.apis.text2text.requests import TextToText, task_for
+from deployments.ingress.apis.text2text.requests import TextToTextRequest, task_for
 from deployments.ingress.apis.text2text.schemas import (
     KEYS,
     NESTED,
@@ -19,20 +19,20 @@ from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
 )
 from deployments.ingress.apis.text_generation.requests import NAMES, PROMPTS
-from deployments.ingress.apis.text_generation.responses import answer_headers, answers_of
+from deployments.ingress.apis.text_generation.responses import answers_of, tgi_response_headers
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes, body_schema
 from deployments.ingress.apis.text_generation.schemas import Generated
-from deployments.ingress.apis.text_generation.streaming import over_at
+from deployments.ingress.apis.text_generation.streaming import cancel_at
 from deployments.ingress.generation import (
-    GenerationQuestion,
-    GenerationReply,
+    GenerationRequest,
+    GenerationResponse,
     GenerationService,
 )
-from deployments.ingress.http.api import errors_told_by, schema_of
+from deployments.ingress.http.api import schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import read_options
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
 # Spaces that tokenizers of words leave, in the order in which transformers takes them out.
@@ -40,7 +40,9 @@ LOOSE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 PLAIN = "generated_text"
 
 
-def told_answers(reply: GenerationReply, question: TextToText, *, both: bool) -> list[Any]:
+def build_text2text_response(
+    reply: GenerationResponse, question: TextToTextRequest, *, both: bool
+) -> list[Any]:
     """An answer for each text; a list of them for each where several texts have several.
 
     With `both` the text also has the name that it has in text generation.
@@ -56,10 +58,10 @@ def told_answers(reply: GenerationReply, question: TextToText, *, both: bool) ->
     return [answer for (answer,) in told]
 
 
-def _told(answer: Generated, question: TextToText, *, both: bool) -> dict[str, Any]:
+def _told(answer: Generated, question: TextToTextRequest, *, both: bool) -> dict[str, Any]:
     text = answer["generated_text"]
     if question.parameters.clean_up_tokenization_spaces:
-        text = tidied(text)
+        text = clean_up_spaces(text)
     told: dict[str, Any] = {KEYS[question.task]: text}
     if both or "details" in answer:
         told[PLAIN] = text
@@ -68,7 +70,7 @@ def _told(answer: Generated, question: TextToText, *, both: bool) -> dict[str, A
     return told
 
 
-def tidied(text: str) -> str:
+def clean_up_spaces(text: str) -> str:
     """`text` without the spaces that stand before punctuation and within contractions."""
     for loose in LOOSE:
         text = text.replace(loose, loose.strip())
@@ -80,7 +82,7 @@ ANSWER = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
 EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
 
 
-class TextToTextAnswers:
+class TextToTextHandler:
     """Answers for the Hugging Face routes. Streams are text generation's."""
 
     def __init__(self, writing: TextGenerationRoutes, generation: GenerationService) -> None:
@@ -88,7 +90,11 @@ class TextToTextAnswers:
         self._generation = generation
 
     async def answer_envelope(
-        self, request: Request, body: Mapping[str, Any], model: OpenModel, named: TaskName | None
+        self,
+        request: Request,
+        body: Mapping[str, Any],
+        model: RegisteredModel,
+        named: TaskName | None,
     ) -> Response:
         """A list of answers, or events. `named` is the task in the path.
 
@@ -98,8 +104,8 @@ class TextToTextAnswers:
         task = task_for(model, named)
         streams = wants_stream(body)
         if streams:
-            errors_told_by(request, self._writing)
-        question = TextToText.read(body, model, task, streams=streams)
+            use_error_format(request, self._writing)
+        question = TextToTextRequest.read(body, model, task, streams=streams)
         wanted = question.question(read_options(body.get("options"), request.headers))
         if streams:
             return await self._writing.streamed(question.asked, wanted)
@@ -109,23 +115,25 @@ class TextToTextAnswers:
             reply = await self._writing.complete(question.asked, wanted)
         is_hub = "hf_hub/" in request.headers.get("user-agent", "")
         return json_response(
-            told_answers(reply, question, both=is_hub and named is None),
-            headers=answer_headers(reply, question.asked),
+            build_text2text_response(reply, question, both=is_hub and named is None),
+            headers=tgi_response_headers(reply, question.asked),
         )
 
-    async def _searched(self, question: TextToText, wanted: GenerationQuestion) -> GenerationReply:
+    async def _searched(
+        self, question: TextToTextRequest, wanted: GenerationRequest
+    ) -> GenerationResponse:
         """What beam search finds; before it is done it has nothing to tell.
 
         Raises DeadlineExceeded where `max_time` is over before, and other ServeErrors.
         """
         max_time_s = question.parameters.max_time
         ends_s = None if max_time_s is None else asyncio.get_running_loop().time() + max_time_s
-        async with over_at(
+        async with cancel_at(
             ends_s,
             "before beam search was done; without beams, by `num_beams` 1, what is there by then "
             "is the answer",
         ):
-            with fields_called(NAMES):
+            with rename_error_fields(NAMES):
                 return await self._generation.complete(wanted)
 
 

@@ -75,10 +75,10 @@ class TextToTextParameters(GenerateParameters):
             return self.do_sample
         warm, bounded = self.temperature not in (None, 1.0), self.top_p not in (None, 1.0)
         given = warm or bounded or self.top_k or self.typical_p or self.min_p
-        return bool(given) and not self.wants_beams
+        return bool(given) and not self.uses_beam_search
 
     @property
-    def wants_beams(self) -> bool:
+    def uses_beam_search(self) -> bool:
         """Whether beam search is asked for, rather than being the model's own way."""
         return (self.num_beams or 1) > 1
 

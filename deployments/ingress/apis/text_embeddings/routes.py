@@ -39,10 +39,10 @@ from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
     EmbedAllBody,
     EmbedBody,
-    Info,
     PredictBody,
     SimilarityBody,
     SimpleToken,
+    TeiInfo,
     TokenizeBody,
     model_dtype,
     model_type,
@@ -52,10 +52,10 @@ from deployments.ingress.apis.text_embeddings.schemas import (
 )
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.errors import fields_called, status_and_type
+from deployments.ingress.http.errors import rename_error_fields, status_and_type
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
 from deployments.ingress.service import InferenceService, Question, Reply
-from deployments.ingress.tokenization import token_sequences, with_ids_told_apart
+from deployments.ingress.tokenization import parse_token_ids, token_sequences
 from deployments.release import RELEASE
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
@@ -141,7 +141,7 @@ class TextEmbeddingsRoutes:
                 paths=("/info",),
                 handler=self.info,
                 summary="The default model, and all others",
-                answer=schema_of(Info),
+                answer=schema_of(TeiInfo),
             ),
         )
 
@@ -153,12 +153,12 @@ class TextEmbeddingsRoutes:
     async def embed(self, request: Request) -> Response:
         """Vectors, one for each text, of length 1 unless `normalize` says otherwise."""
         body = await self._read(request, EmbedBody)
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             reply = await self._ask(
                 request,
                 body.model,
                 TaskName.FEATURE_EXTRACTION,
-                with_ids_told_apart(body.inputs),
+                parse_token_ids(body.inputs),
                 {"normalize": True, **parameters_of(body, EmbeddingParameters)},
             )
         return json_response(reply.answer.value, headers=tei_headers(reply))
@@ -166,12 +166,12 @@ class TextEmbeddingsRoutes:
     async def embed_all(self, request: Request) -> Response:
         """Vectors as they are, one for each token, special ones included."""
         body = await self._read(request, EmbedAllBody)
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             reply = await self._ask(
                 request,
                 body.model,
                 TaskName.TOKEN_EMBEDDINGS,
-                with_ids_told_apart(body.inputs),
+                parse_token_ids(body.inputs),
                 parameters_of(body, SimilarityParameters),
             )
         return json_response(reply.answer.value, headers=tei_headers(reply))
@@ -186,7 +186,7 @@ class TextEmbeddingsRoutes:
         given = body.inputs
         batch = isinstance(given, list) and isinstance(given[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             reply = await self._ask(
                 request,
                 body.model,
@@ -218,7 +218,7 @@ class TextEmbeddingsRoutes:
             model_id=model_of(request, body.model),
             parameters={"prompt_name": body.prompt_name},
         )
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             spelled = await self._service.tokenize(
                 question, special=body.add_special_tokens is not False
             )
@@ -239,7 +239,7 @@ class TextEmbeddingsRoutes:
         model = self._service.find_model(Question(inputs=None))
         limits = self._service.settings.limits
         return json_response(
-            Info(
+            TeiInfo(
                 model_id=model.ref.id,
                 model_sha=model.manifest.source.revision,
                 model_dtype=model_dtype(model.manifest),
@@ -307,7 +307,7 @@ def tei_headers(reply: Reply) -> dict[str, str]:
     told = {
         "x-compute-time": reply.total_s,
         "x-total-time": reply.total_s,
-        "x-tokenization-time": timings.encode_s,
+        "x-tokenization-time": timings.tokenize_s,
         "x-queue-time": timings.queue_s,
         "x-inference-time": timings.forward_s,
     }
@@ -326,6 +326,6 @@ def _post(
         body=schema_of(body),
         answer=schema_of(answer),
         examples=EXAMPLES.get(name, {}),
-        infers=True,
+        runs_model=True,
         headers=REPLY_HEADERS,
     )

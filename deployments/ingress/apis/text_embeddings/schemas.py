@@ -12,9 +12,9 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, Device, Head
 from deployments.ingress.http.api import LENIENT
-from deployments.ingress.tokenization import IdsOrMany, SpelledText, TextsOrIds
+from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters
-from deployments.tasks.embedding import Comparison, EmbeddingParameters, SimilarityParameters
+from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
 
 # Branches of unions; see tasks/inputs.py for their brackets.
@@ -82,7 +82,7 @@ class SimilarityBody(BaseModel):
 
     model_config = LENIENT
 
-    inputs: Comparison
+    inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
     model: str | None = None
 
@@ -118,7 +118,7 @@ class SimpleToken(TypedDict):
     stop: int | None
 
 
-class Info(TypedDict):
+class TeiInfo(TypedDict):
     """What one server of text-embeddings-inference says of itself; and all models of this one."""
 
     model_id: str
@@ -128,7 +128,7 @@ class Info(TypedDict):
     model_type: dict[str, Any]
     max_concurrent_requests: int
     max_input_length: int
-    max_batch_tokens: int | None  # lanes have their own, which change while they run
+    max_batch_tokens: int | None  # encoders have their own, which change while they run
     max_batch_requests: int | None
     max_client_batch_size: int
     auto_truncate: bool
@@ -173,7 +173,7 @@ def text_or_pair(given: str | list[Any]) -> str | dict[str, str]:
     return given[0] if len(given) == 1 else {"text": given[0], "text_pair": given[1]}
 
 
-def simple_tokens(spelled: SpelledText) -> list[SimpleToken]:
+def simple_tokens(spelled: TokenizedText) -> list[SimpleToken]:
     """A text's tokens, each with its part of the text."""
     special = spelled.tokens.special
     rows = zip(spelled.tokens.ids.tolist(), spelled.tokens.offsets.tolist(), strict=True)

@@ -16,7 +16,7 @@ from deployments.ingress.apis.text_generation.schemas import (
     GrammarParameter,
     read_parameters,
 )
-from deployments.ingress.generation import GenerationQuestion
+from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
@@ -31,7 +31,7 @@ NAMES = {
     "grammar": "parameters.grammar",
     "max_new_tokens": "parameters.max_new_tokens",
     "min_new_tokens": "parameters.min_new_tokens",
-    "keep_last": "parameters.truncate",
+    "truncate_prompt_tokens": "parameters.truncate",
     "logprobs": "parameters.top_n_tokens",
     "stop": "parameters.stop",
     "sampling.": "parameters.",
@@ -42,7 +42,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
+class RouteDefaults:
     """How a route wants to be asked, and answers where the body does not say."""
 
     full_text: bool = False  # the prompt stands before what was generated
@@ -64,14 +64,14 @@ class Asked:
         """An answer's text, behind its prompt where that is wanted."""
         return prompt + text if self.full_text else text
 
-    def seed_told(self, started: Started) -> int | None:
+    def reported_seed(self, started: Started) -> int | None:
         """The seed tokens were drawn with; None where they were not drawn."""
         return started.seed if self.parameters.samples else None
 
-    def question(self, model_id: str | None, request: RequestOptions) -> GenerationQuestion:
+    def question(self, model_id: str | None, request: RequestOptions) -> GenerationRequest:
         """What a generator is asked. Raises InvalidField for a grammar that is none."""
         first, *further = self.prompts
-        return GenerationQuestion(
+        return GenerationRequest(
             prompt=first,
             further_prompts=tuple(further),
             options=options_of(self.parameters, streams=self.streams),
@@ -82,27 +82,31 @@ class Asked:
         )
 
 
-def read_asked(body: Mapping[str, Any], manners: Manners) -> Asked:
+def parse_generate_request(body: Mapping[str, Any], manners: RouteDefaults) -> Asked:
     """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
     inputs = read_inputs(body, manners)
-    return asked_for(inputs, read_parameters(given_parameters(body)), manners)
+    return build_generate_request(inputs, read_parameters(given_parameters(body)), manners)
 
 
-def read_inputs(body: Mapping[str, Any], manners: Manners) -> str | list[str]:
+def read_inputs(body: Mapping[str, Any], manners: RouteDefaults) -> str | list[str]:
     """A text, or several where they may be asked. Raises InvalidField or EmptyInput."""
     if body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
     return (PROMPTS if manners.many else PROMPT).read(body["inputs"])
 
 
-def asked_for(inputs: str | list[str], parameters: GenerateParameters, manners: Manners) -> Asked:
+def build_generate_request(
+    inputs: str | list[str], parameters: GenerateParameters, manners: RouteDefaults
+) -> Asked:
     """What was read, put together. Raises InvalidField for what does not go together."""
     listed = isinstance(inputs, list)
     _refuse_impossible(parameters)
     if manners.streams:
         _refuse_unstreamable(parameters, listed=listed)
     if not manners.many and (parameters.num_return_sequences or 1) > 1:
-        raise clash("num_return_sequences", "is not possible here: one object is answered")
+        raise parameter_conflict(
+            "num_return_sequences", "is not possible here: one object is answered"
+        )
     full_text = parameters.return_full_text
     return Asked(
         prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
@@ -117,22 +121,24 @@ def _refuse_impossible(parameters: GenerateParameters) -> None:
     """Raise InvalidField for parameters that do not go with each other, or with this server."""
     several = (parameters.best_of or 1) > 1
     if parameters.watermark:
-        raise clash("watermark", "is not supported here")
+        raise parameter_conflict("watermark", "is not supported here")
     if parameters.adapter_id is not None:
-        raise clash(
+        raise parameter_conflict(
             "adapter_id", "is not supported here: a model with its adapter has an id of its own"
         )
     if several and not parameters.samples:
-        raise clash("best_of", "needs sampling: set `do_sample` or `temperature`")
+        raise parameter_conflict("best_of", "needs sampling: set `do_sample` or `temperature`")
     if several and parameters.seed is not None:
-        raise clash("seed", "must not be set when `best_of` is above 1")
+        raise parameter_conflict("seed", "must not be set when `best_of` is above 1")
     if several and parameters.max_time is not None:
-        raise clash("max_time", "is not possible with `best_of`")
+        raise parameter_conflict("max_time", "is not possible with `best_of`")
     if (parameters.num_return_sequences or 1) > 1:
         if several:
-            raise clash("num_return_sequences", "is not possible with `best_of`")
+            raise parameter_conflict("num_return_sequences", "is not possible with `best_of`")
         if not parameters.samples:
-            raise clash("num_return_sequences", "needs sampling: set `do_sample` or `temperature`")
+            raise parameter_conflict(
+                "num_return_sequences", "needs sampling: set `do_sample` or `temperature`"
+            )
 
 
 def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
@@ -140,27 +146,27 @@ def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> Non
     if listed:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
     if (parameters.best_of or 1) > 1:
-        raise clash("best_of", "is not possible when streaming")
+        raise parameter_conflict("best_of", "is not possible when streaming")
     if (parameters.num_return_sequences or 1) > 1:
-        raise clash("num_return_sequences", "is not possible when streaming")
+        raise parameter_conflict("num_return_sequences", "is not possible when streaming")
     if parameters.decoder_input_details:
-        raise clash("decoder_input_details", "is not possible when streaming")
+        raise parameter_conflict("decoder_input_details", "is not possible when streaming")
 
 
 def options_of(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
     """The parameters in a generator's terms. Raises InvalidField for a grammar that is none."""
     # Every event has its token's log-probability: clients in typed languages insist on a number.
-    tells_tokens = streams or parameters.tells_details
+    tells_tokens = streams or parameters.includes_details
     return GenerationOptions(
         sampling=sampling_of(parameters),
         max_new_tokens=parameters.max_new_tokens,
         min_new_tokens=parameters.min_new_tokens or 0,
         stop=tuple(parameters.stop or parameters.stop_sequences or ()),
-        keep_stop=True,
+        include_stop_string=True,
         grammar=None if parameters.grammar is None else grammar_of(parameters.grammar),
         logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
         prompt_logprobs=bool(parameters.decoder_input_details),
-        keep_last=parameters.truncate,
+        truncate_prompt_tokens=parameters.truncate,
     )
 
 
@@ -195,14 +201,14 @@ def grammar_of(given: GrammarParameter) -> Grammar:
                 "`parameters.grammar.value` must be a string", field="parameters.grammar.value"
             )
         return Grammar("regex", value)
-    schema = schema_in(value) if isinstance(value, str) else value
+    schema = parse_schema(value) if isinstance(value, str) else value
     named = schema.get("schema")
     if given.type == "json_schema" and isinstance(named, dict):
         schema = named
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
-def schema_in(text: str) -> JsonSchema:
+def parse_schema(text: str) -> JsonSchema:
     """The JSON object that a text is. Raises InvalidField."""
     try:
         value = parse_json(text.encode())
@@ -215,6 +221,6 @@ def schema_in(text: str) -> JsonSchema:
     return value
 
 
-def clash(name: str, why: str) -> InvalidField:
+def parameter_conflict(name: str, why: str) -> InvalidField:
     """What is said of a parameter that cannot be."""
     return InvalidField(f"`parameters.{name}` {why}", field=f"parameters.{name}")

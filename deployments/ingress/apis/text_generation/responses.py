@@ -25,7 +25,7 @@ from deployments.errors import (
     UnknownToken,
     WrongTask,
 )
-from deployments.generation.messages import Alternative, Completion, FinishReason, Token
+from deployments.generation.messages import Completion, FinishReason, Token, TopLogprob
 from deployments.ingress.apis.response_headers import (
     GENERATION_HEADERS,
     generated_tokens,
@@ -35,18 +35,18 @@ from deployments.ingress.apis.response_headers import (
 )
 from deployments.ingress.apis.text_generation.requests import Asked
 from deployments.ingress.apis.text_generation.schemas import (
-    AnswerFacts,
+    BestOfSequence,
     Details,
     FinishWord,
     Generated,
-    OtherSequence,
-    TokenFacts,
+    GenerationDetails,
+    TokenDetails,
 )
-from deployments.ingress.generation import GenerationReply, GenerationStream
+from deployments.ingress.generation import GenerationResponse, GenerationStream
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.errors import status_and_type
 
-# Those of `answer_headers`; of a stream, as far as they are known when it begins.
+# Those of `tgi_response_headers`; of a stream, as far as they are known when it begins.
 HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
     "x-compute-characters": "Characters of all prompts.",
@@ -60,9 +60,9 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def answer_headers(reply: GenerationReply, asked: Asked) -> dict[str, str]:
+def tgi_response_headers(reply: GenerationResponse, asked: Asked) -> dict[str, str]:
     """Tokens of all answers together; times in whole milliseconds, of the slowest answer."""
-    computed = (*reply.completions, *reply.passed_over)
+    computed = (*reply.completions, *reply.discarded)
     slowest = max((one.finished for one in computed), key=lambda one: sum(one.timings))
     inference_s = slowest.timings.prefill_s + slowest.timings.decode_s
     times_s = {
@@ -76,23 +76,23 @@ def answer_headers(reply: GenerationReply, asked: Asked) -> dict[str, str]:
     read = sum(one.started.prompt_tokens for one in reply.completions[::answers_each])
     return {
         **generation_headers(reply),
-        **asked_headers(asked),
+        **tgi_request_headers(asked),
         "x-prompt-tokens": str(read),
         "x-generated-tokens": str(generated_tokens(computed)),
         **{name: str(round(seconds * 1e3)) for name, seconds in times_s.items()},
     }
 
 
-def streamed_headers(stream: GenerationStream, asked: Asked) -> dict[str, str]:
+def tgi_stream_headers(stream: GenerationStream, asked: Asked) -> dict[str, str]:
     """What is known when the first token is."""
     return {
         **stream_headers(stream),
-        **asked_headers(asked),
+        **tgi_request_headers(asked),
         "x-prompt-tokens": str(stream.started[0].prompt_tokens),
     }
 
 
-def asked_headers(asked: Asked) -> dict[str, str]:
+def tgi_request_headers(asked: Asked) -> dict[str, str]:
     """What the request itself says."""
     return {"x-compute-characters": str(sum(map(len, asked.prompts)))}
 
@@ -104,50 +104,50 @@ REASONS: Mapping[FinishReason, FinishWord] = {
 }
 
 
-def answers_of(reply: GenerationReply, asked: Asked) -> list[list[Generated]]:
+def answers_of(reply: GenerationResponse, asked: Asked) -> list[list[Generated]]:
     """The answers to each prompt."""
     count = len(asked.prompts)
-    told = in_parts(reply.completions, count)
-    others = in_parts(reply.passed_over, count)
+    told = split_evenly(reply.completions, count)
+    others = split_evenly(reply.discarded, count)
     return [
-        [Teller(prompt, asked).answer(one, others[place]) for one in told[place]]
+        [GenerateResponseBuilder(prompt, asked).answer(one, others[place]) for one in told[place]]
         for place, prompt in enumerate(asked.prompts)
     ]
 
 
-def in_parts(completions: Sequence[Completion], count: int) -> list[Sequence[Completion]]:
+def split_evenly(completions: Sequence[Completion], count: int) -> list[Sequence[Completion]]:
     """`completions` in `count` runs of the same length."""
     size = len(completions) // count
     return [completions[i * size : (i + 1) * size] for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class GenerateResponseBuilder:
     """Tells what came for one of the prompts."""
 
     prompt: str
     asked: Asked
 
-    def answer(self, told: Completion, passed_over: Sequence[Completion]) -> Generated:
+    def answer(self, told: Completion, discarded: Sequence[Completion]) -> Generated:
         """An answer, and where details are wanted those that it was chosen from."""
         answer = Generated(generated_text=self.asked.shown(self.prompt, told.text))
-        if self.asked.parameters.tells_details:
+        if self.asked.parameters.includes_details:
             # Facts are details of which no key that may be missing is there.
             details = cast("Details", self._facts(told))
-            if passed_over:
-                details["best_of_sequences"] = [self._other(one) for one in passed_over]
+            if discarded:
+                details["best_of_sequences"] = [self._other(one) for one in discarded]
             answer["details"] = details
         return answer
 
-    def _other(self, told: Completion) -> OtherSequence:
+    def _other(self, told: Completion) -> BestOfSequence:
         text = self.asked.shown(self.prompt, told.text)
-        return OtherSequence(generated_text=text, **self._facts(told))
+        return BestOfSequence(generated_text=text, **self._facts(told))
 
-    def _facts(self, told: Completion) -> AnswerFacts:
-        facts = AnswerFacts(
+    def _facts(self, told: Completion) -> GenerationDetails:
+        facts = GenerationDetails(
             finish_reason=REASONS[told.finished.reason],
             generated_tokens=told.finished.generated_tokens,
-            seed=self.asked.seed_told(told.started),
+            seed=self.asked.reported_seed(told.started),
             prefill=[
                 {"id": token.id, "text": token.text, "logprob": token.logprob}
                 for token in told.started.prompt
@@ -159,7 +159,7 @@ class Teller:
         return facts
 
 
-def token_facts(token: Token | Alternative) -> TokenFacts:
+def token_facts(token: Token | TopLogprob) -> TokenDetails:
     """One token, which came or might have come."""
     return {
         "id": token.id,
@@ -169,7 +169,7 @@ def token_facts(token: Token | Alternative) -> TokenFacts:
     }
 
 
-def top_tokens(token: Token) -> list[TokenFacts]:
+def top_tokens(token: Token) -> list[TokenDetails]:
     """The likeliest tokens in its place."""
     return [token_facts(one) for one in token.alternatives]
 
@@ -198,7 +198,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 }
 
 
-def words_of(error: ServeError) -> tuple[int, dict[str, Any]]:
+def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
     """Status and body; the body is also an event of its own in the middle of a stream."""
     status, kind = status_and_type(error, ERRORS, refused=VALIDATION, failed=INCOMPLETE)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
@@ -209,5 +209,5 @@ def words_of(error: ServeError) -> tuple[int, dict[str, Any]]:
 
 def tgi_error(error: ServeError) -> Response:
     """The error as an answer of its own."""
-    status, body = words_of(error)
+    status, body = build_tgi_error(error)
     return json_response(body, status=status, headers=retry_headers(error))

@@ -23,15 +23,15 @@ from deployments.ingress.apis.text_generation.requests import (
     PROMPT,
     PROMPTS,
     Asked,
-    Manners,
-    read_asked,
+    RouteDefaults,
+    parse_generate_request,
 )
 from deployments.ingress.apis.text_generation.responses import (
     HEADERS,
-    answer_headers,
     answers_of,
-    streamed_headers,
     tgi_error,
+    tgi_response_headers,
+    tgi_stream_headers,
 )
 from deployments.ingress.apis.text_generation.schemas import (
     ErrorEvent,
@@ -40,27 +40,27 @@ from deployments.ingress.apis.text_generation.schemas import (
     TokenEvent,
 )
 from deployments.ingress.apis.text_generation.streaming import (
-    batches_within,
-    complete_within,
+    complete_before,
     error_event,
     events_of,
-    started_within,
+    read_batches_until,
+    start_stream_before,
 )
 from deployments.ingress.generation import (
-    GenerationQuestion,
-    GenerationReply,
+    GenerationRequest,
+    GenerationResponse,
     GenerationService,
 )
-from deployments.ingress.http.api import Handler, Operation, errors_told_by, schema_of
+from deployments.ingress.http.api import Handler, Operation, schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import (
     RequestOptions,
     model_in_body,
     model_in_path,
     read_options,
 )
-from deployments.ingress.http.sse import EventStream
+from deployments.ingress.http.sse import SseResponse
 from deployments.ingress.service import InferenceService
 from deployments.tasks.inputs import Inputs, JsonSchema
 
@@ -106,13 +106,13 @@ class TextGenerationRoutes:
 
     async def generate(self, request: Request) -> Response:
         """One object; a `stream` in the body means nothing here."""
-        return await self._answer_own(request, Manners())
+        return await self._answer_own(request, RouteDefaults())
 
     async def generate_stream(self, request: Request) -> Response:
         """Events."""
-        return await self._answer_own(request, Manners(streams=True))
+        return await self._answer_own(request, RouteDefaults(streams=True))
 
-    async def _answer_own(self, request: Request, manners: Manners) -> Response:
+    async def _answer_own(self, request: Request, manners: RouteDefaults) -> Response:
         body = await read_json_object(request, self._service.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         return await self._answer(request, body, model_id, manners)
@@ -124,14 +124,18 @@ class TextGenerationRoutes:
 
         Errors are told in this family's words from here on.
         """
-        errors_told_by(request, self)
-        manners = Manners(full_text=True, many=True, streams=wants_stream(body))
+        use_error_format(request, self)
+        manners = RouteDefaults(full_text=True, many=True, streams=wants_stream(body))
         return await self._answer(request, body, model_id, manners)
 
     async def _answer(
-        self, request: Request, body: Mapping[str, Any], model_id: str | None, manners: Manners
+        self,
+        request: Request,
+        body: Mapping[str, Any],
+        model_id: str | None,
+        manners: RouteDefaults,
     ) -> Response:
-        asked = read_asked(body, manners)
+        asked = parse_generate_request(body, manners)
         question = asked.question(model_id, read_options(body.get("options"), request.headers))
         if asked.streams:
             return await self.streamed(asked, question)
@@ -139,33 +143,33 @@ class TextGenerationRoutes:
         answers: Any = answers_of(reply, asked)
         if not asked.listed:
             answers = answers[0] if manners.many else answers[0][0]
-        return json_response(answers, headers=answer_headers(reply, asked))
+        return json_response(answers, headers=tgi_response_headers(reply, asked))
 
-    async def complete(self, asked: Asked, question: GenerationQuestion) -> GenerationReply:
+    async def complete(self, asked: Asked, question: GenerationRequest) -> GenerationResponse:
         """The answers, within `max_time` where there is one. Raises ServeError."""
         max_time_s = asked.parameters.max_time
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             if max_time_s is None:
                 return await self._generation.complete(question)
-            return await complete_within(self._generation, question, max_time_s)
+            return await complete_before(self._generation, question, max_time_s)
 
-    async def streamed(self, asked: Asked, question: GenerationQuestion) -> Response:
+    async def streamed(self, asked: Asked, question: GenerationRequest) -> Response:
         """Events. Raises ServeError for what fails before the first."""
         max_time_s = asked.parameters.max_time
-        with fields_called(NAMES):
+        with rename_error_fields(NAMES):
             if max_time_s is None:
                 stream = await self._generation.stream(question)
                 batches = stream.batches()
             else:
                 ends_s = asyncio.get_running_loop().time() + max_time_s
-                stream = await started_within(self._generation, question, ends_s)
-                batches = batches_within(stream, ends_s)
-        return EventStream(
+                stream = await start_stream_before(self._generation, question, ends_s)
+                batches = read_batches_until(stream, ends_s)
+        return SseResponse(
             events_of(batches, stream.started[0], asked),
             stream,
             error_event,
-            slow_reader_s=self._service.settings.slow_reader_s,
-            headers=streamed_headers(stream, asked),
+            stream_write_timeout_s=self._service.settings.stream_write_timeout_s,
+            headers=tgi_stream_headers(stream, asked),
         )
 
     def error_response(self, error: ServeError) -> Response:
@@ -211,6 +215,6 @@ def _asked_at(
         answer=answer,
         events=events,
         examples=EXAMPLES,
-        infers=True,
+        runs_model=True,
         headers=HEADERS,
     )

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from deployments.errors import UnknownParameter
 from deployments.ingress.limits import MOST_STOPS, STOP_CHARS
-from deployments.tasks.inputs import FirstFault, NonEmptyText, parse_parameters
+from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters
 
 MOST_ALTERNATIVES = 20
 MOST_TOLD = 16  # unknown keys of a body that are named in the refusal
@@ -20,7 +20,7 @@ LAST_SEED = (1 << 64) - 1
 
 FinishWord = Literal["length", "eos_token", "stop_sequence"]
 StopText = Annotated[NonEmptyText, Field(max_length=STOP_CHARS)]
-Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS), FirstFault()]
+Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS), FailFastList()]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -79,12 +79,12 @@ class GenerateParameters(BaseModel):
         return bool(self.do_sample) or any(value is not None for value in given)
 
     @property
-    def tells_details(self) -> bool:
+    def includes_details(self) -> bool:
         """Whether an answer has `details`; the prompt's tokens are a part of these."""
         return bool(self.details or self.decoder_input_details)
 
 
-class TokenFacts(TypedDict):
+class TokenDetails(TypedDict):
     """A token of an answer."""
 
     id: int
@@ -101,27 +101,27 @@ class PromptToken(TypedDict):
     logprob: float | None
 
 
-class AnswerFacts(TypedDict):
+class GenerationDetails(TypedDict):
     """One answer's tokens. `seed` is null where nothing was drawn."""
 
     finish_reason: FinishWord
     generated_tokens: int
     seed: int | None
     prefill: list[PromptToken]
-    tokens: list[TokenFacts]
-    top_tokens: NotRequired[list[list[TokenFacts]]]
+    tokens: list[TokenDetails]
+    top_tokens: NotRequired[list[list[TokenDetails]]]
 
 
-class OtherSequence(AnswerFacts):
+class BestOfSequence(GenerationDetails):
     """An answer that `best_of` passed over."""
 
     generated_text: str
 
 
-class Details(AnswerFacts):
+class Details(GenerationDetails):
     """What `details` adds to a text."""
 
-    best_of_sequences: NotRequired[list[OtherSequence]]
+    best_of_sequences: NotRequired[list[BestOfSequence]]
 
 
 class Generated(TypedDict):
@@ -144,8 +144,8 @@ class TokenEvent(TypedDict):
     """One event of a stream; the last one has the text and the details."""
 
     index: int
-    token: TokenFacts
-    top_tokens: NotRequired[list[TokenFacts]]
+    token: TokenDetails
+    top_tokens: NotRequired[list[TokenDetails]]
     generated_text: str | None
     details: StreamDetails | None
 

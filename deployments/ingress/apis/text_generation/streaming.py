@@ -14,25 +14,25 @@ from deployments.generation.messages import Chunk, Completion, Finished, Started
 from deployments.ingress.apis.text_generation.requests import NAMES, Asked
 from deployments.ingress.apis.text_generation.responses import (
     REASONS,
+    build_tgi_error,
     token_facts,
     top_tokens,
-    words_of,
 )
 from deployments.ingress.apis.text_generation.schemas import StreamDetails, TokenEvent
 from deployments.ingress.generation import (
-    GenerationQuestion,
-    GenerationReply,
+    GenerationRequest,
+    GenerationResponse,
     GenerationService,
     GenerationStream,
     Part,
     timings_of,
 )
-from deployments.ingress.http.errors import fields_called
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.replicas.generator import joined
 
 
 @asynccontextmanager
-async def over_at(ends_s: float | None, when: str) -> AsyncIterator[None]:
+async def cancel_at(ends_s: float | None, when: str) -> AsyncIterator[None]:
     """Cancel the block, in which a generator is asked, at `ends_s` on the loop's clock.
 
     Raises DeadlineExceeded, which says `when` that was.
@@ -50,18 +50,18 @@ async def over_at(ends_s: float | None, when: str) -> AsyncIterator[None]:
         raise failure from exc
 
 
-async def started_within(
-    generation: GenerationService, question: GenerationQuestion, ends_s: float
+async def start_stream_before(
+    generation: GenerationService, question: GenerationRequest, ends_s: float
 ) -> GenerationStream:
     """The stream, started before `ends_s` on the loop's clock.
 
     Raises DeadlineExceeded where nothing came until then, and what `stream` raises.
     """
-    async with over_at(ends_s, "before anything was generated"):
+    async with cancel_at(ends_s, "before anything was generated"):
         return await generation.stream(question)
 
 
-async def batches_within(stream: GenerationStream, ends_s: float) -> AsyncIterator[list[Part]]:
+async def read_batches_until(stream: GenerationStream, ends_s: float) -> AsyncIterator[list[Part]]:
     """The stream's parts; answers that are not done at `ends_s` end there, for their length."""
     batches = stream.batches()
     while True:
@@ -79,28 +79,28 @@ async def batches_within(stream: GenerationStream, ends_s: float) -> AsyncIterat
         yield last
 
 
-async def complete_within(
-    generation: GenerationService, question: GenerationQuestion, max_time_s: float
-) -> GenerationReply:
+async def complete_before(
+    generation: GenerationService, question: GenerationRequest, max_time_s: float
+) -> GenerationResponse:
     """The answers as far as they came in that time. Raises ServeError."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     ends_s = began_s + max_time_s
-    stream = await started_within(generation, question, ends_s)
+    stream = await start_stream_before(generation, question, ends_s)
     try:
-        parts = [part async for batch in batches_within(stream, ends_s) for part in batch]
+        parts = [part async for batch in read_batches_until(stream, ends_s) for part in batch]
     finally:
         await stream.aclose()
     completions = tuple(
-        completed(started, [part.chunk for part in parts if part.choice == choice])
+        merge_completion(started, [part.chunk for part in parts if part.choice == choice])
         for choice, started in enumerate(stream.started)
     )
     ended = [one.finished for one in completions]
     timings = timings_of(stream.started, ended, question.choices)
-    return GenerationReply(stream.model, completions, loop.time() - began_s, timings=timings)
+    return GenerationResponse(stream.model, completions, loop.time() - began_s, timings=timings)
 
 
-def completed(started: Started, chunks: list[Chunk]) -> Completion:
+def merge_completion(started: Started, chunks: list[Chunk]) -> Completion:
     """The chunks of one answer in one piece."""
     whole = joined(chunks)
     if whole.finished is None:
@@ -115,7 +115,7 @@ def event(value: Any) -> bytes:
 
 def error_event(error: ServeError) -> bytes:
     """A failure in the middle of a stream."""
-    return event(words_of(error)[1])
+    return event(build_tgi_error(error)[1])
 
 
 async def events_of(
@@ -123,7 +123,7 @@ async def events_of(
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream of one answer. Raises ServeError in the words of the body."""
     writer = EventWriter(started, asked)
-    with fields_called(NAMES):
+    with rename_error_fields(NAMES):
         async for parts in batches:
             told = (event(one) for part in parts for one in writer.events(part.chunk))
             if body := b"".join(told):
@@ -172,5 +172,5 @@ class EventWriter:
             finish_reason=REASONS[finished.reason],
             generated_tokens=finished.generated_tokens,
             input_length=self._started.prompt_tokens,
-            seed=self._asked.seed_told(self._started),
+            seed=self._asked.reported_seed(self._started),
         )

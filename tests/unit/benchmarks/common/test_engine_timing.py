@@ -13,16 +13,16 @@ from benchmarks.common.engine_timing import (
     RawEngine,
     Shape,
     SortedBatches,
-    make_cells,
+    build_timings,
     placements,
-    shapes_up_to,
+    supported_shapes,
 )
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import generated
 from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import LATEST_NAME
-from deployments.engines import Engine
+from deployments.engines import EncoderEngine
 from deployments.messages import Batch, Outputs
 from tests.support.artifacts import EMBEDDER, MAX_TOKENS, seal_tiny
 from tests.support.fakes import item
@@ -71,12 +71,12 @@ def test_all_placements_answer_alike(engine: RawEngine) -> None:
 class Muddled(LocalModel):
     """A model whose engine swaps the first two rows of every batch that has them."""
 
-    def engine(self, *, threads: int) -> Engine:
+    def engine(self, *, threads: int) -> EncoderEngine:
         return MuddledEngine(LocalModel.engine(self, threads=threads))
 
 
 class MuddledEngine:
-    def __init__(self, inner: Engine) -> None:
+    def __init__(self, inner: EncoderEngine) -> None:
         self.info = inner.info
         self.close = inner.close
         self._inner = inner
@@ -94,7 +94,7 @@ def test_an_engine_that_mixes_up_rows_is_found_out(model: LocalModel) -> None:
 
 
 def test_a_model_answers_as_the_server_would(model: LocalModel) -> None:
-    (value,) = model.values_alone(["good movie"], threads=1)
+    (value,) = model.unbatched_values(["good movie"], threads=1)
     assert value.shape == (1, model.manifest.width)
     assert np.linalg.norm(value) == pytest.approx(1.0)
 
@@ -114,15 +114,15 @@ def test_a_model_that_is_not_built_is_an_error(tiny_store: Path) -> None:
 
 
 def test_shapes_are_capped_to_what_the_model_reads() -> None:
-    assert [shape.name for shape in shapes_up_to(512)] == ["1x16", "1x128", "8x128", "1x512"]
-    assert [shape.name for shape in shapes_up_to(256)][-1] == "1x256"
-    assert [shape.name for shape in shapes_up_to(64)] == ["1x16", "1x64", "8x64"]
+    assert [shape.name for shape in supported_shapes(512)] == ["1x16", "1x128", "8x128", "1x512"]
+    assert [shape.name for shape in supported_shapes(256)][-1] == "1x256"
+    assert [shape.name for shape in supported_shapes(64)] == ["1x16", "1x64", "8x64"]
 
 
 def test_a_latency_batch_is_full_and_seeded() -> None:
     def ids(seed: int) -> NDArray[np.int64]:
         items = [item(i, length) for i, length in ((5, 3), (7, 4), (9, 2))]
-        (cell,) = make_cells({"only": len}, [Shape(3, 4)], items, seed)
+        (cell,) = build_timings({"only": len}, [Shape(3, 4)], items, seed)
         assert cell.batch.attention_mask.tolist() == [[1] * 4] * 3
         return cell.batch.input_ids
 
@@ -133,7 +133,7 @@ def test_a_latency_batch_is_full_and_seeded() -> None:
 
 def test_contenders_get_the_same_batch_in_turn() -> None:
     contenders = {"a": lambda batch: batch.input_ids, "b": lambda batch: batch.input_ids}
-    cells = make_cells(contenders, [Shape(1, 2), Shape(2, 2)], [item(3), item(4)], seed=0)
+    cells = build_timings(contenders, [Shape(1, 2), Shape(2, 2)], [item(3), item(4)], seed=0)
     assert [(cell.contender, cell.shape.name) for cell in cells] == [
         ("a", "1x2"),
         ("b", "1x2"),
@@ -144,7 +144,7 @@ def test_contenders_get_the_same_batch_in_turn() -> None:
 
 
 def test_a_cell_keeps_the_median_of_every_round_in_milliseconds() -> None:
-    (cell,) = make_cells({"slow": lambda batch: time.sleep(0.02)}, [Shape(1, 1)], [item(1)], 0)
+    (cell,) = build_timings({"slow": lambda batch: time.sleep(0.02)}, [Shape(1, 1)], [item(1)], 0)
     cell.run_round()
     cell.run_round()
     assert len(cell.medians_ms) == 2

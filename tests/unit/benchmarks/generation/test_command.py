@@ -23,7 +23,7 @@ from deployments.errors import EngineFailed
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_generation import DecodingGenerator
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.generators import SpeakingGenerator, Speech
+from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
 from tests.support.http_server import served
 from tests.support.in_process import InProcess
 from tests.unit.benchmarks.test_commands import only_result
@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def url(store: Path) -> Iterator[str]:
     """A server of the same model."""
-    generator = DecodingGenerator(store, DECODER, GeneratorSettings(rows=8))
+    generator = DecodingGenerator(store, DECODER, GeneratorSettings(kv_slots=8))
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         yield running.url
 
@@ -125,12 +125,16 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
 def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path) -> None:
     calls = []
 
-    def failing_later(call: Any) -> Speech:
+    def failing_later(call: Any) -> ScriptedReply:
         calls.append(call)
         pieces = ("a",) * (call.options.max_new_tokens or 1)
-        return Speech(pieces=pieces) if len(calls) < 12 else Speech(breaks=EngineFailed("gone"))
+        return (
+            ScriptedReply(pieces=pieces)
+            if len(calls) < 12
+            else ScriptedReply(breaks=EngineFailed("gone"))
+        )
 
-    generator = SpeakingGenerator(failing_later)
+    generator = ScriptedGeneratorClient(failing_later)
     few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama"]
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0

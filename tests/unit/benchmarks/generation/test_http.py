@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.generation.http import HttpService, Piece, events_of
+from benchmarks.generation.http import BodyChunk, HttpGenerator, events_of
 from benchmarks.generation.streams import Ask
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
 
@@ -32,7 +32,7 @@ WHOLE = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b"data
 
 async def ask(answer: FakeAnswer, wanted: Ask = ASK) -> Any:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await HttpService(server.target, "org/model").answer(wanted)
+        found = await HttpGenerator(server.target, "org/model").answer(wanted)
         (seen,) = server.seen
     return found, orjson.loads(seen.body)
 
@@ -50,13 +50,13 @@ async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None
     }
     assert (found.text, found.tokens, found.cached_tokens) == ("Hello", 3, 2)
     assert len(found.arrivals_s) == 2, "events with text"
-    assert found.asked_s < found.arrivals_s[0] <= found.arrivals_s[1]
+    assert found.submitted_s < found.arrivals_s[0] <= found.arrivals_s[1]
     assert found.ids == ()
 
 
 def test_an_event_comes_when_its_last_byte_does() -> None:
     stream = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
-    cut = [Piece(1.0, stream[:4]), Piece(2.0, stream[4:12]), Piece(3.0, stream[12:])]
+    cut = [BodyChunk(1.0, stream[:4]), BodyChunk(2.0, stream[4:12]), BodyChunk(3.0, stream[12:])]
     assert list(events_of(cut)) == [(2.0, b"1"), (3.0, b"2")]
 
 
@@ -87,7 +87,7 @@ async def test_anything_but_a_whole_stream_is_a_failure(answer: FakeAnswer, reas
 
 
 async def test_a_reader_who_has_enough_leaves() -> None:
-    found, _ = await ask(FakeAnswer(body=text("Hel")), ASK._replace(leaves_after=1))
+    found, _ = await ask(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
     assert (found.text, found.tokens) == ("Hel", 1)
 
 
@@ -95,13 +95,13 @@ def test_only_a_server_of_the_model_is_taken() -> None:
     without_it = FakeServer(lambda n, request: FakeAnswer(404, b"{}"))
     unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` answered 404")
     with without_it.in_thread() as server, unknown:
-        HttpService.found(server.target.url, "org/model")
+        HttpGenerator.found(server.target.url, "org/model")
 
 
 def test_the_version_that_is_served_is_known() -> None:
     described = FakeServer(lambda n, request: FakeAnswer(body=b'{"version": "0123abc"}'))
     with described.in_thread() as server:
-        assert HttpService.found(server.target.url, "org/model").version == "0123abc"
+        assert HttpGenerator.found(server.target.url, "org/model").version == "0123abc"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_a_whole_answer_is_handed_on_as_it_is(
     answer: FakeAnswer, told: tuple[int, bytes]
 ) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
-        assert await HttpService(server.target, "org/model").post("/a/path", b"{}") == told
+        assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == told
         (seen,) = server.seen
     assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
 
@@ -131,4 +131,4 @@ async def test_that_no_whole_answer_comes_is_told_with_its_path() -> None:
     hung_up = FakeServer(lambda n, request: FakeAnswer(hang_up=True))
     async with hung_up.running() as server:
         with pytest.raises(BenchmarkError, match=r"`/a/path` of http://.* connection was closed"):
-            await HttpService(server.target, "org/model").post("/a/path", b"{}")
+            await HttpGenerator(server.target, "org/model").post("/a/path", b"{}")

@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.in_process import LoopService
-from benchmarks.generation.scenarios import PromptBook, churn, drawn
-from benchmarks.generation.streams import Answer, Ask, ask_all
+from benchmarks.generation.in_process import InProcessGenerator
+from benchmarks.generation.scenarios import PromptSampler, churn, drawn
+from benchmarks.generation.streams import Answer, Ask, run_streams
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import until
+from tests.support.fakes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
 
 
 @asynccontextmanager
-async def running(model: LocalModel, rows: int = 4) -> AsyncIterator[LoopService]:
-    service = LoopService(model, rows=rows, threads=1, events=asyncio.get_running_loop())
+async def running(model: LocalModel, rows: int = 4) -> AsyncIterator[InProcessGenerator]:
+    service = InProcessGenerator(model, rows=rows, threads=1, events=asyncio.get_running_loop())
     try:
         yield service
     finally:
@@ -40,7 +40,7 @@ async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
     async with running(model) as service:
         found = await service.answer(Ask(tuple(range(40)), 20))
     assert found.tokens == len(found.ids) == len(found.arrivals_s) == 20
-    assert found.asked_s < found.arrivals_s[0]
+    assert found.submitted_s < found.arrivals_s[0]
     assert list(found.arrivals_s) == sorted(set(found.arrivals_s))
     assert found.text
 
@@ -48,8 +48,8 @@ async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
 async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: LocalModel) -> None:
     asks = [Ask((*range(number, 40), *range(number)), 12) for number in range(9)]
     async with running(model) as service:
-        together = await ask_all(service, asks)
-        alone = await ask_all(service, asks, readers=1)
+        together = await run_streams(service, asks)
+        alone = await run_streams(service, asks, readers=1)
         again = await service.answer(asks[-1])
     assert [one.ids for one in alone] == [one.ids for one in together]
     assert together[0].cached_tokens == 0
@@ -59,13 +59,13 @@ async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: Lo
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 async def test_a_reader_who_leaves_frees_the_row(model: LocalModel, tokens: int) -> None:
     async with running(model, rows=1) as service:
-        left = await service.answer(Ask(tuple(range(30)), 100, leaves_after=tokens))
-        await until(lambda: service.load == (0, 0))
+        left = await service.answer(Ask(tuple(range(30)), 100, disconnect_after=tokens))
+        await wait_until(lambda: service.load == (0, 0))
     assert left.tokens == tokens
 
 
 async def test_churn_leaves_nothing_behind(model: LocalModel) -> None:
-    book = PromptBook.of(model, 3)
+    book = PromptSampler.of(model, 3)
     async with running(model) as service:
         figures = await churn(service, book, random.Random(3), requests=60, rows=4)
     assert figures.requests == 60 == figures.left + figures.compared
@@ -97,7 +97,7 @@ async def test_churn_finds_rows_that_leak_and_answers_that_differ(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.generation.scenarios.SETTLED_WITHIN_S", 0.05)
-    book = PromptBook.of(model, 3)
+    book = PromptSampler.of(model, 3)
     figures = await churn(Leaky(), book, random.Random(3), requests=40, rows=4)
     assert figures.still_active == 1
     assert figures.different > 0
@@ -105,15 +105,15 @@ async def test_churn_finds_rows_that_leak_and_answers_that_differ(
 
 
 def test_who_leaves_does_so_before_the_last_token() -> None:
-    dice = random.Random(5)
-    asks = [drawn([(1, 2), (3, 4)], dice) for _ in range(400)]
-    leaving = [ask for ask in asks if ask.leaves_after is not None]
+    rng = random.Random(5)
+    asks = [drawn([(1, 2), (3, 4)], rng) for _ in range(400)]
+    leaving = [ask for ask in asks if ask.disconnect_after is not None]
     assert 150 < len(leaving) < 250
-    assert all(ask.leaves_after < ask.new_tokens for ask in leaving)
-    assert any(ask.leaves_after == 0 for ask in leaving)
+    assert all(ask.disconnect_after < ask.new_tokens for ask in leaving)
+    assert any(ask.disconnect_after == 0 for ask in leaving)
 
 
 def test_a_model_that_writes_no_text_is_refused(tiny_store: Path) -> None:
     embedder = LocalModel.named(tiny_store, EMBEDDER)
     with pytest.raises(BenchmarkError, match="writes no text"):
-        LoopService(embedder, rows=1, threads=1, events=asyncio.new_event_loop())
+        InProcessGenerator(embedder, rows=1, threads=1, events=asyncio.new_event_loop())

@@ -13,8 +13,13 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.checkpoints import Origin, checked_genai, has_same_weights
-from benchmarks.generation.other_engines import GenaiLoop, LlamaLoop, PagedLoop, TransformersLoop
+from benchmarks.generation.checkpoints import SourceCheckpoint, checked_genai, has_same_weights
+from benchmarks.generation.other_engines import (
+    GenaiSystem,
+    LlamaCppSystem,
+    PagedTransformersSystem,
+    TransformersSystem,
+)
 from deployments.artifacts.manifest import MANIFEST_NAME
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder, write_byte_tokenizer
 
@@ -84,18 +89,18 @@ def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[i
 
 
 def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
-    loop = TransformersLoop(checkpoint, [END], threads=1)
+    loop = TransformersSystem(checkpoint, [END], threads=1)
     heat = loop.run(PROMPTS, 6)
     assert [found.tokens for found in heat.answers] == [6, 6]
     assert all(END not in found.ids for found in heat.answers)
     alone = loop.run(PROMPTS[:1], 6)
     assert alone.answers[0].ids[:1] == right_answers(checkpoint, 1, "bfloat16")[0]
     assert list(heat.answers[0].arrivals_s) == sorted(set(heat.answers[0].arrivals_s))
-    assert heat.answers[0].asked_s < heat.answers[0].arrivals_s[0]
+    assert heat.answers[0].submitted_s < heat.answers[0].arrivals_s[0]
 
 
 def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
-    loop = PagedLoop(checkpoint, [END], threads=1)
+    loop = PagedTransformersSystem(checkpoint, [END], threads=1)
     heat = loop.run(PROMPTS, 6)
     loop.close()
     assert [found.tokens for found in heat.answers] == [6, 6]
@@ -103,7 +108,7 @@ def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
     assert first == [END, END], "nothing keeps it from what it loves"
     for found in heat.answers:
         assert list(found.arrivals_s) == sorted(found.arrivals_s)
-        assert found.asked_s < found.arrivals_s[0]
+        assert found.submitted_s < found.arrivals_s[0]
 
 
 @pytest.mark.slow
@@ -111,9 +116,9 @@ def test_genai_is_built_from_the_artifact_s_source(
     checkpoint: Path, model: LocalModel, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime_genai")
-    directory = checked_genai(Origin(model, None, tmp_path).genai_directory(None))
+    directory = checked_genai(SourceCheckpoint(model, None, tmp_path).genai_directory(None))
     assert not has_same_weights(model, directory)
-    heat = GenaiLoop(directory, threads=1).run(PROMPTS, 6)
+    heat = GenaiSystem(directory, threads=1).run(PROMPTS, 6)
     assert [found.ids for found in heat.answers] == right_answers(checkpoint, 6, "float32")
 
 
@@ -135,8 +140,8 @@ class TalkingLlama:
 
 
 def test_llama_takes_one_stream_from_a_clean_start() -> None:
-    loop = LlamaLoop(TalkingLlama())
-    assert loop.most_streams == 1
+    loop = LlamaCppSystem(TalkingLlama())
+    assert loop.max_streams == 1
     for prompt in PROMPTS:
         (found,) = loop.run([prompt], 3).answers
         assert found.ids == (prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3)
@@ -159,16 +164,16 @@ def test_llama_opens_its_file_on_all_threads(
     monkeypatch.setitem(sys.modules, "llama_cpp", package)
     file = tmp_path / "model.gguf"
     with pytest.raises(BenchmarkError, match=r"llama.cpp fails: Model path does not exist"):
-        LlamaLoop.opened(file, 256, threads=3)
+        LlamaCppSystem.opened(file, 256, threads=3)
     file.touch()
-    LlamaLoop.opened(file, 256, threads=3)
+    LlamaCppSystem.opened(file, 256, threads=3)
     assert (opened[1]["n_ctx"], opened[1]["n_threads"]) == (256, 3)
 
 
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as refused:
-        LlamaLoop.opened(tmp_path / "model.gguf", 256, threads=1)
+        LlamaCppSystem.opened(tmp_path / "model.gguf", 256, threads=1)
     assert refused.value.hint == "pip install llama-cpp-python"
 
 

@@ -11,12 +11,12 @@ from benchmarks.generation.results import (
     ONE_TO_TRANSFORMERS,
     SERVED_TO_LOOP,
     UNDRAFTED_TO_GENAI,
-    Board,
     GenerationFigures,
     Likeness,
-    Measured,
+    RatioTable,
+    SystemResult,
     describe,
-    goals_of,
+    evaluate_goals,
     require_correct,
     streams_part,
 )
@@ -49,9 +49,9 @@ FILLED = SchemaFigures(
 )
 
 
-def level(streams: int, contender: str, *rates: float) -> Measured:
+def level(streams: int, contender: str, *rates: float) -> SystemResult:
     rounds = [{DECODE: rate, WHOLE: rate / 2} for rate in rates]
-    return Measured.of(streams_part(streams), contender, rounds)
+    return SystemResult.of(streams_part(streams), contender, rounds)
 
 
 LEVELS = (
@@ -62,13 +62,13 @@ LEVELS = (
     level(8, SERVED, 480.0, 225.0, 450.0),
 )
 JOINS = (
-    Measured.of("join", OURS, [{JOIN_GAP: 90.0, JOIN_FIRST: 1.0}, {JOIN_GAP: 251.0}]),
-    Measured.of("join", SERVED, [{JOIN_GAP: 200.0}, {JOIN_GAP: 240.0}]),
+    SystemResult.of("join", OURS, [{JOIN_GAP: 90.0, JOIN_FIRST: 1.0}, {JOIN_GAP: 251.0}]),
+    SystemResult.of("join", SERVED, [{JOIN_GAP: 200.0}, {JOIN_GAP: 240.0}]),
 )
 
 
 def figures(**changed: object) -> GenerationFigures:
-    board = Board((*LEVELS, *JOINS))
+    board = RatioTable((*LEVELS, *JOINS))
     whole = GenerationFigures(
         model_id="org/model",
         version="0123",
@@ -81,12 +81,12 @@ def figures(**changed: object) -> GenerationFigures:
         churn=CLEAN,
         schemas=FILLED,
         alone=Likeness("ours alone", 3, 3, 32.0),
-        likenesses=(Likeness("theirs", 4, 1, 7.25),),
+        answer_agreements=(Likeness("theirs", 4, 1, 7.25),),
         notes=("other weights",),
         packages={},
         missing={"llama.cpp": "no GGUF file"},
         ratios=board.ratios(),
-        goals=goals_of(board, board.ratios(), CLEAN, FILLED),
+        goals=evaluate_goals(board, board.ratios(), CLEAN, FILLED),
     )
     return replace(whole, **changed)
 
@@ -97,7 +97,7 @@ def test_a_figure_that_a_round_lacks_is_left_out() -> None:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    ratios = Board(LEVELS).ratios()
+    ratios = RatioTable(LEVELS).ratios()
     assert ratios[ONE_TO_GENAI].values == (1.0, 1.0, 1.1)
     assert ratios[EIGHT_TO_ONE].values == pytest.approx((3.75, 3.125, 3.5))
     assert ratios[UNDRAFTED_TO_GENAI].values == pytest.approx((0.8, 0.8, 0.88))
@@ -106,7 +106,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_who_was_not_there_to_the_end_is_not_compared() -> None:
-    cut_short = Board((LEVELS[0], level(1, GENAI, 200.0)))
+    cut_short = RatioTable((LEVELS[0], level(1, GENAI, 200.0)))
     assert ONE_TO_GENAI not in cut_short.ratios()
 
 

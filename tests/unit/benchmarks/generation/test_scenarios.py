@@ -10,10 +10,10 @@ from benchmarks.generation.scenarios import (
     JOIN_FIRST,
     JOIN_GAP,
     WARM,
-    Join,
-    Mix,
-    Prefix,
-    PromptBook,
+    LongPromptScenario,
+    MixedLoadScenario,
+    PromptSampler,
+    SharedPrefixScenario,
     largest_gap_s,
 )
 from tests.support.benchmark_generation import ScriptedText, answer
@@ -21,20 +21,20 @@ from tests.support.benchmark_generation import ScriptedText, answer
 CONTEXT = 2_048
 
 
-def book(seed: int = 7) -> PromptBook:
-    return PromptBook(range(1_000), seed)
+def book(seed: int = 7) -> PromptSampler:
+    return PromptSampler(range(1_000), seed)
 
 
 def test_no_two_prompts_begin_alike_and_a_seed_draws_the_same_again() -> None:
-    prompts = book().draw_each([16] * 500)
+    prompts = book().sample_prompts([16] * 500)
     assert len({prompt[0] for prompt in prompts}) == 500
-    assert prompts == book().draw_each([16] * 500)
-    assert prompts != book(8).draw_each([16] * 500)
-    assert [len(prompt) for prompt in book().draw_each([1, 999, 2_500])] == [1, 999, 2_500]
+    assert prompts == book().sample_prompts([16] * 500)
+    assert prompts != book(8).sample_prompts([16] * 500)
+    assert [len(prompt) for prompt in book().sample_prompts([1, 999, 2_500])] == [1, 999, 2_500]
 
 
 def test_the_gap_is_looked_for_while_the_long_prompt_is_read() -> None:
-    joined = answer([3.0], asked_s=1.0)
+    joined = answer([3.0], submitted_s=1.0)
     patient = answer([0.1, 0.9, 2.4, 3.1, 9.0])  # 1.5 s from 0.9 to 2.4; what follows 3.1 is later
     lucky = answer([0.5, 1.1, 2.0, 3.2])
     assert largest_gap_s([lucky, patient], joined) == pytest.approx(1.5)
@@ -42,11 +42,11 @@ def test_the_gap_is_looked_for_while_the_long_prompt_is_read() -> None:
 
 
 def test_a_stream_that_ended_before_tells_nothing() -> None:
-    assert largest_gap_s([answer([0.5, 2.9])], answer([3.0], asked_s=1.0)) is None
+    assert largest_gap_s([answer([0.5, 2.9])], answer([3.0], submitted_s=1.0)) is None
 
 
 async def test_a_long_prompt_joins_when_all_others_have_a_token() -> None:
-    scenario = Join(CONTEXT, written_tokens=40)
+    scenario = LongPromptScenario(CONTEXT, written_tokens=40)
     asks = scenario.draw(book(), random.Random(1))
     service = ScriptedText()
     figures = await scenario.run(service, asks)
@@ -57,7 +57,7 @@ async def test_a_long_prompt_joins_when_all_others_have_a_token() -> None:
 
 
 async def test_the_mix_is_eight_readers_and_lengths_within_bounds() -> None:
-    scenario = Mix(CONTEXT)
+    scenario = MixedLoadScenario(CONTEXT)
     asks = scenario.draw(book(), random.Random(1))
     assert len(asks) == 16
     assert all(16 <= len(ask.prompt) <= 512 and 8 <= ask.new_tokens <= 128 for ask in asks)
@@ -69,7 +69,7 @@ async def test_the_mix_is_eight_readers_and_lengths_within_bounds() -> None:
 
 
 async def test_the_second_question_has_the_same_system_prompt() -> None:
-    scenario = Prefix(CONTEXT)
+    scenario = SharedPrefixScenario(CONTEXT)
     service = ScriptedText()
     figures = await scenario.run(service, scenario.draw(book(), random.Random(1)))
     first, second = (ask.prompt for ask in service.asks)
@@ -79,7 +79,11 @@ async def test_the_second_question_has_the_same_system_prompt() -> None:
     assert {COLD, WARM, CACHED} == set(figures)
 
 
-@pytest.mark.parametrize("scenario", [Join(64), Mix(64), Prefix(64)])
-def test_a_model_that_reads_little_is_asked_for_little(scenario: Join | Mix | Prefix) -> None:
+@pytest.mark.parametrize(
+    "scenario", [LongPromptScenario(64), MixedLoadScenario(64), SharedPrefixScenario(64)]
+)
+def test_a_model_that_reads_little_is_asked_for_little(
+    scenario: LongPromptScenario | MixedLoadScenario | SharedPrefixScenario,
+) -> None:
     for ask in scenario.draw(book(), random.Random(1)):
         assert len(ask.prompt) + ask.new_tokens <= 64

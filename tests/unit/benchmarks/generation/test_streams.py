@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from benchmarks.generation.streams import (
-    FIRST,
-    GAP,
     GAP_MAX,
+    INTER_TOKEN,
     LAST_FIRST,
+    TTFT,
     WHOLE,
     Answer,
     Ask,
     Heat,
-    ask_all,
+    run_streams,
 )
 from deployments.errors import EngineFailed
 from tests.support.benchmark_generation import ScriptedText, answer
@@ -32,36 +32,36 @@ def test_streams_that_never_write_together_have_no_such_rate() -> None:
 
 
 def test_events_are_no_tokens() -> None:
-    event_times = Answer(asked_s=0.0, arrivals_s=(1.0, 2.0), tokens=7, text="seven tokens")
+    event_times = Answer(submitted_s=0.0, arrivals_s=(1.0, 2.0), tokens=7, text="seven tokens")
     assert Heat((event_times,)).decode_tokens_per_s is None
     assert Heat((event_times,)).tokens_per_s == 3.5
 
 
 def test_waits_are_told_in_milliseconds() -> None:
-    quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], asked_s=0.5)
+    quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], submitted_s=0.5)
     figures = Heat((quick, slow)).figures
     assert figures[WHOLE] == 3.0
-    assert figures[FIRST] == pytest.approx(750.0)
+    assert figures[TTFT] == pytest.approx(750.0)
     assert figures[LAST_FIRST] == pytest.approx(1_000.0)
-    assert figures[GAP] == pytest.approx(100.0)
+    assert figures[INTER_TOKEN] == pytest.approx(100.0)
     assert figures[GAP_MAX] == pytest.approx(400.0)
 
 
 def test_a_single_token_has_no_gap() -> None:
-    assert set(Heat((answer([1.0]),)).figures) == {WHOLE, FIRST, LAST_FIRST}
+    assert set(Heat((answer([1.0]),)).figures) == {WHOLE, TTFT, LAST_FIRST}
 
 
 async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> None:
     service = ScriptedText(lambda ask: ask.prompt)
     asks = [Ask((number, number), 2) for number in range(9)]
-    answers = await ask_all(service, asks, readers=3)
+    answers = await run_streams(service, asks, readers=3)
     assert [found.ids for found in answers] == [ask.prompt for ask in asks]
     assert service.most_at_once == 3
 
 
 async def test_without_a_number_of_readers_all_are_asked_at_once() -> None:
     service = ScriptedText()
-    await ask_all(service, [Ask((1,), 3)] * 5)
+    await run_streams(service, [Ask((1,), 3)] * 5)
     assert service.most_at_once == 5
 
 
@@ -79,5 +79,5 @@ async def test_a_failure_ends_the_rest() -> None:
             raise AssertionError
 
     with pytest.raises(EngineFailed, match="bad luck"):
-        await ask_all(Failing(), [Ask((1,), 1), Ask((13,), 1), Ask((2,), 1)])
+        await run_streams(Failing(), [Ask((1,), 1), Ask((13,), 1), Ask((2,), 1)])
     assert sorted(ended) == [(1,), (2,)]

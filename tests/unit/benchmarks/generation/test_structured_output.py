@@ -10,16 +10,16 @@ from typing import Any
 import orjson
 import pytest
 
-from benchmarks.generation.http import HttpService
+from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.schemas import MOST_TOKENS, Form, draw_forms
 from benchmarks.generation.structured_output import (
     AT_ONCE,
-    Filled,
+    SchemaAnswer,
     SchemaFigures,
     Verdict,
+    answer_all,
     fault_of,
     fill,
-    fill_all,
 )
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
 
@@ -39,9 +39,9 @@ def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -
     return FakeAnswer(body=orjson.dumps(told))
 
 
-async def filled(answer: FakeAnswer) -> tuple[Filled, Any]:
+async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await fill(HttpService(server.target, "org/model"), FORM)
+        found = await fill(HttpGenerator(server.target, "org/model"), FORM)
         (seen,) = server.seen
     assert (seen.method, seen.path) == ("POST", "/v1/chat/completions")
     return found, orjson.loads(seen.body)
@@ -96,13 +96,13 @@ def test_a_text_that_follows_its_schema_has_no_fault() -> None:
     assert "'stars' is a required property" in (fault_of("{}", SCHEMA) or "")
 
 
-def in_turn(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
+def rotate_order(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
     return lambda n, request: answers[n % len(answers)]
 
 
 async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() -> None:
     forms = draw_forms(random.Random(1))
-    script = in_turn(
+    script = rotate_order(
         completion("{}", tokens=1),
         completion("{", "length", 200),
         FakeAnswer(503, b"busy"),
@@ -110,7 +110,7 @@ async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() 
         completion("[", "length", 200),
     )
     async with FakeServer(script, delay_s=0.002).running() as server:
-        figures = await fill_all(HttpService(server.target, "org/model"), forms)
+        figures = await answer_all(HttpGenerator(server.target, "org/model"), forms)
         prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.seen}
     assert prompts == {form.prompt for form in forms}
     assert (figures.asked, figures.valid, figures.cut) == (50, 0, 20)
@@ -124,7 +124,7 @@ async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() 
 async def test_no_more_than_a_few_are_under_way() -> None:
     under_way: list[int] = []
 
-    class Counting(HttpService):
+    class Counting(HttpGenerator):
         running = 0
 
         async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -135,20 +135,20 @@ async def test_no_more_than_a_few_are_under_way() -> None:
             return 200, completion().body
 
     service = Counting(FakeServer().target, "org/model")
-    figures = await fill_all(service, [FORM] * 30)
+    figures = await answer_all(service, [FORM] * 30)
     assert (figures.asked, figures.valid, figures.tokens) == (30, 30, 210)
     assert max(under_way) == AT_ONCE
     assert figures.faults == ()
 
 
 def test_where_nothing_was_answered_no_time_is_told() -> None:
-    figures = SchemaFigures.of([Filled("a_1", Verdict.REFUSED, "503: busy")], 1.0)
+    figures = SchemaFigures.of([SchemaAnswer("a_1", Verdict.REFUSED, "503: busy")], 1.0)
     assert figures.answer_ms == {}
     assert figures.sentence == "schemas: 0 of 1 answers valid, 0 cut short, 0 wrong, 1 refused"
     assert figures.faults == ("a_1 is refused: 503: busy",)
 
 
 def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
-    found = [Filled(f"a_{n}", Verdict.VALID, "", 10, n / 10) for n in range(1, 10)]
+    found = [SchemaAnswer(f"a_{n}", Verdict.VALID, "", 10, n / 10) for n in range(1, 10)]
     told = SchemaFigures.of(found, 3.0).sentence
     assert told.endswith("0 refused; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")

@@ -3,25 +3,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.common.engine_timing import Latency, Placement, Shape, make_cells
+from benchmarks.common.engine_timing import Latency, Placement, Shape, build_timings
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import summarise
-from benchmarks.graphs.candidates import RIVALS, SEALED, TORCH, USUAL, Contender
-from benchmarks.graphs.command import score_goals, who_runs
+from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH, Contender
+from benchmarks.graphs.command import score_goals, select_systems
 from benchmarks.graphs.results import (
     GraphFigures,
     HeatFigures,
     Likeness,
     describe,
     ratios,
-    require_right,
+    require_accurate,
     speed_goals,
 )
-from benchmarks.graphs.run import PROBES, Ground, heat_of, in_turn, likeness
+from benchmarks.graphs.run import PROBES, Ground, likeness, open_run, rotate_order
 from build_artifacts.evaluation.similarity import Similarity
 from deployments.artifacts.manifest import Gate
-from deployments.config import LaneSettings
-from deployments.engines import Engine, EngineInfo
+from deployments.config import EncoderSettings
+from deployments.engines import EncoderEngine, EngineInfo
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import Reference
@@ -63,11 +63,13 @@ def ground(*shapes: Shape) -> Ground:
     )
 
 
-def contender(name: str, engine: Engine, *, ours: bool = True, shares: bool = True) -> Contender:
-    def opened(lane: LaneSettings) -> Engine:
+def contender(
+    name: str, engine: EncoderEngine, *, ours: bool = True, shares: bool = True
+) -> Contender:
+    def opened(encoder: EncoderSettings) -> EncoderEngine:
         return engine
 
-    return Contender(name=name, what=name, open=opened, must_be_right=ours, shares_out=shares)
+    return Contender(name=name, what=name, open=opened, must_pass_gate=ours, shares_out=shares)
 
 
 def latency(name: str, *ms: float, shape: Shape = SHAPE) -> Latency:
@@ -81,25 +83,25 @@ def likeness_of(name: str, *misses: str, ours: bool = True) -> Likeness:
         cosine_mean=0.5,
         cosine_worst=0.25,
         top1_agreement=None,
-        must_be_right=ours,
+        must_pass_gate=ours,
         misses=misses,
     )
 
 
-def heat_figures(likenesses: tuple[Likeness, ...]) -> HeatFigures:
+def build_results(answer_agreements: tuple[Likeness, ...]) -> HeatFigures:
     latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
     return HeatFigures(
         placement=TOGETHER,
         served=("cpu-int8+arena",),
         latencies=latencies,
         ratios=ratios(latencies),
-        likenesses=likenesses,
+        answer_agreements=answer_agreements,
         missing={"openvino": "it failed"},
     )
 
 
-def figures(*likenesses: Likeness) -> GraphFigures:
-    heat = heat_figures(likenesses)
+def figures(*answer_agreements: Likeness) -> GraphFigures:
+    heat = build_results(answer_agreements)
     return GraphFigures(
         model_id="org/model",
         version="0123",
@@ -124,13 +126,13 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_only_what_both_were_measured_at_is_compared() -> None:
     other = Shape(1, 16)
     found = ratios(
-        [latency(SEALED, 2.0), latency(USUAL, 3.0, shape=other), latency(RIVALS[0], 1.0)]
+        [latency(SEALED, 2.0), latency(COMMON_RECIPE, 3.0, shape=other), latency(RIVALS[0], 1.0)]
     )
     assert [(one.name, one.times.median) for one in found] == [(f"sealed / {RIVALS[0]}", 2.0)]
 
 
 def test_speed_goals_look_at_one_shape() -> None:
-    measured = [latency(TORCH, 50.0), latency(SEALED, 10.0), latency(USUAL, 14.0)]
+    measured = [latency(TORCH, 50.0), latency(SEALED, 10.0), latency(COMMON_RECIPE, 14.0)]
     measured += [latency(RIVALS[0], 9.5), latency(RIVALS[1], 9.0)]
     goals = list(speed_goals(ratios(measured), max_tokens=512))
     assert [goal.reached for goal in goals] == [True, False, True, False]
@@ -160,24 +162,24 @@ def test_the_table_tells_everything() -> None:
 
 
 def test_a_wrong_graph_of_ours_is_an_error_and_a_rival_s_is_not() -> None:
-    require_right(figures(likeness_of(USUAL, "worst cosine 0.9 < 0.93", ours=False)))
+    require_accurate(figures(likeness_of(COMMON_RECIPE, "worst cosine 0.9 < 0.93", ours=False)))
     with pytest.raises(BenchmarkError, match=r"sealed, runs=1 threads=2: worst cosine 0\.9"):
-        require_right(figures(likeness_of(SEALED, "worst cosine 0.9 < 0.93")))
+        require_accurate(figures(likeness_of(SEALED, "worst cosine 0.9 < 0.93")))
 
 
 def test_another_one_goes_first_in_every_round() -> None:
     names = dict.fromkeys("abc", len)
-    cells = make_cells(names, [Shape(1, 2), Shape(2, 2)], ITEMS, seed=0)
-    assert "".join(cell.contender for cell in in_turn(cells, 0)) == "abcabc"
-    assert "".join(cell.contender for cell in in_turn(cells, 1)) == "bcabca"
-    assert "".join(cell.contender for cell in in_turn(cells, 5)) == "cabcab"
+    cells = build_timings(names, [Shape(1, 2), Shape(2, 2)], ITEMS, seed=0)
+    assert "".join(cell.contender for cell in rotate_order(cells, 0)) == "abcabc"
+    assert "".join(cell.contender for cell in rotate_order(cells, 1)) == "bcabca"
+    assert "".join(cell.contender for cell in rotate_order(cells, 5)) == "cabcab"
 
 
 def test_a_rival_that_fails_is_left_out_and_all_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.common.engine_timing.CELL_S", 0.001)
+    monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.001)
     good, bad = Sums(), Broken()
     entered = [contender("good", good), contender("bad", bad, ours=False)]
-    with heat_of(entered, TOGETHER, ground(Shape(2, 3))) as heat:
+    with open_run(entered, TOGETHER, ground(Shape(2, 3))) as heat:
         assert heat.failed == {"bad": "the device gave up"}
         assert bad.is_closed
         heat.run_round(0, "round 1")
@@ -190,20 +192,20 @@ def test_a_rival_that_fails_is_left_out_and_all_are_closed(monkeypatch: pytest.M
 def test_one_of_ours_that_fails_ends_the_run() -> None:
     good = Sums()
     entered = [contender("good", good), contender("bad", Broken())]
-    with pytest.raises(EngineFailed), heat_of(entered, TOGETHER, ground(SHAPE)):
+    with pytest.raises(EngineFailed), open_run(entered, TOGETHER, ground(SHAPE)):
         pass
     assert good.is_closed
 
 
-def test_as_a_lane_runs_batches_are_shared_out() -> None:
+def test_as_an_encoder_runs_batches_are_shared_out() -> None:
     entered = [contender("sealed", Sums()), contender("torch", Sums(), shares=False)]
     course = ground(Shape(1, 4), Shape(5, 4))
-    assert who_runs(entered, TOGETHER, course) == (entered, course)
-    able, own = who_runs(entered, SHARED, course)
+    assert select_systems(entered, TOGETHER, course) == (entered, course)
+    able, own = select_systems(entered, SHARED, course)
     assert [one.name for one in able] == ["sealed"]
     assert list(own.shapes) == [Shape(5, 4)]
     engine = Sums()
-    with heat_of([contender("sealed", engine)], SHARED, own):
+    with open_run([contender("sealed", engine)], SHARED, own):
         assert sorted(set(engine.sizes)) == [2, 3]
 
 

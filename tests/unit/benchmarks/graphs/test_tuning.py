@@ -4,12 +4,12 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import Goal
-from benchmarks.graphs.tuning import TunedFigures, describe, goal_of, standings
+from benchmarks.graphs.tuning import TunedFigures, check_selection, describe, goal_of
 from deployments.tuning.costs import Cost, Shape, Variant
 
 SMALL, LARGE = Shape(items=1, tokens=16), Shape(items=8, tokens=128)
-FIRST, SECOND = Variant(candidate="first"), Variant(candidate="second", arena=True)
-WINNERS = ((SMALL, FIRST), (LARGE, SECOND))
+TTFT, SECOND = Variant(candidate="first"), Variant(candidate="second", arena=True)
+WINNERS = ((SMALL, TTFT), (LARGE, SECOND))
 
 
 def costs(*ms: float) -> tuple[Cost, ...]:
@@ -20,7 +20,7 @@ def costs(*ms: float) -> tuple[Cost, ...]:
 
 
 def test_winners_are_held_against_the_fastest_of_now() -> None:
-    found = standings(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
+    found = check_selection(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
     assert [(one.shape, one.winner, one.fastest) for one in found] == [
         ("1x16", "first", "second+arena"),
         ("8x128", "second+arena", "first"),
@@ -30,7 +30,7 @@ def test_winners_are_held_against_the_fastest_of_now() -> None:
 
 
 def test_shapes_without_time_do_not_count() -> None:
-    found = standings(WINNERS, {"first": costs(1.0), "second+arena": costs(1.04)})
+    found = check_selection(WINNERS, {"first": costs(1.0), "second+arena": costs(1.04)})
     assert [one.shape for one in found] == ["1x16"]
     assert goal_of(found).reached
     assert goal_of(()).reached is None
@@ -38,11 +38,11 @@ def test_shapes_without_time_do_not_count() -> None:
 
 def test_a_winner_that_cannot_run_is_an_error() -> None:
     with pytest.raises(BenchmarkError, match=r"`second\+arena` wins at 8x128"):
-        standings(WINNERS, {"first": costs(1.0, 8.0)})
+        check_selection(WINNERS, {"first": costs(1.0, 8.0)})
 
 
 def test_the_table_counts_the_near_ones() -> None:
-    found = standings(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
+    found = check_selection(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
     text = describe(
         TunedFigures(
             model_id="org/model",
@@ -52,7 +52,7 @@ def test_the_table_counts_the_near_ones() -> None:
             seconds=1.0,
             measured=("first", "second+arena"),
             left_out={"third": "not right"},
-            standings=found,
+            check_selection=found,
             unmeasured=("32x512",),
             goal=goal_of(found),
         )

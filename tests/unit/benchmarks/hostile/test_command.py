@@ -12,13 +12,13 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.hostile import command as hostile_command
 from benchmarks.hostile.command import Tally, replica_memory
-from benchmarks.hostile.wire import NO_ANSWER, Attack, is_whole, parsed
+from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_whole, parsed
 from deployments.config import IngressUserConfig, LimitSettings
-from tests.support.fakes import FailingLane
+from tests.support.fakes import FailingEncoder
 from tests.support.http_server import served
 from tests.support.in_process import InProcess
 
-SETTINGS = IngressUserConfig(limits=LimitSettings(body_wait_s=0.5))
+SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=0.5))
 
 
 def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -49,7 +49,7 @@ def test_a_server_that_fails_its_neighbours_does_not_pass(
     tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = InProcess(
-        tiny_store, raise_bugs=False, settings=SETTINGS, lane=FailingLane(KeyError("a bug"))
+        tiny_store, raise_bugs=False, settings=SETTINGS, encoder=FailingEncoder(KeyError("a bug"))
     )
     status, figures = run_against(broken, tmp_path)
     assert status == 1
@@ -66,10 +66,10 @@ def test_other_machines_are_not_attacked(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_counts_as_a_failure() -> None:
     tally = Tally()
-    refused = Attack("refused", b"", frozenset({400}))
+    refused = HostileRequest("refused", b"", frozenset({400}))
     for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
         tally.count(refused, status)
-    tally.count(Attack("made", b"", frozenset()), 418)
+    tally.count(HostileRequest("made", b"", frozenset()), 418)
     assert tally.wrong == {"200 refused": 1}
     assert set(tally.failures) == {"500 refused", "504 refused", "-1 refused"}
 

@@ -84,7 +84,7 @@ async def test_a_lost_request_is_a_failure(answer: FakeAnswer, reason: str) -> N
 
 async def test_it_ends_when_the_server_never_answers() -> None:
     started_s = time.perf_counter()
-    async with FakeServer(lambda n, request: FakeAnswer(silent=True)).running() as server:
+    async with FakeServer(lambda n, request: FakeAnswer(drop_text=True)).running() as server:
         result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.1))
     assert time.perf_counter() - started_s < 2
     assert result.failures == {"no_answer": 3}

@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
 from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
 from build_artifacts.decoders.graphs.export import FAMILIES
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import Source, TaskName
 from tests.support.builders import write_json
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
@@ -47,10 +47,10 @@ def facts_of(directory: Path) -> ModelFacts:
 def ends_of(directory: Path) -> tuple[int, ...]:
     decoding = facts_of(directory).decoding
     assert decoding is not None
-    return decoding.end_tokens
+    return decoding.eos_token_ids
 
 
-def defaults_of(directory: Path) -> AnswerDefaults:
+def defaults_of(directory: Path) -> GenerationDefaults:
     decoding = facts_of(directory).decoding
     assert decoding is not None
     return decoding.defaults
@@ -91,14 +91,14 @@ def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
 def test_how_tokens_are_drawn_is_what_the_checkpoint_says(directory: Path) -> None:
     said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
     write_json(directory / "generation_config.json", said | {"do_sample": True})
-    assert defaults_of(directory) == AnswerDefaults(**said)
+    assert defaults_of(directory) == GenerationDefaults(**said)
 
 
 def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
     nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
     for said in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
         write_json(directory / "generation_config.json", said)
-        assert defaults_of(directory) == AnswerDefaults()
+        assert defaults_of(directory) == GenerationDefaults()
 
 
 def test_a_model_that_never_ends_is_refused(directory: Path) -> None:

@@ -21,14 +21,14 @@ from build_artifacts.decoders.generation_report import (
     read_generation,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
-from build_artifacts.pipeline import BuildRequest, BuildResult, Effort, build
+from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
 from build_artifacts.recipes import (
     DECODER_FP16,
     DECODER_FP32,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
+    BuildRecipe,
     DecoderRecipe,
-    Recipe,
 )
 from deployments.artifacts.manifest import (
     TEXT2TEXT_TASKS,
@@ -38,10 +38,10 @@ from deployments.artifacts.manifest import (
     Source,
     TaskName,
 )
-from deployments.config import GeneratorSettings, LaneSettings
+from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
+from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.errors import DigestMismatch
 from tests.support.decoder_artifacts import CHATML
 from tests.support.tiny_decoders import (
@@ -58,8 +58,8 @@ SOURCE = Source(ref="tiny", revision="0")
 T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
 
 # Random weights are sure of little: what is looked at here is that all of it fits together.
-LENIENT = Gate(next_token_agreement=0.5, perplexity_rise=0.5)
-HOPELESS = Gate(next_token_agreement=0.5, perplexity_rise=-0.5)
+LENIENT = Gate(next_token_agreement=0.5, perplexity_increase=0.5)
+HOPELESS = Gate(next_token_agreement=0.5, perplexity_increase=-0.5)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) -> BuildRequest:
-    recipe = Recipe(candidates=(), decoders=decoders, gate=gate)
+    recipe = BuildRecipe(candidates=(), decoders=decoders, gate=gate)
     return BuildRequest(
-        ref=str(source), store=store, recipe=recipe, effort=Effort(tune_seconds=0.3)
+        ref=str(source), store=store, recipe=recipe, effort=BuildBudget(tune_seconds=0.3)
     )
 
 
@@ -92,7 +92,7 @@ def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None
     ]
     for candidate in manifest.candidates:
         assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
-        assert candidate.parity.company_cosine_worst > 0.9999
+        assert candidate.parity.batched_cosine_worst > 0.9999
     assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
     assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
 
@@ -102,11 +102,11 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
     manifest = built.manifest
     (candidate,) = (c for c in manifest.candidates if c.name == name)
     spec = DecoderSpec.of(built.directory, manifest, candidate)
-    engine = OnnxDecoder(spec, LaneSettings(), rows=2, context=32)
+    engine = OnnxDecoder(spec, EncoderSettings(), rows=2, context=32)
     try:
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
         assert engine.prefill(0, [5, 6, 7], 0, every=True).shape == (3, manifest.width)
-        assert engine.info.most_drafted == (MOST_DRAFTED if candidate.memory else 0)
+        assert engine.info.max_draft_tokens == (MAX_DRAFT_TOKENS if candidate.memory else 0)
     finally:
         engine.close()
 
@@ -168,7 +168,7 @@ def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_pat
 def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> None:
     request = request_of(source, tmp_path, DECODER_INT8, gate=LENIENT)
     (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
-    effort = Effort(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
+    effort = BuildBudget(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
     with pytest.raises(BuildError, match="no metric for models that generate"):
         build(replace(request, effort=effort), Progress(io.StringIO()))
 
@@ -179,7 +179,10 @@ def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, lim
     request = request_of(source, tmp_path, DECODER_INT8, gate=gate)
     with pytest.raises(BuildError, match=f"knows no `{limit}`") as caught:
         build(request, Progress(io.StringIO()))
-    assert "next_token_agreement, perplexity_rise, cosine_worst, decided_gap" in caught.value.hint
+    assert (
+        "next_token_agreement, perplexity_increase, cosine_worst, near_tie_margin"
+        in caught.value.hint
+    )
 
 
 def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_path: Path) -> None:
@@ -209,7 +212,7 @@ def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path
     (candidate,) = built.manifest.candidates
     assert candidate.memory == recipe.memory
     assert candidate.parity.cosine_mean > 0.99
-    assert candidate.parity.company_cosine_worst > 0.9999
+    assert candidate.parity.batched_cosine_worst > 0.9999
     assert built.manifest.architecture == "GPT2LMHeadModel"
 
 
@@ -234,9 +237,9 @@ def test_a_model_with_an_encoder_is_built_and_served(
     graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
     assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
     assert candidate.parity.cosine_mean > 0.98
-    assert candidate.parity.company_cosine_worst > 0.9999
+    assert candidate.parity.batched_cosine_worst > 0.9999
     spec = DecoderSpec.of(built.directory, manifest, candidate)
-    engine = open_decoder(spec, GeneratorSettings(rows=2))
+    engine = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
     finally:
@@ -248,7 +251,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
 def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
     t5 = read_facts(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
     assert t5.decoding is not None
-    assert t5.decoding.prefixes == {"summarization": "summarize: "}, "two languages, no prefix"
+    assert t5.decoding.task_prefixes == {"summarization": "summarize: "}, "two languages, no prefix"
     marian = tiny_writer(tmp_path / "marian", make_marian)
     facts = read_facts(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
     assert facts.decoding is not None

@@ -25,11 +25,11 @@ from build_artifacts.recipes import (
     DECODER_GPU_NF4_BNB,
     DECODER_INT8,
     FULL,
-    LIGHT,
+    LOW_MEMORY,
     DecoderRecipe,
     placed,
 )
-from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import (
     ArtifactManifest,
     Attention,
@@ -40,8 +40,8 @@ from deployments.artifacts.manifest import (
 from deployments.config import GeneratorSettings
 from deployments.engines import decoder_factory
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.decoder_factory import lacking, open_decoder
-from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+from deployments.engines.decoder_factory import missing_requirement, open_decoder
+from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.support.decoder_programs import WHOLE, facts_of, whole_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
@@ -59,7 +59,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_by(spec: DecoderSpec) -> np.ndarray:
     """The logits behind each token of a prompt, and behind one more."""
-    decoder = open_decoder(spec, GeneratorSettings(rows=2, context_tokens=128))
+    decoder = open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=128))
     try:
         every = decoder.prefill(0, PROMPT, 0, every=True).copy()
         return np.vstack([every, decoder.decode(np.array([7]), np.array([len(PROMPT)]))])
@@ -104,11 +104,11 @@ def test_bitsandbytes_rounds_weights(
 
 def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Path) -> None:
     facts = facts_of(llama)
-    source = SourceReading(source_tokens=64, start_token=0)
+    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
     behind_encoder = facts.generating.model_copy(update={"source": source})
     with pytest.raises(UnsupportedModel, match="with an encoder"):
         export_checkpoint(tmp_path, replace(facts, decoding=behind_encoder), WHOLE, tmp_path)
-    two = EngineOptions(gpus=2)
+    two = EngineOptions(tensor_parallel_size=2)
     for recipe, said in (
         (replace(WHOLE, precision="int4"), "transformers has no int4"),
         (replace(WHOLE, options=("block_size=16",)), "no options of a graph's builder"),
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Pa
 
 
 def test_heads_that_cannot_be_shared_out_are_counted(llama: Path, tmp_path: Path) -> None:
-    three = replace(WHOLE, run=EngineOptions(gpus=3))
+    three = replace(WHOLE, run=EngineOptions(tensor_parallel_size=3))
     with pytest.raises(UnsupportedModel, match=r"2 heads .* cannot be shared by 3 GPUs"):
         whole_spec(llama, tmp_path, three)
 
@@ -147,7 +147,9 @@ def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModel, match="no plan of how to share the heads of `GPT2LMHeadModel`"
     ):
-        whole_spec(source, tmp_path / "whole", replace(WHOLE, run=EngineOptions(gpus=2)))
+        whole_spec(
+            source, tmp_path / "whole", replace(WHOLE, run=EngineOptions(tensor_parallel_size=2))
+        )
 
 
 def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,26 +160,35 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
         options=EngineOptions(), decoding=facts_of(llama).generating, vocabulary=9, most_tokens=9,
     )  # fmt: skip
-    assert lacking(spec, GeneratorSettings()) == "the package `bitsandbytes` is not installed"
-    assert lacking(replace(spec, precision="fp16"), GeneratorSettings()) is None
+    assert (
+        missing_requirement(spec, GeneratorSettings())
+        == "the package `bitsandbytes` is not installed"
+    )
+    assert missing_requirement(replace(spec, precision="fp16"), GeneratorSettings()) is None
 
 
 def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
-    assert placed(FULL, gpus=1, offloaded=False) is FULL
-    spread = placed(FULL, gpus=4, offloaded=True)
+    assert placed(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
+    spread = placed(FULL, tensor_parallel_size=4, kv_offload=True)
     for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
     assert list(spread.decoders[:-1]) == for_cpu
     last = spread.decoders[-1]
     assert (last.name, last.engine) == ("gpu-fp16-x4-offloaded", "transformers")
-    assert (last.run.gpus, last.run.offloaded) == (4, True)
-    assert spread.digest() != placed(FULL, gpus=2, offloaded=True).digest() != FULL.digest()
+    assert (last.run.tensor_parallel_size, last.run.kv_offload) == (4, True)
+    assert (
+        spread.digest()
+        != placed(FULL, tensor_parallel_size=2, kv_offload=True).digest()
+        != FULL.digest()
+    )
 
 
 @pytest.mark.parametrize(("gpus", "offloaded"), [(2, False), (1, True)])
-def test_weights_that_are_rounded_for_gpus_have_no_placement(gpus: int, offloaded: bool) -> None:
-    assert placed(LIGHT, gpus=1, offloaded=False) is LIGHT
+def test_weights_that_are_rounded_for_gpus_have_no_placement(
+    tensor_parallel_size: int, kv_offload: bool
+) -> None:
+    assert placed(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
     with pytest.raises(BuildError, match="built in fp16") as caught:
-        placed(LIGHT, gpus=gpus, offloaded=offloaded)
+        placed(LOW_MEMORY, tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload)
     assert "`--search light`" in caught.value.hint
 
 
@@ -185,29 +196,30 @@ def test_weights_that_are_rounded_for_gpus_have_no_placement(gpus: int, offloade
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     """As on a machine with two GPUs, whose work the CPU then does."""
     store = tmp_path_factory.mktemp("store")
-    spread = placed(FULL, gpus=2, offloaded=False).decoders[-1]
+    spread = placed(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
     # Random weights tell words less well apart than trained ones.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_build, "is_present", lambda device: True)
+        patch.setattr(decoder_build, "has_device", lambda device: True)
         patch.setattr(decoder_gate, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=gate), Progress(io.StringIO()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "engine"), [("gpu-fp16-x2", ParallelDecoder), ("gpu-nf4-bitsandbytes", TorchDecoder)]
+    ("name", "engine"),
+    [("gpu-fp16-x2", TensorParallelDecoder), ("gpu-nf4-bitsandbytes", TorchDecoder)],
 )
 def test_a_sealed_checkpoint_opens_and_answers(
-    built: BuildResult, name: str, engine: type[TorchDecoder | ParallelDecoder]
+    built: BuildResult, name: str, engine: type[TorchDecoder | TensorParallelDecoder]
 ) -> None:
     manifest = ArtifactManifest.read(built.directory)
     (candidate,) = (each for each in manifest.candidates if each.name == name)
     assert candidate.engine == "transformers"
     assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
     spec = DecoderSpec.of(built.directory, manifest, candidate)
-    decoder = open_decoder(spec, GeneratorSettings(rows=2))
+    decoder = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:
         assert isinstance(decoder, engine)
         check_step(decoder)

@@ -10,28 +10,28 @@ import pytest
 from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.decoders import gate as admitting
 from build_artifacts.decoders import int8_kv_cache
-from build_artifacts.decoders.gate import Admission, JudgedDecoder
-from build_artifacts.decoders.int8_kv_cache import keeps_int8
+from build_artifacts.decoders.gate import DecoderAccuracyGate, DecoderCandidate
+from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
 from build_artifacts.decoders.reference import Original
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32, DECODER_INT4, DECODER_INT8, DecoderRecipe
-from deployments.artifacts.generation_config import Decoding, SourceReading
-from deployments.artifacts.manifest import Device, Gate, MemoryType, TaskName
+from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
+from deployments.artifacts.manifest import Device, Gate, KvCacheDtype, TaskName
 from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, original_of, spec_of
-from tests.support.prepared_build import Runner
+from tests.support.prepared_build import RecordingRunner
 
-FIRST, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
+TTFT, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
 PLAIN = DecoderRecipe(name="cpu-int4", device=Device.CPU, precision="fp32", memory="int8")
-SEVERAL = replace(PLAIN, options=FIRST, other_options=(SECOND, THIRD))
-HOPELESS = Gate(perplexity_rise=-0.5)
+SEVERAL = replace(PLAIN, options=TTFT, other_options=(SECOND, THIRD))
+HOPELESS = Gate(perplexity_increase=-0.5)
 
 
 class Builder:
     """Writes the tiny graph whatever it is asked for, and knows what it was."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[tuple[str, ...], MemoryType | None]] = []
+        self.asked: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []
         self.attention: Change = packed
         self.refuses = False
 
@@ -52,8 +52,8 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    return Runner(tmp_path / "building")
+def runner(tmp_path: Path) -> RecordingRunner:
+    return RecordingRunner(tmp_path / "building")
 
 
 @pytest.fixture(scope="module")
@@ -77,36 +77,36 @@ def facts_of(task: TaskName, decoding: Decoding) -> ModelFacts:
     )
 
 
-def admission_of(runner: Runner, original: Original, gate: Gate) -> Admission:
+def admission_of(runner: RecordingRunner, original: Original, gate: Gate) -> DecoderAccuracyGate:
     facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).decoding)
-    return Admission(runner.steps, Path(), facts, original, gate)
+    return DecoderAccuracyGate(runner.steps, Path(), facts, original, gate)
 
 
 def admit(
-    runner: Runner, original: Original, recipe: DecoderRecipe, gate: Gate | None = None
-) -> JudgedDecoder | None:
+    runner: RecordingRunner, original: Original, recipe: DecoderRecipe, gate: Gate | None = None
+) -> DecoderCandidate | None:
     return admission_of(runner, original, gate or Gate()).admit(recipe)
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT8], ids=lambda recipe: recipe.name)
 def test_a_graph_that_passes_keeps_int8(
-    builder: Builder, runner: Runner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
     assert (passed.recipe.options, passed.recipe.memory) == (recipe.options, "int8")
     assert passed.spec.memory == "int8"
-    assert keeps_int8(passed.spec.path)
+    assert has_int8_kv_cache(passed.spec.path)
     assert passed.judgement.parity is not None
     assert 0.99 < passed.judgement.parity.cosine_mean < 1 - 1e-7, "nothing was rounded"
     assert len(builder.asked) == 1
 
 
 def test_a_gate_that_is_missed_is_tried_without_int8_last(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.asked == [(FIRST, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
+    assert builder.asked == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
     told = [line.partition(" against")[0] for line in runner.lines("verify")]
     assert told == [
         "cpu-int4, bits=4, memory in int8",
@@ -119,20 +119,20 @@ def test_a_gate_that_is_missed_is_tried_without_int8_last(
 @pytest.mark.usefixtures("crude")
 @pytest.mark.parametrize("recipe", [PLAIN, DECODER_INT8], ids=lambda recipe: recipe.name)
 def test_what_passes_without_int8_is_a_graph_of_floats(
-    builder: Builder, runner: Runner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
     assert passed.recipe == replace(recipe, memory=None)
     assert passed.spec.memory is None
-    assert not keeps_int8(passed.spec.path)
+    assert not has_int8_kv_cache(passed.spec.path)
     missed, found = runner.lines("verify")
     assert "memory in int8 against fp32 torch: left out" in missed
     assert f"{recipe.name} against fp32 torch: passed" in found
 
 
 def test_rounded_weights_and_memory_share_one_graph_of_floats(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
     assert builder.asked == [((), None)]
@@ -141,50 +141,50 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
 
 
 def test_a_recipe_without_int8_is_tried_as_it_is(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     passed = admit(runner, original, replace(SEVERAL, memory=None))
     assert passed is not None
     assert passed.spec.memory is None
     assert passed.judgement.parity is not None
     assert passed.judgement.parity.cosine_worst > 1 - 1e-6
-    assert builder.asked == [(FIRST, None)]
+    assert builder.asked == [(TTFT, None)]
 
 
 def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
-    builder: Builder, runner: Runner, tmp_path: Path
+    builder: Builder, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     builder.attention = sinking
     original = original_of(float_graph(tmp_path / "model.onnx", sinking))
     passed = admit(runner, original, PLAIN)
     assert passed is not None
     assert passed.spec.memory is None
-    assert not keeps_int8(passed.spec.path)
+    assert not has_int8_kv_cache(passed.spec.path)
 
 
 def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     builder.attention = sinking
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.asked == [(FIRST, "int8"), (SECOND, "int8"), (THIRD, "int8")]
+    assert builder.asked == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8")]
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)
 def test_a_model_with_an_encoder_never_keeps_int8(
-    builder: Builder, runner: Runner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
 ) -> None:
     builder.refuses = True
-    source = SourceReading(source_tokens=CONTEXT, start_token=1)
+    source = EncoderDecoderConfig(max_source_tokens=CONTEXT, start_token=1)
     decoding = spec_of(Path()).decoding.model_copy(update={"source": source})
     facts = facts_of(TaskName.TRANSLATION, decoding)
-    assert Admission(runner.steps, Path(), facts, original, Gate()).admit(recipe) is None
+    assert DecoderAccuracyGate(runner.steps, Path(), facts, original, Gate()).admit(recipe) is None
     assert builder.asked == [(options, None) for options in (recipe.options, *recipe.other_options)]
     assert not any("memory" in line for line in runner.told.getvalue().splitlines())
 
 
 def test_where_there_was_no_graph_at_all_the_refusal_is_told(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     builder.refuses = True
     admission = admission_of(runner, original, Gate())
@@ -195,7 +195,7 @@ def test_where_there_was_no_graph_at_all_the_refusal_is_told(
 
 
 def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     admission = admission_of(runner, original, HOPELESS)
     assert admission.admit(DECODER_FP32) is None
@@ -207,7 +207,7 @@ def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
 
 
 def test_a_fallback_that_cannot_be_made_is_told_where_others_missed_the_gate(
-    builder: Builder, runner: Runner, original: Original
+    builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
     admission = admission_of(runner, original, HOPELESS)
     assert admission.admit(SEVERAL) is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.decoders.generation_report import same_start
+from build_artifacts.decoders.generation_report import common_prefix_length
 
 
 @pytest.mark.parametrize(
@@ -12,5 +12,5 @@ from build_artifacts.decoders.generation_report import same_start
 def test_answers_are_the_same_up_to_the_first_difference(
     one: tuple[int, ...], other: tuple[int, ...], count: int
 ) -> None:
-    assert same_start(one, other) == count
-    assert same_start(other, one) == count
+    assert common_prefix_length(one, other) == count
+    assert common_prefix_length(other, one) == count

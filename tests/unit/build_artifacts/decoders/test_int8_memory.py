@@ -13,9 +13,9 @@ from onnx import TensorProto
 
 from build_artifacts.decoders import int8_kv_cache
 from build_artifacts.decoders.float_graph import ATTENTION
-from build_artifacts.decoders.int8_kv_cache import keeps_int8, round_memory
-from build_artifacts.decoders.per_token_int8 import quantise_rows
-from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
+from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
+from build_artifacts.decoders.per_token_int8 import quantize_per_token
+from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from tests.support.attention_graphs import (
     KINDS,
     OTHERS,
@@ -30,7 +30,7 @@ from tests.support.decoder_graphs import CONTEXT
 Floats = NDArray[np.float32]
 LONGEST = max(map(len, OTHERS))
 PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # of three rows
-FOLLOWING = OTHERS[1][10 : 11 + MOST_DRAFTED]  # an answer
+FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # an answer
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
@@ -40,8 +40,8 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "fp32":
         return int8_graph(directory / "model.onnx")
     path, floats = directory / "int8.onnx", float_graph(directory / "model.onnx")
-    quantise_rows(floats, path, calibration_for(floats))
-    round_memory(path, calibration_for(path))
+    quantize_per_token(floats, path, calibration_for(floats))
+    quantize_kv_cache(path, calibration_for(path))
     return path
 
 
@@ -130,11 +130,11 @@ def test_the_memory_is_int8_and_an_input_says_which_way(kept: Path) -> None:
 
 def test_a_graph_is_changed_once(tmp_path: Path) -> None:
     path = float_graph(tmp_path / "model.onnx")
-    assert not keeps_int8(path)
-    round_memory(path, calibration_for(path))
-    assert keeps_int8(path)
+    assert not has_int8_kv_cache(path)
+    quantize_kv_cache(path, calibration_for(path))
+    assert has_int8_kv_cache(path)
     before = path.read_bytes()
-    round_memory(path, calibration_for(path))
+    quantize_kv_cache(path, calibration_for(path))
     assert path.read_bytes() == before
 
 
@@ -143,9 +143,9 @@ def test_attention_that_reads_more_is_left_alone(kind: str, tmp_path: Path) -> N
     path = float_graph(tmp_path / "model.onnx", UNKNOWN[kind])
     assert opened(path).prefill(0, OTHERS[0][:8], 0).any()
     before = path.read_bytes()
-    round_memory(path, calibration_for(path))
+    quantize_kv_cache(path, calibration_for(path))
     assert path.read_bytes() == before
-    assert not keeps_int8(path)
+    assert not has_int8_kv_cache(path)
 
 
 def test_attention_needs_no_names(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_attention_needs_no_names(tmp_path: Path) -> None:
     for node in model.graph.node:
         node.name = ""
     onnx.save(model, unnamed)
-    round_memory(unnamed, calibration_for(unnamed))
+    quantize_kv_cache(unnamed, calibration_for(unnamed))
     found, due = (read_at_once(opened(path), OTHERS[0]) for path in (unnamed, named))
     np.testing.assert_array_equal(found, due)
 

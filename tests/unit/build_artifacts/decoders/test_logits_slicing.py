@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from build_artifacts.decoders.logits_slicing import answer_from
+from build_artifacts.decoders.logits_slicing import slice_logits
 from build_artifacts.errors import UnsupportedModel
 from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS
 from tests.support.decoder_graphs import CONTEXT, tiny_graph, unsliced
@@ -39,7 +39,7 @@ def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:
 
 def test_from_the_first_token_on_not_one_bit_is_different(tmp_path: Path, plain: Path) -> None:
     due = logits_of(plain)
-    answer_from(plain, "Tiny")
+    slice_logits(plain, "Tiny")
     whole = logits_of(plain, logits_from=np.array([0]))
     assert whole.tobytes() == due.tobytes()
 
@@ -47,7 +47,7 @@ def test_from_the_first_token_on_not_one_bit_is_different(tmp_path: Path, plain:
 @pytest.mark.parametrize("first", [1, 4, 6])
 def test_from_a_later_token_on_they_are_the_last_ones(plain: Path, first: int) -> None:
     due = logits_of(plain)
-    answer_from(plain, "Tiny")
+    slice_logits(plain, "Tiny")
     given = logits_of(plain, logits_from=np.array([first]))
     assert given.shape == (1, 7 - first, due.shape[2])
     np.testing.assert_allclose(given, due[:, first:], atol=1e-5)
@@ -67,7 +67,7 @@ def test_logits_that_are_scaled_and_capped_are_sliced_before_the_head(plain: Pat
     )
     onnx.save(model, plain)
     due = logits_of(plain)
-    answer_from(plain, "Tiny")
+    slice_logits(plain, "Tiny")
     (cut,) = (n for n in onnx.load(plain).graph.node if n.op_type == "Slice")
     assert cut.input[0] == "normed"
     assert logits_of(plain, logits_from=np.array([0])).tobytes() == due.tobytes()
@@ -79,7 +79,7 @@ def test_a_graph_with_a_memory_of_another_kind_is_refused(plain: Path) -> None:
     model.graph.input.append(state)
     onnx.save(model, plain)
     with pytest.raises(UnsupportedModel, match=r"`Tiny` asks for `past.0.conv`"):
-        answer_from(plain, "Tiny")
+        slice_logits(plain, "Tiny")
 
 
 def test_a_graph_with_attention_over_equal_lengths_is_refused(plain: Path) -> None:
@@ -89,4 +89,4 @@ def test_a_graph_with_attention_over_equal_lengths_is_refused(plain: Path) -> No
     ).op_type = "MultiHeadAttention"
     onnx.save(model, plain)
     with pytest.raises(UnsupportedModel, match="MultiHeadAttention"):
-        answer_from(plain, "Tiny")
+        slice_logits(plain, "Tiny")

@@ -11,8 +11,8 @@ import pytest
 from build_artifacts.decoders.measurement import (
     LIMITS,
     answers_of,
-    judge_decoder,
-    measure_pace,
+    compare_decoder,
+    measure_throughput,
     steps,
 )
 from build_artifacts.decoders.reference import Original, perplexity, seen
@@ -39,12 +39,12 @@ def original(graph: Path) -> Original:
 
 
 def test_the_same_graph_passes_with_full_marks(graph: Path, original: Original) -> None:
-    found = judge_decoder(open_graph(graph), original, Gate())
+    found = compare_decoder(open_graph(graph), original, Gate())
     assert found.reasons == ()
     assert found.parity is not None
     assert found.parity.top1_agreement == 1.0
     assert found.parity.cosine_worst > 0.999999
-    assert found.parity.company_cosine_worst > 0.999999
+    assert found.parity.batched_cosine_worst > 0.999999
     assert found.perplexity == pytest.approx(original.perplexity(), rel=1e-4)
 
 
@@ -52,7 +52,7 @@ def test_a_damaged_graph_is_left_out_with_the_reasons(
     tmp_path: Path, graph: Path, original: Original
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
-    found = judge_decoder(open_graph(other), original, Gate())
+    found = compare_decoder(open_graph(other), original, Gate())
     assert found.parity is not None
     assert found.parity.top1_agreement is not None
     assert found.parity.top1_agreement < 0.9
@@ -61,8 +61,8 @@ def test_a_damaged_graph_is_left_out_with_the_reasons(
 
 def test_numbers_that_are_none_never_pass(tmp_path: Path, graph: Path, original: Original) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
-    anything = Gate(next_token_agreement=-1, perplexity_rise=1e9, cosine_worst=-2)
-    found = judge_decoder(open_graph(other), original, anything)
+    anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
+    found = compare_decoder(open_graph(other), original, anything)
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 
@@ -72,9 +72,9 @@ def test_the_limits_that_are_read_are_those_that_are_named(
     tmp_path: Path, graph: Path, original: Original, limit: str
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
-    usual = judge_decoder(open_graph(other), original, Gate())
-    extreme = Gate(**{limit: -0.9 if limit == "perplexity_rise" else 2.0})
-    found = judge_decoder(open_graph(other), original, extreme)
+    usual = compare_decoder(open_graph(other), original, Gate())
+    extreme = Gate(**{limit: -0.9 if limit == "perplexity_increase" else 2.0})
+    found = compare_decoder(open_graph(other), original, extreme)
     assert (found != usual) == (limit in LIMITS)
 
 
@@ -102,7 +102,7 @@ class Mixing:
 
 
 def test_rows_that_change_one_another_are_found(graph: Path, original: Original) -> None:
-    found = judge_decoder(Mixing(open_graph(graph)), original, Gate())
+    found = compare_decoder(Mixing(open_graph(graph)), original, Gate())
     assert any("alone to company" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
 
@@ -128,7 +128,7 @@ class Lonely(Mixing):
 def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
     graph: Path, original: Original, wrong: float
 ) -> None:
-    found = judge_decoder(Lonely(open_graph(graph), wrong), original, Gate())
+    found = compare_decoder(Lonely(open_graph(graph), wrong), original, Gate())
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 
@@ -167,6 +167,6 @@ def test_logits_are_summed_up_as_probabilities_say() -> None:
 
 
 def test_a_pace_is_measured_in_any_context(graph: Path) -> None:
-    pace = measure_pace(open_graph(graph), 0.05)
+    pace = measure_throughput(open_graph(graph), 0.05)
     assert min(pace.alone, pace.company, pace.prompt) > 0
     assert "tokens/s" in str(pace)

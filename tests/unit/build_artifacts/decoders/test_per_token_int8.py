@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.decoders.calibration import Calibration
-from build_artifacts.decoders.per_token_int8 import fixed_scale, quantise_rows
-from deployments.machine import Processor
+from build_artifacts.decoders.per_token_int8 import quantize_per_token, static_scale
+from deployments.machine import CpuInfo
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
 from tests.support.outlier_models import graph_with_outliers
 
@@ -65,7 +65,7 @@ def graph(tables: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("int8") / "model.onnx"
-    quantise_rows(graph, path)
+    quantize_per_token(graph, path)
     return path
 
 
@@ -108,14 +108,14 @@ def test_small_tables_stay_as_they_are_and_large_ones_are_gone(quantised: Path) 
 
 def test_a_row_of_zeros_gives_zeros(graph: Path, tables: dict[str, Array], tmp_path: Path) -> None:
     model = onnx.load(graph)
-    silent = tables["head"].copy()
-    silent[:, 3] = 0
+    drop_text = tables["head"].copy()
+    drop_text[:, 3] = 0
     for table in model.graph.initializer:
         if table.name == "head":
-            table.CopyFrom(numpy_helper.from_array(silent, "head"))
+            table.CopyFrom(numpy_helper.from_array(drop_text, "head"))
     onnx.save(model, tmp_path / "model.onnx")
     path = tmp_path / "int8.onnx"
-    quantise_rows(tmp_path / "model.onnx", path)
+    quantize_per_token(tmp_path / "model.onnx", path)
     found = scores(path, np.array([[3, 5]]))
     assert not found[0, 0].any()
     assert np.isfinite(found).all()
@@ -136,8 +136,8 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
     plain, taught = tmp_path / "plain" / "model.onnx", tmp_path / "taught" / "model.onnx"
     for into in (plain, taught):
         into.parent.mkdir()
-    quantise_rows(path, plain)
-    quantise_rows(path, taught, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, plain)
+    quantize_per_token(path, taught, Calibration(TEXTS[:4], spec_of(path).decoding))
     exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
     assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
@@ -148,7 +148,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
 
 def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantise_rows(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
     engine = open_graph(into)
     for row in range(4):
         engine.prefill(row, TEXTS[row], 0)
@@ -163,21 +163,21 @@ def test_a_processor_that_would_overflow_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantise_rows(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
     here = logits_of(into)
-    old = Processor("old", "1", ("avx2",), "x86_64")
-    monkeypatch.setattr("deployments.engines.onnx.this_processor", lambda: old)
+    old = CpuInfo("old", "1", ("avx2",), "x86_64")
+    monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: old)
     np.testing.assert_array_equal(logits_of(into), here)
 
 
 def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
     rows = np.random.default_rng(4).normal(size=(50, 64)).astype(np.float32)
-    scale = fixed_scale(rows)
+    scale = static_scale(rows)
     assert scale is not None
     assert np.abs(rows).max() / 127 < scale < np.abs(rows).max() / 100
     rows[0] *= 100
-    assert fixed_scale(rows) is None
-    assert fixed_scale(np.zeros((4, 8), np.float32)) is None
+    assert static_scale(rows) is None
+    assert static_scale(np.zeros((4, 8), np.float32)) is None
 
 
 def logits_of(graph: Path) -> Array:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from build_artifacts.decoders import build
-from build_artifacts.decoders.build import DecoderCompilation
+from build_artifacts.decoders.build import DecoderBuild
 from build_artifacts.recipes import FULL, DecoderRecipe
 from deployments.artifacts.manifest import Device
-from tests.support.prepared_build import Runner
+from tests.support.prepared_build import RecordingRunner
 
 FOR_CPU = [recipe.name for recipe in FULL.decoders if recipe.device is Device.CPU]
 
@@ -31,38 +31,42 @@ class Slow:
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    return Runner(tmp_path / "building")
+def runner(tmp_path: Path) -> RecordingRunner:
+    return RecordingRunner(tmp_path / "building")
 
 
-def best(runner: Runner, admission: Slow, search_seconds: float) -> list[Any]:
-    building = DecoderCompilation(runner.steps, FULL, tune_seconds=0, search_seconds=search_seconds)
+def best(runner: RecordingRunner, admission: Slow, search_seconds: float) -> list[Any]:
+    building = DecoderBuild(runner.steps, FULL, tune_seconds=0, search_seconds=search_seconds)
     given: Any = admission
     return list(building._best(given, Device.CPU))
 
 
-def test_with_time_left_all_that_may_be_sealed_are_tried(runner: Runner) -> None:
+def test_with_time_left_all_that_may_be_sealed_are_tried(runner: RecordingRunner) -> None:
     assert len(FOR_CPU) == FULL.keep
     assert best(runner, Slow(), 60) == FOR_CPU
     assert runner.lines("skip") == []
 
 
-def test_no_further_candidate_is_begun_after_the_time(runner: Runner) -> None:
+def test_no_further_candidate_is_begun_after_the_time(runner: RecordingRunner) -> None:
     admission = Slow()
     assert best(runner, admission, 0.005) == admission.asked == FOR_CPU[:1]
     told = [f"{name}: the search has taken its 0 s" for name in FOR_CPU[1:]]
     assert runner.lines("skip") == told
 
 
-def test_candidates_are_tried_until_one_passes_however_long_it_takes(runner: Runner) -> None:
+def test_candidates_are_tried_until_one_passes_however_long_it_takes(
+    runner: RecordingRunner,
+) -> None:
     admission = Slow(FOR_CPU[0])
     assert best(runner, admission, 0.005) == FOR_CPU[1:2]
     assert admission.asked == FOR_CPU[:2]
 
 
-def test_a_device_has_time_of_its_own(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "is_present", lambda device: True)
-    building = DecoderCompilation(runner.steps, FULL, tune_seconds=0, search_seconds=0.005)
+def test_a_device_has_time_of_its_own(
+    runner: RecordingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "has_device", lambda device: True)
+    building = DecoderBuild(runner.steps, FULL, tune_seconds=0, search_seconds=0.005)
     given: Any = Slow()
     found = [*building._best(given, Device.CPU), *building._best(given, Device.GPU)]
     assert found == ["cpu-int8", "gpu-fp16"]

@@ -9,7 +9,7 @@ import pytest
 
 from build_artifacts.decoders.calibration import Calibration
 from build_artifacts.decoders.float_graph import FloatGraph, Floats, scale_queries
-from build_artifacts.decoders.smoothquant import is_bounded, smooth
+from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of, tiny_graph
 from tests.support.outlier_models import LOUD_CHANNELS, graph_with_outliers
 
@@ -31,7 +31,7 @@ def logits_of(graph: Path) -> Floats:
     return np.stack(read)
 
 
-def seen_in(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
+def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
     return Calibration(TEXTS, spec_of(graph).decoding).observe(graph, values)
 
 
@@ -42,7 +42,7 @@ def spread_of(values: Floats) -> float:
 
 
 def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
-    seen = seen_in(path, ["a_0", "k_1"])
+    seen = collect_scales(path, ["a_0", "k_1"])
     assert {name: values.shape for name, values in seen.items()} == {
         "a_0": (80, 64),
         "k_1": (80, 96),
@@ -55,12 +55,12 @@ def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: 
     model = onnx.load(path)
     graph = FloatGraph(model)
     values = [*NORMED, *ATTENDED, *GATED]
-    seen = seen_in(path, values)
-    due = {value: smooth(graph, value, seen[value]) for value in values}
+    seen = collect_scales(path, values)
+    due = {value: smooth_activations(graph, value, seen[value]) for value in values}
     smoothed = tmp_path / "smoothed.onnx"
     onnx.save(model, smoothed)
     np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
-    after = seen_in(smoothed, values)
+    after = collect_scales(smoothed, values)
     for value in values:
         np.testing.assert_allclose(after[value], due[value], rtol=1e-3, atol=1e-4)
         assert spread_of(after[value]) < spread_of(seen[value]), value
@@ -75,7 +75,7 @@ def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
     graph = FloatGraph(model)
     for value in ("a_0", "f_1", "wanted", "input_ids"):
         seen = np.ones((3, 64), np.float32)
-        assert smooth(graph, value, seen) is seen
+        assert smooth_activations(graph, value, seen) is seen
     assert {t.name: t.SerializeToString() for t in model.graph.initializer} == before
 
 
@@ -83,7 +83,7 @@ def test_a_value_that_something_else_reads_too_stays_as_it_is(path: Path) -> Non
     model = onnx.load(path)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("a_0"))
     seen = np.ones((3, 64), np.float32)
-    assert smooth(FloatGraph(model), "a_0", seen) is seen
+    assert smooth_activations(FloatGraph(model), "a_0", seen) is seen
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from build_artifacts.recipes import (
     FULL,
     DecoderRecipe,
 )
-from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, Attention, Device, EngineOptions
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
@@ -110,7 +110,7 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     llama: Path, tmp_path: Path
 ) -> None:
     facts, path = facts_of(llama), tmp_path / "p"
-    source = SourceReading(source_tokens=64, start_token=0)
+    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
     behind_encoder = facts.generating.model_copy(update={"source": source})
     with pytest.raises(UnsupportedModel, match="with an encoder"):
         export_program(tmp_path, replace(facts, decoding=behind_encoder), PROGRAM, path)
@@ -121,8 +121,8 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     ):
         with pytest.raises(UnsupportedModel, match="torch has no"):
             export_program(tmp_path, facts, recipe, path)
-    for run in (EngineOptions(gpus=2), EngineOptions(offloaded=True)):
-        with pytest.raises(UnsupportedModel, match="programs have no `gpus`"):
+    for run in (EngineOptions(tensor_parallel_size=2), EngineOptions(kv_offload=True)):
+        with pytest.raises(UnsupportedModel, match="programs have no `tensor_parallel_size`"):
             export_program(tmp_path, facts, replace(PROGRAM, run=run), path)
     assert not path.exists()
 
@@ -164,9 +164,9 @@ class Admitting:
 def test_without_a_gpu_the_first_graph_for_it_is_enough(
     is_here: bool, left_out: tuple[DecoderRecipe, ...], due: list[str], monkeypatch
 ) -> None:
-    monkeypatch.setattr(decoder_build, "is_present", lambda device: is_here)
+    monkeypatch.setattr(decoder_build, "has_device", lambda device: is_here)
     steps: Any = None  # not reached
-    building = decoder_build.DecoderCompilation(steps, FULL, tune_seconds=0, search_seconds=60)
+    building = decoder_build.DecoderBuild(steps, FULL, tune_seconds=0, search_seconds=60)
     admission: Any = Admitting(*left_out)
     assert building._best(admission, Device.GPU) == due
 
@@ -177,7 +177,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     store = tmp_path_factory.mktemp("store")
     recipes = (DECODER_INT8, DECODER_FP16, DECODER_FP16_TORCH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_build, "is_present", lambda device: True)
+        patch.setattr(decoder_build, "has_device", lambda device: True)
         # Torch's threads wait long for each other where there are more of them than free cores.
         patch.setattr(decoder_gate, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=LENIENT), Progress(io.StringIO()))
@@ -200,10 +200,10 @@ def test_the_faster_engine_for_a_gpu_comes_first(built: BuildResult) -> None:
 def test_a_sealed_program_opens_and_answers(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     (candidate,) = (c for c in manifest.candidates if c.engine == "torch")
-    assert candidate.parity.company_cosine_worst > 0.9999
+    assert candidate.parity.batched_cosine_worst > 0.9999
     assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
     spec = DecoderSpec.of(built.directory, manifest, candidate)
-    decoder = open_decoder(spec, GeneratorSettings(rows=2))
+    decoder = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:
         assert isinstance(decoder, TorchDecoder)
         assert decoder.info.compute_type == "gpu-fp16"

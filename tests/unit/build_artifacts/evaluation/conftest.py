@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from build_artifacts.evaluation import ModelUnderTest
+from build_artifacts.evaluation import EvaluatedModel
 from tests.support.builders import tiny_tokenizer
 
-MakeModel = Callable[..., ModelUnderTest]
+MakeModel = Callable[..., EvaluatedModel]
 WriteFile = Callable[[str, str], Path]
 
 
@@ -22,8 +22,8 @@ def make_model(tmp_path: Path) -> MakeModel:
     directory = tmp_path / "model"
     tiny_tokenizer(directory)
 
-    def make(**facts: Any) -> ModelUnderTest:
-        return ModelUnderTest(**{"directory": directory, "max_tokens": 64, **facts})
+    def make(**facts: Any) -> EvaluatedModel:
+        return EvaluatedModel(**{"directory": directory, "max_tokens": 64, **facts})
 
     return make
 

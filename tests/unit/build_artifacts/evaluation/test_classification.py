@@ -57,7 +57,7 @@ def test_pairs_of_texts_become_two_segments(write: WriteFile, make_model: MakeMo
     model = make_model(labels=("no", "yes"))
     path = write("a.jsonl", json_lines({"text": "a film", "text_pair": "good", "label": "yes"}))
     (item,) = load_evaluation(path, TASK, model).items
-    assert (len(item.ids), item.second_from) == (6, 4)
+    assert (len(item.ids), item.second_segment_start) == (6, 4)
     path = write("a.tsv", "sentence1\tsentence2\tlabel\na film\tgood\tyes\n")
     (same,) = load_evaluation(path, TASK, model).items
     assert same.ids.tolist() == item.ids.tolist()

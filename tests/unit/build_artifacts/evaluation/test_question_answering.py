@@ -10,7 +10,7 @@ import pytest
 from build_artifacts.evaluation import Evaluation, Sampling, load_evaluation
 from build_artifacts.evaluation.question_answering import best_span
 from deployments.artifacts.manifest import TaskName
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 
 TASK = TaskName.QUESTION_ANSWERING
@@ -24,10 +24,10 @@ def squad(*asked: dict[str, Any], context: str = CONTEXT) -> str:
     return orjson.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}).decode()
 
 
-def span(item: EncodedItem, first: int, last: int, no_answer: float = 0) -> np.ndarray:
+def span(item: TokenizedItem, first: int, last: int, no_answer: float = 0) -> np.ndarray:
     """Logits of an item whose best span is token `first` to `last` of its context, score 4."""
     logits = np.zeros((len(item.ids), 2), dtype=np.float32)
-    logits[item.second_from + first, 0] = logits[item.second_from + last, 1] = 2
+    logits[item.second_segment_start + first, 0] = logits[item.second_segment_start + last, 1] = 2
     logits[0] = no_answer / 2
     return logits
 
@@ -39,7 +39,7 @@ def load(text: str, write: WriteFile, make_model: MakeModel, **facts: Any) -> Ev
 def test_the_best_span_is_the_answer(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load(squad(RIGHT), write, make_model)
     (item,) = evaluation.items
-    assert (len(item.ids), item.second_from) == (3 + 3 + 8, 5)
+    assert (len(item.ids), item.second_segment_start) == (3 + 3 + 8, 5)
     assert evaluation.metric == "f1"
     assert evaluation.score([span(item, 1, 2)]) == {"f1": 1, "exact_match": 1}
     # "the night train" is the same answer, "train to the city" shares one word of three and two.
@@ -89,8 +89,8 @@ def test_only_unanswerable_questions_have_no_answerable_score(
     assert evaluation.score(answers) == {"f1": 1, "exact_match": 1}
 
 
-def windows_text(items: Sequence[EncodedItem]) -> list[list[int]]:
-    return [item.ids[item.second_from : -1].tolist() for item in items]
+def windows_text(items: Sequence[TokenizedItem]) -> list[list[int]]:
+    return [item.ids[item.second_segment_start : -1].tolist() for item in items]
 
 
 def test_a_long_context_is_read_in_overlapping_windows(
@@ -127,7 +127,7 @@ def test_a_long_question_leaves_room_for_the_context(
     asked = {"question": "that is good " * 99, "answers": [{"text": "city"}]}
     evaluation = load(squad(asked), write, make_model, max_tokens=16)
     assert {len(item.ids) for item in evaluation.items} == {16}
-    assert {item.second_from for item in evaluation.items} == {10}
+    assert {item.second_segment_start for item in evaluation.items} == {10}
     seen = {token for text in windows_text(evaluation.items) for token in text}
     assert len(seen) == len(set(CONTEXT.split()))
 
@@ -136,7 +136,9 @@ def test_a_sample_is_of_questions(write: WriteFile, make_model: MakeModel) -> No
     asked = [{"question": "a " * n, "answers": [{"text": "city"}]} for n in range(1, 20)]
     path = write("squad.json", squad(*asked))
     evaluation = load_evaluation(path, TASK, make_model(), Sampling(limit=4, seed=5))
-    assert len({item.second_from for item in evaluation.items}) == len(evaluation.items) == 4
+    assert (
+        len({item.second_segment_start for item in evaluation.items}) == len(evaluation.items) == 4
+    )
 
 
 def test_a_span_ends_after_its_start_and_is_not_too_long() -> None:

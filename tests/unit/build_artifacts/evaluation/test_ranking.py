@@ -44,7 +44,7 @@ def test_a_model_that_says_the_same_of_all_ranks_last(
 
 def test_items_are_pairs_of_query_and_document(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("a.jsonl", TWO), TASK, make_model())
-    assert [(len(i.ids), i.second_from) for i in evaluation.items] == [
+    assert [(len(i.ids), i.second_segment_start) for i in evaluation.items] == [
         (7, 4), (6, 4), (6, 4), (5, 3), (5, 3), (6, 3), (5, 3),
     ]  # fmt: skip
 

@@ -6,13 +6,13 @@ import pytest
 from build_artifacts.evaluation import answers_of, load_evaluation, scores_of
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, EncodedItem, Outputs
+from deployments.messages import Batch, Outputs, TokenizedItem
 from tests.support.fakes import ScriptedEngine
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 
 
-def token_item(marker: int, length: int) -> EncodedItem:
-    return EncodedItem(np.full(length, marker, dtype=np.int32), length)
+def token_item(marker: int, length: int) -> TokenizedItem:
+    return TokenizedItem(np.full(length, marker, dtype=np.int32), length)
 
 
 class Log:
@@ -81,6 +81,6 @@ def test_an_engine_that_answers_no_number_fails(write: WriteFile, make_model: Ma
     evaluation = load_evaluation(
         write("a.tsv", "0\ta\n1\tb\n"), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
     )
-    spoilt = ScriptedEngine(lambda batch: Outputs(np.full((2, 2), np.nan, dtype=np.float32)))
+    corrupted = ScriptedEngine(lambda batch: Outputs(np.full((2, 2), np.nan, dtype=np.float32)))
     with pytest.raises(EngineFailed, match="not a finite number"):
-        scores_of(spoilt, evaluation)
+        scores_of(corrupted, evaluation)

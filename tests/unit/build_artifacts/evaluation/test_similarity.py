@@ -47,7 +47,7 @@ def test_long_sentences_are_cut(write: WriteFile, make_model: MakeModel) -> None
     path = write("pairs.tsv", f"1\t{'river ' * 50}\ta\n2\tb\tc\n")
     evaluation = load_evaluation(path, TASK, make_model(max_tokens=9))
     assert [len(item.ids) for item in evaluation.items] == [9, 3, 3, 3]
-    assert [item.second_from for item in evaluation.items] == [9, 3, 3, 3]
+    assert [item.second_segment_start for item in evaluation.items] == [9, 3, 3, 3]
     assert evaluation.items[0].ids.dtype == np.int32
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from build_artifacts.evaluation import BadEvaluationData, ModelUnderTest, load_evaluation
+from build_artifacts.evaluation import BadEvaluationData, EvaluatedModel, load_evaluation
 from deployments.artifacts.manifest import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
 
@@ -81,7 +81,7 @@ def test_a_tokenizer_that_marks_words_by_spaces_sees_running_text(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     line = {"tokens": ["ab", "b", "a"], "tags": [1, 0, 3]}
-    model = ModelUnderTest(directory=tmp_path, max_tokens=8, labels=LABELS)
+    model = EvaluatedModel(directory=tmp_path, max_tokens=8, labels=LABELS)
     evaluation = load_evaluation(write("a.jsonl", json_lines(line)), TASK, model)
     assert evaluation.items[0].ids.tolist() == tokenizer.encode("ab b a").ids == [0, 1, 3, 2]
     assert evaluation.score([answer(1, 4, 0, 3)]) == {"entity_f1": 1, "token_accuracy": 1}

@@ -12,11 +12,11 @@ import pytest
 
 from build_artifacts.console import Progress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.recipes import CPU_INT8, Recipe
+from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.report.output import report_path
 from build_artifacts.report.values import Report
 from deployments.artifacts.manifest import Device
-from deployments.tuning.host import this_host
+from deployments.tuning.host import read_host
 from tests.support.builders import HIDDEN, tiny_checkpoint
 from tests.support.prepared_build import LITTLE
 from tests.support.pruned_checkpoints import layer, zero_columns, zero_rows
@@ -39,7 +39,7 @@ class Journey:
 
     @property
     def path(self) -> Path:
-        return report_path(self.build.directory, this_host(Device.CPU))
+        return report_path(self.build.directory, read_host(Device.CPU))
 
     @property
     def report(self) -> Report:
@@ -58,7 +58,7 @@ def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tiny_checkpoint(tmp_path_factory.mktemp("source") / "pruned", layers=1)
     model = AutoModel.from_pretrained(source)
     zero_columns(layer(model, 0).mix, range(HIDDEN // 2))
-    zero_rows(layer(model, 0).widen, range(16))
+    zero_rows(layer(model, 0).ffn_up, range(16))
     model.save_pretrained(source)
     return source
 
@@ -69,7 +69,7 @@ def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) 
     request = BuildRequest(
         ref=str(pruned_source),
         store=tmp_path_factory.mktemp("store"),
-        recipe=Recipe(candidates=(CPU_INT8,)),
+        recipe=BuildRecipe(candidates=(CPU_INT8,)),
         effort=LITTLE,
     )
     return build(request, Progress(io.StringIO()))

@@ -16,16 +16,16 @@ from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.console import Progress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.pipeline import BuildResult
-from build_artifacts.report.build import travel
+from build_artifacts.report.build import build_report
 from build_artifacts.report.output import report_path, table
-from build_artifacts.report.stages import recover
-from build_artifacts.report.values import GPU_LANE, Report, ReportRequest, setting_of
-from build_artifacts.search.preparation import Prepared
+from build_artifacts.report.stages import rebuild_prepared
+from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, read_conditions
+from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Device, TaskName
-from deployments.config import LaneSettings
-from deployments.tuning.host import this_host
+from deployments.config import EncoderSettings
+from deployments.tuning.host import read_host
 from tests.support.adapters import tiny_adapter
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-ON_THE_CPU = LaneSettings()
+ON_THE_CPU = EncoderSettings()
 
 
 def copy_of(build: BuildResult, store: Path, **source: str) -> Path:
@@ -53,11 +53,11 @@ def edit_candidates(artifact: Path, change: Callable[[list[Json]], list[Json]]) 
     edit(artifact, lambda manifest: {**manifest, "candidates": change(manifest["candidates"])})
 
 
-def report_on(artifact: Path, store: Path, *, gpu: LaneSettings = GPU_LANE) -> Report:
+def report_on(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTINGS) -> Report:
     request = ReportRequest(artifact=artifact, store=store, runs=5, threads=1, seconds=2, gpu=gpu)
     manifest = ArtifactManifest.read(artifact)
-    setting = setting_of(request, manifest)
-    return travel(request, manifest, setting, Progress(io.StringIO()), HuggingFaceHub())
+    setting = read_conditions(request, manifest)
+    return build_report(request, manifest, setting, Progress(io.StringIO()), HuggingFaceHub())
 
 
 def test_without_the_checkpoint_only_what_is_sealed_is_measured(
@@ -112,7 +112,7 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
     name = f"{pruned_build.manifest.id}:{pruned_build.manifest.version}"
     command = ["report", name, "--store", str(tmp_path), "--runs", "5", "--seconds", "1"]
-    path = report_path(artifact, this_host(Device.CPU))
+    path = report_path(artifact, read_host(Device.CPU))
 
     assert main(command) == 0
     assert "not measured: torch and what is made from it: " in capfd.readouterr().out
@@ -130,9 +130,9 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     assert path.read_bytes() != whole.to_json()
 
 
-def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> Prepared:
+def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> PreparedModel:
     steps = StepRunner(Workspace(root), Progress(io.StringIO()))
-    return recover(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
+    return rebuild_prepared(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
 
 
 def test_an_adapter_is_merged_again(

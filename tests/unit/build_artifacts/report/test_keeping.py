@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.report.output import keep, report_path, stored_report
+from build_artifacts.report.output import keep, read_report, report_path
 from tests.support.report_samples import HOST, OPTIONS, SETTING, report_of
 
 NAMES = ["report.json", "report.md", "report.png", "report.svg"]
@@ -17,13 +17,13 @@ def test_a_report_is_kept_in_four_forms_and_nothing_else(tmp_path: Path) -> None
     assert path == tmp_path / "hosts" / HOST.fingerprint / "report.json"
     assert sorted(p.name for p in path.parent.iterdir()) == NAMES
     assert told == []
-    assert stored_report(tmp_path, SETTING, told.append) == report_of()
+    assert read_report(tmp_path, SETTING, told.append) == report_of()
     assert told == []
 
 
 def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
     told: list[str] = []
-    assert stored_report(tmp_path, SETTING, told.append) is None
+    assert read_report(tmp_path, SETTING, told.append) is None
     assert told == []
 
 
@@ -42,7 +42,7 @@ def test_a_report_of_another_setting_does_not_hold(
 ) -> None:
     keep(tmp_path, report_of(), print)
     told: list[str] = []
-    assert stored_report(tmp_path, SETTING.model_copy(update=changed), told.append) is None
+    assert read_report(tmp_path, SETTING.model_copy(update=changed), told.append) is None
     assert told == [f"measuring again: not the {word} of the stored report"]
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_report_does_not_hold(tmp_path: Path, damage: bytes) -> None:
     path = keep(tmp_path, report_of(), print)
     path.write_bytes(damage)
     told: list[str] = []
-    assert stored_report(tmp_path, SETTING, told.append) is None
+    assert read_report(tmp_path, SETTING, told.append) is None
     assert len(told) == 1
     assert told[0].startswith(f"measuring again: {path} cannot be used: ")
 
@@ -60,7 +60,7 @@ def test_a_report_with_gaps_does_not_hold(tmp_path: Path) -> None:
     gaps = report_of().model_copy(update={"unmeasured": {"torch": "it was gone"}})
     keep(tmp_path, gaps, print)
     told: list[str] = []
-    assert stored_report(tmp_path, SETTING, told.append) is None
+    assert read_report(tmp_path, SETTING, told.append) is None
     assert told == ["measuring again: the stored report lacks torch"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from build_artifacts.report.measure import (
     BLOCKS,
     FEWEST_RUNS,
-    Race,
+    InterleavedTimer,
     affordable_runs,
     blocks_of,
 )
@@ -23,7 +23,7 @@ SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
 
 
 @dataclass
-class Track:
+class FakeTimeline:
     """A clock that only passes move, and a list of who passed."""
 
     now_s: float = 0.0
@@ -34,11 +34,11 @@ class Track:
 
 
 @dataclass
-class Runner:
+class RecordingRunner:
     """Takes `ms` for a pass of 32 tokens, and fails from its pass number `fails_at` on."""
 
     name: str
-    track: Track
+    track: FakeTimeline
     ms: float
     fails_at: int | None = None
     passes: int = 0
@@ -56,8 +56,8 @@ class Runner:
         raise AssertionError("whoever opened it closes it")
 
 
-def race_of(track: Track, *runners: Runner) -> Race:
-    return Race({r.name: r for r in runners}, clock=track.clock, rest=lambda: None)
+def race_of(track: FakeTimeline, *runners: RecordingRunner) -> InterleavedTimer:
+    return InterleavedTimer({r.name: r for r in runners}, clock=track.clock, rest=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,10 @@ def test_runs_are_what_there_is_time_for(runs: int, budget_s: float, found: int)
 
 
 def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> None:
-    track = Track()
-    race_of(track, Runner("a", track, 1), Runner("b", track, 1)).latencies({32: SHORT}, 10, 60.0)
+    track = FakeTimeline()
+    race_of(track, RecordingRunner("a", track, 1), RecordingRunner("b", track, 1)).latencies(
+        {32: SHORT}, 10, 60.0
+    )
     turns = [track.order[0]]
     for name in track.order:
         if name != turns[-1]:
@@ -96,8 +98,8 @@ def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> 
 
 
 def test_latencies_are_those_of_each_engine_and_length() -> None:
-    track = Track()
-    race = race_of(track, Runner("slow", track, 8.0), Runner("fast", track, 2.0))
+    track = FakeTimeline()
+    race = race_of(track, RecordingRunner("slow", track, 8.0), RecordingRunner("fast", track, 2.0))
     found = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
     assert [one.tokens for one in found["slow"]] == [32, 64]
     assert [one.mean_ms for one in found["slow"]] == pytest.approx([8.0, 16.0])
@@ -106,8 +108,8 @@ def test_latencies_are_those_of_each_engine_and_length() -> None:
 
 
 def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
-    track = Track()
-    race = race_of(track, Runner("a", track, 30.0), Runner("b", track, 10.0))
+    track = FakeTimeline()
+    race = race_of(track, RecordingRunner("a", track, 30.0), RecordingRunner("b", track, 10.0))
     found = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
     runs = {name: [one.runs for one in times] for name, times in found.items()}
     assert runs["a"] == runs["b"]
@@ -116,15 +118,19 @@ def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
 
 
 def test_without_time_there_are_still_five_runs() -> None:
-    track = Track()
-    found = race_of(track, Runner("a", track, 10.0)).latencies({32: SHORT}, 50, 0.0)
+    track = FakeTimeline()
+    found = race_of(track, RecordingRunner("a", track, 10.0)).latencies({32: SHORT}, 50, 0.0)
     assert [one.runs for one in found["a"]] == [FEWEST_RUNS]
 
 
 @pytest.mark.parametrize("at", [1, 4, 20])
 def test_who_fails_leaves_and_the_others_go_on(at: int) -> None:
-    track = Track()
-    race = race_of(track, Runner("weak", track, 1.0, fails_at=at), Runner("sound", track, 1.0))
+    track = FakeTimeline()
+    race = race_of(
+        track,
+        RecordingRunner("weak", track, 1.0, fails_at=at),
+        RecordingRunner("sound", track, 1.0),
+    )
     found = race.latencies({32: SHORT}, 50, 60.0)
     assert list(found) == ["sound"]
     assert found["sound"][0].runs == 50
@@ -158,7 +164,7 @@ class Sleeper:
 def test_throughput_counts_the_items_of_all_passes_at_once() -> None:
     crowd = collate([item(1, 16)] * 4)
     together, alone = Sleeper(0.02), Sleeper(0.02)
-    race = Race({"together": together, "alone": alone}, rest=lambda: None)
+    race = InterleavedTimer({"together": together, "alone": alone}, rest=lambda: None)
     found = race.throughputs(crowd, {"together": 3, "alone": 1}, 0.9)
     assert (together.most, alone.most) == (3, 1)
     assert found["together"].passes == 3
@@ -169,13 +175,17 @@ def test_throughput_counts_the_items_of_all_passes_at_once() -> None:
 
 
 def test_without_time_the_first_round_counts() -> None:
-    found = Race({"a": Sleeper(0.01)}, rest=lambda: None).throughputs(SHORT, {"a": 1}, 0.0)
+    found = InterleavedTimer({"a": Sleeper(0.01)}, rest=lambda: None).throughputs(
+        SHORT, {"a": 1}, 0.0
+    )
     assert found["a"].rounds == 1
     assert found["a"].items_per_s <= 100
 
 
 def test_who_fails_has_no_throughput() -> None:
-    track = Track()
-    race = race_of(track, Runner("weak", track, 1.0, fails_at=1), Runner("sound", track, 1.0))
+    track = FakeTimeline()
+    race = race_of(
+        track, RecordingRunner("weak", track, 1.0, fails_at=1), RecordingRunner("sound", track, 1.0)
+    )
     assert list(race.throughputs(SHORT, {"weak": 2, "sound": 2}, 1.0)) == ["sound"]
     assert race.failed == {"weak": "out of breath"}

@@ -28,7 +28,7 @@ def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
 
 def test_columns_are_aligned_and_fit_five_lengths() -> None:
     lengths = {32: 123.4, 64: 1234.5, 128: 99.9, 256: 1234.5, 512: 98765.4}
-    found = report_of(stage("torch", lengths), stage("fused-int8", lengths, in_journey=False))
+    found = report_of(stage("torch", lengths), stage("fused-int8", lengths, is_baseline_path=False))
     lines = table(found.model_copy(update={"metric": "spearman"})).splitlines()
     header, *rows = lines[3:6]
     assert {len(row) for row in rows} == {len(header)}

@@ -13,7 +13,7 @@ STAGES = ["torch", "pruned", "onnx", "optimised", "int8", "fused-int8"]
 def test_the_stages_are_those_of_the_journey_in_order(journey: Journey) -> None:
     report = journey.report
     assert [stage.name for stage in report.stages] == STAGES
-    assert [stage.name for stage in report.stages if not stage.in_journey] == ["fused-int8"]
+    assert [stage.name for stage in report.stages if not stage.is_baseline_path] == ["fused-int8"]
     assert report.unmeasured == {}
     assert journey.build.manifest.pruned is not None
     assert journey.build.manifest.pruned in report.stages[1].what

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import ModelUnderTest, load_evaluation
+from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
@@ -18,16 +18,16 @@ from build_artifacts.recipes import (
     CandidateRecipe,
     StaticInt8,
 )
-from build_artifacts.search.gate import Gatekeeper
-from build_artifacts.search.preparation import Prepared
+from build_artifacts.search.gate import AccuracyGate
+from build_artifacts.search.preparation import PreparedModel
 from deployments.artifacts.manifest import Gate
 from tests.support.prepared_build import (
     ANYTHING,
     GivenGraphs,
-    Runner,
-    Workshop,
+    PreparedBuild,
+    RecordingRunner,
+    corrupted,
     matrices,
-    spoilt,
     unreadable,
 )
 
@@ -38,12 +38,12 @@ BEYOND = Gate(cosine_mean=0.9999)
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    return Runner(tmp_path / "work")
+def runner(tmp_path: Path) -> RecordingRunner:
+    return RecordingRunner(tmp_path / "work")
 
 
 def test_a_candidate_as_near_as_the_gate_asks_passes_as_it_is(
-    workshop: Workshop, runner: Runner
+    workshop: PreparedBuild, runner: RecordingRunner
 ) -> None:
     passed = workshop.gatekeeper(runner, BEYOND).admit(CPU_FP32)
     assert passed is not None
@@ -56,7 +56,7 @@ def test_a_candidate_as_near_as_the_gate_asks_passes_as_it_is(
 
 
 def test_what_fails_is_mended_by_keeping_the_products_that_int8_hurts_most(
-    workshop: Workshop, runner: Runner
+    workshop: PreparedBuild, runner: RecordingRunner
 ) -> None:
     passed = workshop.gatekeeper(runner, BETWEEN).admit(CPU_INT8)
     assert passed is not None
@@ -70,7 +70,9 @@ def test_what_fails_is_mended_by_keeping_the_products_that_int8_hurts_most(
     assert mended.startswith("cpu-int8, 2 products kept against fp32 torch: passed")
 
 
-def test_mending_stops_at_a_quarter_of_the_products(workshop: Workshop, runner: Runner) -> None:
+def test_mending_stops_at_a_quarter_of_the_products(
+    workshop: PreparedBuild, runner: RecordingRunner
+) -> None:
     assert workshop.gatekeeper(runner, BEYOND).admit(CPU_INT8) is None
     told = [line.partition(" against")[0] for line in runner.lines("verify")]
     # Two of twelve; four would be a third.
@@ -78,7 +80,7 @@ def test_mending_stops_at_a_quarter_of_the_products(workshop: Workshop, runner: 
 
 
 def test_other_calibrations_come_before_any_product_is_kept(
-    workshop: Workshop, runner: Runner
+    workshop: PreparedBuild, runner: RecordingRunner
 ) -> None:
     made: list[tuple[str, int]] = []
 
@@ -94,7 +96,9 @@ def test_other_calibrations_come_before_any_product_is_kept(
     assert made == expected
 
 
-def test_weights_alone_and_floats_have_nothing_to_mend(workshop: Workshop, runner: Runner) -> None:
+def test_weights_alone_and_floats_have_nothing_to_mend(
+    workshop: PreparedBuild, runner: RecordingRunner
+) -> None:
     impossible = workshop.gatekeeper(runner, Gate(cosine_mean=1.1))
     for recipe in (CPU_INT8_WEIGHTS, CPU_FP32):
         assert impossible.admit(recipe) is None
@@ -102,7 +106,7 @@ def test_weights_alone_and_floats_have_nothing_to_mend(workshop: Workshop, runne
 
 
 def test_a_candidate_is_judged_as_it_is_when_mending_is_not_worth_it(
-    workshop: Workshop, runner: Runner
+    workshop: PreparedBuild, runner: RecordingRunner
 ) -> None:
     assert workshop.gatekeeper(runner, BETWEEN).admit(CPU_INT8, mend=False) is None
     assert len(runner.lines("verify")) == 1
@@ -110,9 +114,9 @@ def test_a_candidate_is_judged_as_it_is_when_mending_is_not_worth_it(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_a_number_never_passes(
-    workshop: Workshop, runner: Runner, tmp_path: Path, value: float
+    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path, value: float
 ) -> None:
-    graph = spoilt(workshop.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
+    graph = corrupted(workshop.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
     graphs = GivenGraphs({CPU_FP32.name: graph})
     assert workshop.gatekeeper(runner, ANYTHING, graphs=graphs).admit(CPU_FP32) is None
     (told,) = runner.lines("verify")
@@ -121,7 +125,7 @@ def test_what_is_not_a_number_never_passes(
 
 
 def test_a_graph_that_cannot_be_opened_does_not_pass(
-    workshop: Workshop, runner: Runner, tmp_path: Path
+    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     graphs = GivenGraphs({CPU_FP32.name: unreadable(tmp_path / "graph.onnx")})
     assert workshop.gatekeeper(runner, ANYTHING, graphs=graphs).admit(CPU_FP32) is None
@@ -130,7 +134,9 @@ def test_a_graph_that_cannot_be_opened_does_not_pass(
     assert "Telepathy" in told
 
 
-def test_a_mend_that_cannot_be_made_is_passed_over(workshop: Workshop, runner: Runner) -> None:
+def test_a_mend_that_cannot_be_made_is_passed_over(
+    workshop: PreparedBuild, runner: RecordingRunner
+) -> None:
     class Stubborn(GivenGraphs):
         def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
             if recipe != CPU_INT8_STATIC:
@@ -143,7 +149,7 @@ def test_a_mend_that_cannot_be_made_is_passed_over(workshop: Workshop, runner: R
     assert graphs.asked == [(CPU_INT8_STATIC.name, kept) for kept in ((), ("first", "second"))]
 
 
-def with_pairs(workshop: Workshop, directory: Path) -> Prepared:
+def with_pairs(workshop: PreparedBuild, directory: Path) -> PreparedModel:
     """The model with two scored pairs that its graphs order the wrong way round.
 
     The original is said to have ordered them rightly.
@@ -155,18 +161,18 @@ def with_pairs(workshop: Workshop, directory: Path) -> Prepared:
     pairs = directory / "pairs.tsv"
     pairs.write_text("a good film\ta great film\t1\nthe river\tbad food\t5\n", encoding="utf-8")
     facts = workshop.prepared.facts
-    model = ModelUnderTest(directory=workshop.prepared.weights, max_tokens=facts.max_tokens)
+    model = EvaluatedModel(directory=workshop.prepared.weights, max_tokens=facts.max_tokens)
     evaluation = load_evaluation(pairs, facts.tasks[0], model)
-    return Prepared(workshop.prepared.weights, facts, directory, evaluation)
+    return PreparedModel(workshop.prepared.weights, facts, directory, evaluation)
 
 
 @pytest.mark.parametrize(("limit", "passes"), [(199.0, False), (201.0, True)])
 def test_a_drop_of_the_task_s_metric_beyond_the_limit_is_refused(
-    workshop: Workshop, runner: Runner, tmp_path: Path, limit: float, passes: bool
+    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path, limit: float, passes: bool
 ) -> None:
     prepared = with_pairs(workshop, tmp_path / "reference")
     gate = ANYTHING.model_copy(update={"metric_drop": limit})
-    passed = Gatekeeper(runner.steps, prepared, workshop.graphs, gate).admit(CPU_FP32)
+    passed = AccuracyGate(runner.steps, prepared, workshop.graphs, gate).admit(CPU_FP32)
     (told,) = runner.lines("verify")
     if passes:
         assert passed is not None
@@ -178,10 +184,10 @@ def test_a_drop_of_the_task_s_metric_beyond_the_limit_is_refused(
 
 
 def test_data_is_not_run_through_what_is_too_far_from_the_original_anyway(
-    workshop: Workshop, runner: Runner, tmp_path: Path
+    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     prepared = with_pairs(workshop, tmp_path / "reference")
-    Gatekeeper(runner.steps, prepared, workshop.graphs, BEYOND).admit(CPU_INT8, mend=False)
+    AccuracyGate(runner.steps, prepared, workshop.graphs, BEYOND).admit(CPU_INT8, mend=False)
     (told,) = runner.lines("verify")
     assert "mean cosine" in told
     assert "spearman" not in told

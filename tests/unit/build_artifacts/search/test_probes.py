@@ -8,7 +8,7 @@ import pytest
 
 from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, ModelFacts
 from build_artifacts.search import probes
-from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, encode_probes
+from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
 from deployments.artifacts.manifest import TaskName
 from tests.support.builders import SPECIAL_TOKENS, tiny_tokenizer
 
@@ -46,10 +46,10 @@ def test_the_pairs_are_many_different_and_of_all_lengths() -> None:
 
 
 def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
-    items = encode_probes(directory, facts(*EMBEDDING_TASKS))
+    items = tokenize_probes(directory, facts(*EMBEDDING_TASKS))
     assert len(items) == len(PROBES)
     assert max(len(item.ids) for item in items) == MAX_TOKENS
-    assert all(item.second_from == len(item.ids) for item in items)
+    assert all(item.second_segment_start == len(item.ids) for item in items)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
     ],
 )
 def test_what_reads_pairs_is_given_pairs(directory: Path, model: ModelFacts) -> None:
-    items = encode_probes(directory, model)
+    items = tokenize_probes(directory, model)
     assert len(items) == len(PAIRS)
-    assert all(0 < item.second_from < len(item.ids) for item in items)
+    assert all(0 < item.second_segment_start < len(item.ids) for item in items)
 
 
 def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> None:
-    filled = encode_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK))
-    whole = encode_probes(directory, facts(*EMBEDDING_TASKS))
+    filled = tokenize_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK))
+    whole = tokenize_probes(directory, facts(*EMBEDDING_TASKS))
     known = [item for item in whole if (item.ids >= len(SPECIAL_TOKENS)).any()]
     assert len(PROBES) > len(known) > len(PROBES) * 0.9  # some are unknown characters throughout
     for probe, before in zip(filled, known, strict=True):
@@ -81,7 +81,7 @@ def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> N
 
 def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
     first, second = (
-        encode_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
+        tokenize_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
     )
     assert [a.ids.tolist() for a in first] == [b.ids.tolist() for b in second]
 
@@ -91,7 +91,7 @@ def test_a_large_vocabulary_is_asked_for_fewer_masks(
     directory: Path, width: int, masks: int
 ) -> None:
     asked = facts(TaskName.FILL_MASK, width=width, mask_token=MASK)
-    items = encode_probes(directory, asked)
+    items = tokenize_probes(directory, asked)
     counts = [int((item.ids == MASK).sum()) for item in items]
     assert (min(counts), max(counts)) == (1, masks)
     floats = sum(counts) * width

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, CandidateRecipe, Recipe
-from build_artifacts.search.gate import Gatekeeper, PassedGraph
-from build_artifacts.search.graphs import Graphs
-from build_artifacts.search.screening_settings import is_present
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, BuildRecipe, CandidateRecipe
+from build_artifacts.search.gate import AcceptedGraph, AccuracyGate
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.screening_settings import has_device
 from build_artifacts.search.search import Search
 from deployments.artifacts.manifest import Device, EngineOptions, Gate
-from deployments.tuning.host import this_host
+from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
     ANYTHING,
     GivenGraphs,
-    Runner,
-    Workshop,
+    PreparedBuild,
+    RecordingRunner,
+    corrupted,
     slowed,
-    spoilt,
     unreadable,
 )
 
@@ -34,12 +34,12 @@ FAST, SLOW, SLOWER, BROKEN = (
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    return Runner(tmp_path / "work")
+def runner(tmp_path: Path) -> RecordingRunner:
+    return RecordingRunner(tmp_path / "work")
 
 
 @pytest.fixture(scope="module")
-def files(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def files(workshop: PreparedBuild, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Graphs that answer alike; each slower than the one before by far more than the limit."""
     root = tmp_path_factory.mktemp("graphs")
     fast = workshop.graphs.graph(CPU_FP32)
@@ -48,38 +48,38 @@ def files(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Mappi
         "slow": slowed(fast, root / "slow.onnx", size=400),
         "slower": slowed(fast, root / "slower.onnx", size=800),
         "broken": unreadable(root / "broken.onnx"),
-        "nan": spoilt(fast, root / "nan.onnx", float("nan")),
+        "nan": corrupted(fast, root / "nan.onnx", float("nan")),
     }
 
 
-class Lenient(Gatekeeper):
+class Lenient(AccuracyGate):
     """Notes who may be mended, and lets everybody pass as the one it was given would."""
 
-    def __init__(self, inner: Gatekeeper) -> None:
+    def __init__(self, inner: AccuracyGate) -> None:
         self._inner = inner
         self.may_mend: list[bool] = []
 
-    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> PassedGraph | None:
+    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> AcceptedGraph | None:
         self.may_mend.append(mend)
         passed = self._inner.admit(FAST)
         return None if passed is None else replace(passed, recipe=recipe)
 
 
 def search(
-    workshop: Workshop,
-    runner: Runner,
-    graphs: Graphs,
+    workshop: PreparedBuild,
+    runner: RecordingRunner,
+    graphs: CandidateGraphs,
     *candidates: CandidateRecipe,
     gate: Gate = ANYTHING,
     keep: int = 3,
 ) -> Search:
-    recipe = Recipe(candidates=candidates, gate=gate, keep=keep)
+    recipe = BuildRecipe(candidates=candidates, gate=gate, keep=keep)
     keeper = workshop.gatekeeper(runner, gate, graphs=graphs)
     return Search(runner.steps, workshop.prepared, graphs, keeper, recipe, 60.0)
 
 
 def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), SLOWER, SLOW, FAST)
     passed = look.best(Device.CPU)
@@ -91,7 +91,7 @@ def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
 
 
 def test_what_is_slower_is_judged_when_nothing_faster_passes(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     given = {**files, "fast": files["nan"]}
     look = search(workshop, runner, GivenGraphs(given), SLOWER, SLOW, FAST)
@@ -100,7 +100,7 @@ def test_what_is_slower_is_judged_when_nothing_faster_passes(
 
 
 def test_what_cannot_be_opened_is_left_out_and_not_judged(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), BROKEN, FAST)
     assert [graph.recipe for graph in look.best(Device.CPU)] == [FAST]
@@ -108,7 +108,7 @@ def test_what_cannot_be_opened_is_left_out_and_not_judged(
 
 
 def test_where_nothing_can_be_opened_nothing_is_found(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path], tmp_path: Path
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
 ) -> None:
     other = replace(BROKEN, name="other", options=EngineOptions())
     graphs = GivenGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
@@ -118,7 +118,7 @@ def test_where_nothing_can_be_opened_nothing_is_found(
 
 @pytest.fixture
 def no_gpu() -> None:
-    if is_present(Device.GPU):
+    if has_device(Device.GPU):
         pytest.skip("there is a GPU here")
 
 
@@ -129,7 +129,7 @@ def for_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     given = {**files, "first": files["nan"]}
     order = for_gpu(replace(FAST, name="first"), SLOW, FAST)
@@ -140,7 +140,7 @@ def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
 
 
 def test_no_more_than_the_recipe_keeps_are_judged(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     # The same file under another option, so that neither is a twin nor far behind.
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
@@ -151,7 +151,7 @@ def test_no_more_than_the_recipe_keeps_are_judged(
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_candidate_is_mended_while_nothing_has_passed(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     graphs = GivenGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
     gate = Gate(cosine_mean=0.9999)  # further than int8 gets
@@ -161,20 +161,20 @@ def test_a_candidate_is_mended_while_nothing_has_passed(
 
 
 def test_a_candidate_behind_one_that_passed_is_not_mended(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     keeper = Lenient(workshop.gatekeeper(runner, ANYTHING, graphs=GivenGraphs(files)))
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
     given = GivenGraphs({**files, "twin": files["fast"]})
-    recipe = Recipe(candidates=(FAST, twin))
+    recipe = BuildRecipe(candidates=(FAST, twin))
     look = Search(runner.steps, workshop.prepared, given, keeper, recipe, 60.0)
     look.best(Device.CPU)
     assert keeper.may_mend == [True, False]
 
 
 def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
-    workshop: Workshop,
-    runner: Runner,
+    workshop: PreparedBuild,
+    runner: RecordingRunner,
     files: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,7 +188,7 @@ def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
 
 
 def test_a_candidate_that_cannot_be_made_is_skipped_with_its_reason(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     class Partial(GivenGraphs):
         def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
@@ -202,7 +202,7 @@ def test_a_candidate_that_cannot_be_made_is_skipped_with_its_reason(
 
 
 def test_candidates_with_one_graph_and_one_engine_are_one(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     twin = replace(FAST, name="twin")
     spinning = replace(FAST, name="spinning", options=FAST.options.model_copy(
@@ -216,10 +216,10 @@ def test_candidates_with_one_graph_and_one_engine_are_one(
 
 
 def test_what_a_trial_found_is_not_measured_again(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path], tmp_path: Path
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
 ) -> None:
     first = search(workshop, runner, GivenGraphs(files), SLOW, FAST).best(Device.CPU)
-    again = Runner(tmp_path / "again")
+    again = RecordingRunner(tmp_path / "again")
     (tmp_path / "again" / "steps").symlink_to(tmp_path / "work" / "steps")
     second = search(workshop, again, GivenGraphs(files), SLOW, FAST).best(Device.CPU)
     assert first == second
@@ -227,12 +227,12 @@ def test_what_a_trial_found_is_not_measured_again(
 
 
 def test_a_table_is_of_the_graphs_that_passed(
-    workshop: Workshop, runner: Runner, files: Mapping[str, Path]
+    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), FAST)
     table = look.tuned(look.best(Device.CPU), "0123456789ab", threads=1, seconds=0.1)
     assert {row.variant.candidate for row in table.rows} == {"fast"}
     assert (table.version, table.threads) == ("0123456789ab", 1)
-    assert table.host == this_host(Device.CPU)
+    assert table.host == read_host(Device.CPU)
     tokens = {shape.tokens for shape, _ in table.winners}
     assert tokens <= {16, 64}, "the model reads 64 tokens"

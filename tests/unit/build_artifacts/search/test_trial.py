@@ -13,22 +13,22 @@ from pydantic import ValidationError
 
 from build_artifacts.recipes import CPU_FP32
 from build_artifacts.search.gate import spec_of
-from build_artifacts.search.search import Trial, hold_trial
+from build_artifacts.search.search import SpeedScreening, screen_speed
 from deployments.artifacts.manifest import EngineOptions
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.errors import EngineFailed
-from tests.support.prepared_build import Workshop, unreadable
+from tests.support.prepared_build import PreparedBuild, unreadable
 
 
 def test_a_factor_counts_the_same_at_every_length() -> None:
-    trial = Trial(times_ms={"even": (2.0, 50.0), "uneven": (1.0, 100.0)})
+    trial = SpeedScreening(times_ms={"even": (2.0, 50.0), "uneven": (1.0, 100.0)})
     assert trial.mean_ms("even") == pytest.approx(10)
     assert trial.mean_ms("uneven") == pytest.approx(10)
 
 
 def test_who_is_fastest_somewhere_comes_before_who_is_fast_everywhere() -> None:
-    trial = Trial(
+    trial = SpeedScreening(
         times_ms={
             "second everywhere": (1.1, 1.1, 1.1),
             "short texts": (1.0, 3.0, 3.0),
@@ -42,37 +42,39 @@ def test_who_is_fastest_somewhere_comes_before_who_is_fast_everywhere() -> None:
 
 
 def test_of_equally_fast_ones_the_first_is_the_fastest() -> None:
-    assert Trial(times_ms={"first": (1.0,), "second": (1.0,)}).fastest() == {"first"}
+    assert SpeedScreening(times_ms={"first": (1.0,), "second": (1.0,)}).fastest() == {"first"}
 
 
 def test_a_trial_that_nobody_finished_has_no_order() -> None:
-    assert Trial(times_ms={}).order() == []
+    assert SpeedScreening(times_ms={}).order() == []
 
 
 def test_a_trial_is_kept_as_it_was() -> None:
-    trial = Trial(times_ms={"one": (1.5, 2.5)})
-    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+    trial = SpeedScreening(times_ms={"one": (1.5, 2.5)})
+    assert SpeedScreening.model_validate_json(trial.model_dump_json()) == trial
     with pytest.raises(ValidationError):
-        Trial.model_validate_json('{"times_ms": {"one": ["fast"]}}')
+        SpeedScreening.model_validate_json('{"times_ms": {"one": ["fast"]}}')
 
 
-def specs_of(workshop: Workshop, *names: str) -> dict[str, GraphSpec]:
+def specs_of(workshop: PreparedBuild, *names: str) -> dict[str, GraphSpec]:
     """One graph under many names."""
     graph = workshop.graphs.graph(CPU_FP32)
     return {name: spec_of(CPU_FP32, graph, workshop.prepared) for name in names}
 
 
-def held_on(workshop: Workshop, specs: Mapping[str, GraphSpec]) -> Trial:
+def held_on(workshop: PreparedBuild, specs: Mapping[str, GraphSpec]) -> SpeedScreening:
     items, facts = workshop.prepared.reference.items, workshop.prepared.facts
-    return hold_trial(specs, LaneSettings(), items, facts.max_tokens)
+    return screen_speed(specs, EncoderSettings(), items, facts.max_tokens)
 
 
-def leave_free(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=room_bytes))
+def leave_free(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=available_bytes)
+    )
 
 
 def test_graphs_are_named_like_their_recipes_whatever_options_they_have(
-    workshop: Workshop,
+    workshop: PreparedBuild,
 ) -> None:
     specs = specs_of(workshop, "plain", "spinning")
     options = EngineOptions(spinning=True, arena=True)
@@ -84,7 +86,7 @@ def test_graphs_are_named_like_their_recipes_whatever_options_they_have(
 
 
 def test_what_does_not_run_takes_no_room_from_what_does(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = specs_of(workshop, "first", "second", "third")
     broken = replace(fine["first"], path=unreadable(tmp_path / "graph.onnx"))
@@ -96,7 +98,7 @@ def test_what_does_not_run_takes_no_room_from_what_does(
 
 
 def test_without_memory_for_one_graph_nothing_is_compared(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    workshop: PreparedBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = specs_of(workshop, "first", "second")
     leave_free(monkeypatch, 100)

@@ -13,17 +13,17 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
 from build_artifacts.search.gate import spec_of
 from build_artifacts.search.preparation import Original
-from build_artifacts.search.probes import encode_texts
+from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import Device, EngineOptions, Head, Source
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.tuning.parity import answers, cosines
 from tests.support.builders import tiny_checkpoint
-from tests.support.prepared_build import Workshop
+from tests.support.prepared_build import PreparedBuild
 
-LANE = LaneSettings()
+SETTINGS = EncoderSettings()
 TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
 
 
@@ -34,7 +34,7 @@ def facts_of(source: Path) -> ModelFacts:
 
 @pytest.mark.parametrize("head", [Head.MASKS, Head.SPAN])
 def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_path: Path) -> None:
-    """The GPU lane's graph, on the CPU provider."""
+    """The GPU encoder's graph, on the CPU provider."""
     assert isinstance(GPU_FP16.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
     facts = facts_of(source)
@@ -48,9 +48,9 @@ def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_pa
         head=head,
         mask_token=facts.mask_token,
     )
-    items = encode_texts(source, facts.max_tokens, TEXTS)
+    items = tokenize_texts(source, facts.max_tokens, TEXTS)
     single = Original(load_model(source, head=head, dtype="float32"), facts)
-    given = answers(open_engine(spec, LaneSettings()), items, 2)
+    given = answers(open_engine(spec, EncoderSettings()), items, 2)
     for mine, due in zip(given, answers(single, items, 1), strict=True):
         assert mine.dtype == np.float32
         np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
@@ -62,15 +62,15 @@ def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Pat
     import torch
 
     source = tiny_checkpoint(tmp_path / "model", pooling=pooling)
-    shop = Workshop.of(source, tmp_path / "work")
-    batch = collate(shop.items[:4], every_token=True)
+    shop = PreparedBuild.of(source, tmp_path / "work")
+    batch = collate(shop.items[:4], unpooled=True)
     model = shop.prepared.model("float32")
     with torch.inference_mode():
         inputs = (torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask))
         hidden = model(*inputs).last_hidden_state.numpy()
     due = [hidden[i, :length] for i, length in enumerate(batch.lengths)]
     for recipe, least in ((CPU_FP32, 1 - 1e-6), (CPU_INT8, 0.95)):
-        engine = open_engine(spec_of(recipe, shop.graphs.graph(recipe), shop.prepared), LANE)
+        engine = open_engine(spec_of(recipe, shop.graphs.graph(recipe), shop.prepared), SETTINGS)
         given = engine.run(batch).items
         assert [rows.shape for rows in given] == [rows.shape for rows in due]
         assert cosines(given, due).min() > least
@@ -92,7 +92,7 @@ def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model", layers=1)
     facts = facts_of(source)
     model = load_model(source, head=facts.head, dtype="float32")
-    items = encode_texts(source, facts.max_tokens, TEXTS)
+    items = tokenize_texts(source, facts.max_tokens, TEXTS)
     kind, before = type(model), answers(Original(model, facts), items, 1)
     export(model, facts, CPU_FP32.source, tmp_path / "graph.onnx")
     assert type(model) is kind

@@ -15,39 +15,39 @@ from build_artifacts.recipes import (
     CPU_INT8,
     Calibration,
     DynamicInt8,
+    NncfInt8,
     Quantisation,
-    SmoothInt8,
     StaticInt8,
     WeightOnlyInt8,
 )
 from build_artifacts.steps.quantize import KEPT_BLOCK, quantise
 from deployments.tuning.parity import cosines
 from tests.support.builders import tiny_checkpoint
-from tests.support.prepared_build import Workshop, op_counts, unreadable
+from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
 
 PRODUCTS = 12  # with constant weights: four projections and two feed-forward, in two layers
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
     """The same model without an outlier: int8 does it no harm."""
     root = tmp_path_factory.mktemp("plain")
-    return Workshop.of(tiny_checkpoint(root / "model"), root / "work")
+    return PreparedBuild.of(tiny_checkpoint(root / "model"), root / "work")
 
 
 def quantised(
-    shop: Workshop, scheme: Quantisation, graph: Path, kept: tuple[str, ...] = ()
+    shop: PreparedBuild, scheme: Quantisation, graph: Path, kept: tuple[str, ...] = ()
 ) -> Path:
     quantise(shop.graphs.floating(CPU_FP32), scheme, graph, items=shop.items, kept=kept)
     return graph
 
 
-def likeness(shop: Workshop, graph: Path) -> float:
+def likeness(shop: PreparedBuild, graph: Path) -> float:
     """The worst cosine to the original over all probes, in padded company."""
     return float(cosines(shop.answers(CPU_INT8, graph), shop.prepared.reference.answers).min())
 
 
-def test_dynamic_int8_takes_products_and_tables(plain: Workshop, tmp_path: Path) -> None:
+def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: Path) -> None:
     graph = quantised(plain, DynamicInt8(), tmp_path / "graph.onnx")
     counts = op_counts(graph)
     assert counts["MatMulInteger"] == PRODUCTS
@@ -63,7 +63,7 @@ def test_dynamic_int8_takes_products_and_tables(plain: Workshop, tmp_path: Path)
 
 @pytest.mark.parametrize("calibration", ["minmax", "percentile", "entropy"])
 def test_static_int8_surrounds_products_with_measured_ranges(
-    plain: Workshop, tmp_path: Path, calibration: Calibration
+    plain: PreparedBuild, tmp_path: Path, calibration: Calibration
 ) -> None:
     graph = quantised(plain, StaticInt8(calibration=calibration), tmp_path / "graph.onnx")
     counts = op_counts(graph)
@@ -75,7 +75,7 @@ def test_static_int8_surrounds_products_with_measured_ranges(
     assert likeness(plain, graph) > 0.97
 
 
-def test_calibrations_differ_in_their_ranges(workshop: Workshop, tmp_path: Path) -> None:
+def test_calibrations_differ_in_their_ranges(workshop: PreparedBuild, tmp_path: Path) -> None:
     def steps(calibration: Calibration) -> dict[str, float]:
         scheme = StaticInt8(calibration=calibration)
         graph = onnx.load(quantised(workshop, scheme, tmp_path / f"{calibration}.onnx")).graph
@@ -93,9 +93,11 @@ def test_calibrations_differ_in_their_ranges(workshop: Workshop, tmp_path: Path)
     assert likeness(workshop, entropy) > likeness(workshop, minmax) + 0.2
 
 
-def test_smooth_int8_moves_outliers_into_the_weights(workshop: Workshop, tmp_path: Path) -> None:
+def test_smooth_int8_moves_outliers_into_the_weights(
+    workshop: PreparedBuild, tmp_path: Path
+) -> None:
     pytest.importorskip("nncf")
-    graph = quantised(workshop, SmoothInt8(), tmp_path / "graph.onnx")
+    graph = quantised(workshop, NncfInt8(), tmp_path / "graph.onnx")
     counts = op_counts(graph)
     assert counts["MatMul"] == PRODUCTS
     assert readers_of("DequantizeLinear", "MatMul", graph) >= PRODUCTS
@@ -103,7 +105,9 @@ def test_smooth_int8_moves_outliers_into_the_weights(workshop: Workshop, tmp_pat
     assert likeness(workshop, graph) > likeness(workshop, as_it_is)
 
 
-def test_weights_only_int8_leaves_tables_and_activations(plain: Workshop, tmp_path: Path) -> None:
+def test_weights_only_int8_leaves_tables_and_activations(
+    plain: PreparedBuild, tmp_path: Path
+) -> None:
     graph = quantised(plain, WeightOnlyInt8(block=32), tmp_path / "graph.onnx")
     counts = op_counts(graph)
     assert counts["MatMulNBits"] == PRODUCTS
@@ -114,7 +118,7 @@ def test_weights_only_int8_leaves_tables_and_activations(plain: Workshop, tmp_pa
 
 @pytest.mark.parametrize("scheme", [DynamicInt8(), StaticInt8()], ids=lambda s: type(s).__name__)
 def test_kept_nodes_keep_their_activations(
-    plain: Workshop, tmp_path: Path, scheme: Quantisation
+    plain: PreparedBuild, tmp_path: Path, scheme: Quantisation
 ) -> None:
     every = quantised(plain, scheme, tmp_path / "every.onnx")
     kept = tuple(plain.graphs.sensitive_nodes(CPU_INT8)[:3])
@@ -130,7 +134,7 @@ def test_kept_nodes_keep_their_activations(
     assert likeness(plain, graph) > likeness(plain, every) - 0.001
 
 
-def test_a_zero_point_per_channel_is_a_choice(plain: Workshop, tmp_path: Path) -> None:
+def test_a_zero_point_per_channel_is_a_choice(plain: PreparedBuild, tmp_path: Path) -> None:
     def zero_points(symmetric: bool) -> bool:
         scheme = DynamicInt8(symmetric_weights=symmetric)
         graph = onnx.load(quantised(plain, scheme, tmp_path / f"{symmetric}.onnx")).graph
@@ -142,7 +146,9 @@ def test_a_zero_point_per_channel_is_a_choice(plain: Workshop, tmp_path: Path) -
     assert not zero_points(symmetric=True)
 
 
-def test_what_a_quantiser_cannot_do_is_said_in_one_line(plain: Workshop, tmp_path: Path) -> None:
+def test_what_a_quantiser_cannot_do_is_said_in_one_line(
+    plain: PreparedBuild, tmp_path: Path
+) -> None:
     graph = unreadable(tmp_path / "graph.onnx")
     with pytest.raises(UnsupportedModel, match="StaticInt8 does not work on this graph: "):
         quantise(graph, StaticInt8(), tmp_path / "q.onnx", items=plain.items)

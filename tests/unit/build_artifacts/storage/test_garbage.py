@@ -22,8 +22,8 @@ from build_artifacts.storage.garbage import (
     find_garbage,
     remove,
 )
-from build_artifacts.storage.workspace import BUILDING_NAME, build_place
-from deployments.artifacts.store import point_latest
+from build_artifacts.storage.workspace import BUILDING_NAME, build_workspace
+from deployments.artifacts.store import set_latest
 
 MODEL = "org/model"
 OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
     """A store of one model with an old version and the latest."""
     for version in (OLD, NEW):
         publish(tmp_path, MODEL, version)
-    point_latest(tmp_path, MODEL, NEW)
+    set_latest(tmp_path, MODEL, NEW)
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def interrupt(store: Path, version: str) -> Path:
 
     with (
         suppress(OSError),
-        build_place(store, MODEL, version, Progress(io.StringIO())) as place,
+        build_workspace(store, MODEL, version, Progress(io.StringIO())) as place,
     ):
         place.once("export", lambda into: None)
         place.once("quantise", fill_the_disk)
@@ -106,7 +106,7 @@ def test_an_alias_that_makes_no_sense_keeps_every_version(store: Path, content: 
 def test_an_alias_moved_while_the_question_was_open_is_heeded(store: Path) -> None:
     publish(store, MODEL, OTHER)
     garbage = find_garbage(store)
-    point_latest(store, MODEL, OLD)
+    set_latest(store, MODEL, OLD)
     assert [item.name for item in remove(garbage)] == [f"{MODEL}:{OTHER}"]
     assert (store / "org--model" / OLD / "graphs" / "cpu.onnx").exists()
     # It was not asked about, so it stays until the next time.
@@ -117,7 +117,7 @@ def test_a_model_that_is_being_built_is_left_alone(store: Path) -> None:
     publish(store, "org/model--like", OLD)
     publish(store, "org", OLD)
     garbage = find_garbage(store)
-    with build_place(store, MODEL, OTHER, Progress(io.StringIO())):
+    with build_workspace(store, MODEL, OTHER, Progress(io.StringIO())):
         assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}:{OLD}"}
         assert f"{MODEL}:{OLD}" not in [item.name for item in remove(garbage)]
     assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
@@ -138,7 +138,7 @@ def test_a_young_build_stays_and_so_does_an_old_one_at_work(store: Path) -> None
     building = store / BUILDING_NAME
     assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
     age(building, ABANDONED_AFTER_S + 60)
-    with build_place(store, MODEL, OTHER, Progress(io.StringIO())):
+    with build_workspace(store, MODEL, OTHER, Progress(io.StringIO())):
         assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
 
 
@@ -179,7 +179,7 @@ def test_the_log_of_an_old_failure_goes(store: Path) -> None:
 def test_half_written_files_go_when_they_are_old(store: Path) -> None:
     half = store / "org--model" / ".latest.4711"
     half.write_text(OLD[:5])
-    point_latest(store, MODEL, OLD)
+    set_latest(store, MODEL, OLD)
     assert ".latest.4711" not in str(names(find_garbage(store)))
     age(half, 7_200)
     garbage = find_garbage(store, keep=[f"{MODEL}:{NEW}"])

@@ -15,7 +15,7 @@ import pytest
 
 from build_artifacts.console import Progress
 from build_artifacts.errors import BuildError, GateFailed
-from build_artifacts.storage.workspace import BUILDING_NAME, build_place, log_path, place_path
+from build_artifacts.storage.workspace import BUILDING_NAME, build_workspace, log_path, place_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
 
@@ -25,10 +25,10 @@ import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from pathlib import Path
 from build_artifacts.console import Progress
-from build_artifacts.storage.workspace import build_place
+from build_artifacts.storage.workspace import build_workspace
 STORE = Path(sys.argv[1])
 def enter():
-    return build_place(STORE, "{MODEL}", "{VERSION}", Progress.on_stderr())
+    return build_workspace(STORE, "{MODEL}", "{VERSION}", Progress.on_stderr())
 """
 HALF_WAY = (
     ENTER
@@ -77,15 +77,15 @@ def leftovers(store: Path) -> list[str]:
     return sorted(path.name for path in (store / BUILDING_NAME).iterdir())
 
 
-def build(store: Path, work: Callable[[Path], None], made_with: str = "") -> None:
+def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> None:
     """A build of two steps, of which `work` is the second."""
     quiet = Progress(io.StringIO())
-    with build_place(store, MODEL, VERSION, quiet, made_with=made_with) as place:
+    with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.once("export", write)
         place.once("quantise", work)
 
 
-def is_export_done(store: Path, made_with: str = "") -> bool:
+def is_export_done(store: Path, build_inputs: str = "") -> bool:
     """What the next build finds."""
     done = []
 
@@ -95,7 +95,7 @@ def is_export_done(store: Path, made_with: str = "") -> bool:
     quiet = Progress(io.StringIO())
     with (
         suppress(KeyboardInterrupt),
-        build_place(store, MODEL, VERSION, quiet, made_with=made_with) as place,
+        build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
     ):
         done.append(place.is_done("export"))
         place.once("look", look)
@@ -121,7 +121,7 @@ def test_a_killed_build_is_resumed_after_its_last_finished_step(
     process.communicate()
     assert process.returncode == -how
 
-    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
         assert place.is_done("export")
         assert not place.is_done("quantise")
         assert (place.once("export", never) / "graph.onnx").read_bytes() == b"a graph"
@@ -199,13 +199,13 @@ def test_a_full_disk_is_told_from_a_broken_library(tmp_path: Path) -> None:
 
 def test_steps_made_with_other_tools_are_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
-        build(tmp_path, fill_the_disk, made_with="torch 1")
-    assert is_export_done(tmp_path, made_with="torch 1")
-    assert not is_export_done(tmp_path, made_with="torch 2")
+        build(tmp_path, fill_the_disk, build_inputs="torch 1")
+    assert is_export_done(tmp_path, build_inputs="torch 1")
+    assert not is_export_done(tmp_path, build_inputs="torch 2")
 
 
 def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path) -> None:
-    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         said = line_of(waiting.stderr)
         assert said.startswith(f"waiting for another build of {MODEL} version {VERSION}")
@@ -225,7 +225,7 @@ def test_of_many_builds_at_once_one_builds(tmp_path: Path) -> None:
 
 
 def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
-    with build_place(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         assert line_of(waiting.stderr).startswith("waiting")
         waiting.send_signal(signal.SIGINT)
@@ -249,8 +249,8 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
 def test_models_whose_names_differ_after_a_dot_do_not_meet(tmp_path: Path) -> None:
     quiet = Progress(io.StringIO())
     with (
-        build_place(tmp_path, "org/model.v1", VERSION, quiet) as one,
-        build_place(tmp_path, "org/model.v2", VERSION, quiet) as two,
+        build_workspace(tmp_path, "org/model.v1", VERSION, quiet) as one,
+        build_workspace(tmp_path, "org/model.v2", VERSION, quiet) as two,
     ):
         assert len({one.root, two.root, one.log, two.log}) == 4
 
@@ -296,6 +296,6 @@ def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with (
         pytest.raises(BuildError, match="cannot write to the store"),
-        build_place(tmp_path / "file", MODEL, VERSION, Progress(io.StringIO())),
+        build_workspace(tmp_path / "file", MODEL, VERSION, Progress(io.StringIO())),
     ):
         pass

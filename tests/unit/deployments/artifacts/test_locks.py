@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.locks import directory_held, held, held_if_free, is_held
+from deployments.artifacts.locks import directory_held, held, is_held, try_exclusive_lock
 
 
 def never(holder: str) -> None:
@@ -21,11 +21,11 @@ def test_a_lock_is_held_by_one_and_gone_with_it(tmp_path: Path) -> None:
     with held(path, never):
         assert is_held(path)
         assert path.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
-        with held_if_free(path) as is_ours:
+        with try_exclusive_lock(path) as is_ours:
             assert not is_ours
         assert is_held(path), "who did not get the lock must not give it back"
     assert not path.exists()
-    with held_if_free(path) as is_ours:
+    with try_exclusive_lock(path) as is_ours:
         assert is_ours
         assert is_held(path)
     assert not path.exists()
@@ -33,7 +33,7 @@ def test_a_lock_is_held_by_one_and_gone_with_it(tmp_path: Path) -> None:
 
 def test_a_failure_gives_the_lock_back(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    for hold in (held(path, never), held_if_free(path)):
+    for hold in (held(path, never), try_exclusive_lock(path)):
         with pytest.raises(ZeroDivisionError), hold:
             raise ZeroDivisionError
         assert not path.exists()
@@ -60,7 +60,7 @@ def test_a_place_where_nothing_can_be_is_an_error_of_the_system(tmp_path: Path) 
     path = tmp_path / "file" / "lock"
     with pytest.raises(NotADirectoryError):
         is_held(path)
-    with pytest.raises(NotADirectoryError), held_if_free(path):
+    with pytest.raises(NotADirectoryError), try_exclusive_lock(path):
         pass
 
 

@@ -11,10 +11,10 @@ from deployments import errors
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Device
 from deployments.artifacts.store import (
     LATEST_NAME,
-    contained,
     model_directory,
-    point_latest,
+    resolve_inside,
     resolve_version,
+    set_latest,
 )
 from tests.support.artifacts import GRAPH_NAME, seal_tiny, tiny_manifest
 
@@ -104,8 +104,12 @@ def option(name: str, value: object) -> Damage:
         (claim("tasks", "feature-extraction"), errors.ManifestInvalid, "tasks"),
         (claim("remote_code", "model.py"), errors.ManifestInvalid, "remote_code"),
         (claim("candidates", []), errors.ManifestInvalid, "candidates"),
-        (option("gpus", 2), errors.ManifestInvalid, "onnxruntime has no `gpus`"),
-        (option("offloaded", True), errors.ManifestInvalid, "no `offloaded`"),
+        (
+            option("tensor_parallel_size", 2),
+            errors.ManifestInvalid,
+            "onnxruntime has no `tensor_parallel_size`",
+        ),
+        (option("kv_offload", True), errors.ManifestInvalid, "no `kv_offload`"),
         (claim("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
         (
             edit_manifest(lambda m: m["files"].pop(GRAPH_NAME)),
@@ -191,7 +195,7 @@ def test_latest_is_what_was_pointed_at_last(tmp_path: Path) -> None:
     newer = sealed.with_name("feedfeedfeed")
     newer.mkdir()
     assert resolve_version(tmp_path, "tiny/model", "latest") == sealed.name
-    point_latest(tmp_path, "tiny/model", newer.name)
+    set_latest(tmp_path, "tiny/model", newer.name)
     assert resolve_version(tmp_path, "tiny/model", "latest") == newer.name
     assert resolve_version(tmp_path, "tiny/model", sealed.name) == sealed.name
 
@@ -217,4 +221,4 @@ def test_a_model_that_was_never_built_says_how_to_build_it(tmp_path: Path) -> No
 
 
 def test_a_contained_path_may_lie_deep_inside(tmp_path: Path) -> None:
-    assert contained(tmp_path, "a/b/c") == tmp_path / "a/b/c"
+    assert resolve_inside(tmp_path, "a/b/c") == tmp_path / "a/b/c"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from deployments.batching.scheduler import BatchLoop
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.messages import ModelRef
 from tests.support.fakes import FakeEngine, ListRecorder
@@ -12,17 +12,19 @@ from tests.support.fakes import FakeEngine, ListRecorder
 MODEL = ModelRef("fake/model", "0123456789ab")
 OTHER = ModelRef("fake/other", "0123456789ab")
 
-MakeLoop = Callable[..., BatchLoop]
+MakeLoop = Callable[..., BatchScheduler]
 
 
 @pytest.fixture
 async def make_loop() -> AsyncIterator[MakeLoop]:
     """Loops over fake engines; at the end every engine is released and every loop drained."""
-    made: list[tuple[BatchLoop, FakeEngine]] = []
+    made: list[tuple[BatchScheduler, FakeEngine]] = []
 
-    def make(engine: FakeEngine, *, runs: int = 1, queue_items: int = 100) -> BatchLoop:
-        rules = BatchSettings(queue_items=queue_items, pass_cost_tokens=1_000)
-        loop = BatchLoop({MODEL: engine, OTHER: engine}, rules, runs=runs, recorder=ListRecorder())
+    def make(engine: FakeEngine, *, runs: int = 1, max_waiting_items: int = 100) -> BatchScheduler:
+        rules = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
+        loop = BatchScheduler(
+            {MODEL: engine, OTHER: engine}, rules, runs=runs, recorder=ListRecorder()
+        )
         made.append((loop, engine))
         return loop
 

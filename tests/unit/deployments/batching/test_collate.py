@@ -16,6 +16,6 @@ def test_items_are_padded_to_the_longest_and_the_mask_hides_the_padding() -> Non
 
 
 def test_second_segments_have_the_type_one_up_to_their_end_and_not_beyond() -> None:
-    batch = collate([item_of([7, 8, 9], second_from=1), item_of([1, 2, 3, 4])])
+    batch = collate([item_of([7, 8, 9], second_segment_start=1), item_of([1, 2, 3, 4])])
     assert batch.token_type_ids.tolist() == [[0, 1, 1, 0], [0, 0, 0, 0]]
     assert batch.token_type_ids.dtype == np.int64

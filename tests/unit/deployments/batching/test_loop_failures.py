@@ -8,19 +8,26 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from deployments.batching.scheduler import BatchLoop
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
-from deployments.records import PassRecord
-from tests.support.fakes import PATIENCE_S, FakeEngine, ListRecorder, ScriptedEngine, item, soon
+from deployments.records import ForwardPassRecord
+from tests.support.fakes import (
+    PATIENCE_S,
+    FakeEngine,
+    ListRecorder,
+    ScriptedEngine,
+    far_deadline,
+    item,
+)
 from tests.unit.deployments.batching.conftest import MODEL, MakeLoop
 
 
 async def test_an_item_that_fails_fails_alone(make_loop: MakeLoop) -> None:
     engine = FakeEngine(failing={2})
     loop = make_loop(engine)
-    good, bad, fine = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2, 3))
+    good, bad, fine = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2, 3))
     with pytest.raises(EngineFailed):
         await bad
     assert (await good).rows == [[1]]
@@ -30,7 +37,7 @@ async def test_an_item_that_fails_fails_alone(make_loop: MakeLoop) -> None:
 
 async def test_a_row_that_is_no_number_fails_alone(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(nan={2}))
-    good, bad = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2))
+    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="not a finite number"):
         await bad
     assert (await good).rows == [[1]]
@@ -42,8 +49,10 @@ async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
         fine = np.array([[0.0]], dtype=np.float32)
         return Outputs([bad if marker == 2 else fine for marker in batch.input_ids[:, 0]])
 
-    loop = BatchLoop({MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder())
-    good, bad = (loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2))
+    loop = BatchScheduler(
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder()
+    )
+    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="not a finite number"):
         await bad
     assert (await good).rows == [[[0]]]
@@ -53,7 +62,7 @@ async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
 async def test_a_call_with_one_bad_item_fails_as_a_whole(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(nan={2}))
     with pytest.raises(EngineFailed):
-        await loop.submit(MODEL, [item(1), item(2)], soon())
+        await loop.submit(MODEL, [item(1), item(2)], far_deadline())
 
 
 def divide_by_zero(batch: Batch) -> Outputs:
@@ -68,8 +77,10 @@ def lose_a_row(batch: Batch) -> Outputs:
 async def test_whatever_an_engine_does_its_callers_hear_of_it(
     act: Callable[[Batch], Outputs],
 ) -> None:
-    loop = BatchLoop({MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder())
-    calls = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
+    loop = BatchScheduler(
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder()
+    )
+    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     async with asyncio.timeout(PATIENCE_S):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         await loop.drain()
@@ -79,13 +90,13 @@ async def test_whatever_an_engine_does_its_callers_hear_of_it(
 class BrokenRecorder:
     """A metrics library that gives up."""
 
-    def record(self, done: PassRecord) -> None:
+    def record(self, done: ForwardPassRecord) -> None:
         raise RuntimeError("no metrics today")
 
 
 async def test_callers_get_their_answers_when_the_metrics_fail() -> None:
-    loop = BatchLoop({MODEL: FakeEngine()}, BatchSettings(), runs=1, recorder=BrokenRecorder())
+    loop = BatchScheduler({MODEL: FakeEngine()}, BatchSettings(), runs=1, recorder=BrokenRecorder())
     async with asyncio.timeout(PATIENCE_S):
-        assert (await loop.submit(MODEL, [item(1)], soon())).rows == [[1]]
-        assert (await loop.submit(MODEL, [item(2)], soon())).rows == [[2]]
+        assert (await loop.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
+        assert (await loop.submit(MODEL, [item(2)], far_deadline())).rows == [[2]]
         await loop.drain()

@@ -9,11 +9,13 @@ from deployments.config import BatchSettings
 
 
 def rules(
-    budget_tokens: int = 100, max_items: int = 8, pass_cost_tokens: int = 10_000
+    max_batch_tokens: int = 100, max_batch_items: int = 8, pass_overhead_tokens: int = 10_000
 ) -> BatchSettings:
     """Padding costs nothing unless a test says so, so that one rule is looked at at a time."""
     return BatchSettings(
-        budget_tokens=budget_tokens, max_items=max_items, pass_cost_tokens=pass_cost_tokens
+        max_batch_tokens=max_batch_tokens,
+        max_batch_items=max_batch_items,
+        pass_overhead_tokens=pass_overhead_tokens,
     )
 
 
@@ -32,22 +34,22 @@ def rules(
 def test_a_pass_is_a_window_of_similar_lengths_within_the_budget(
     lengths: list[int], chosen: list[int]
 ) -> None:
-    assert plan(lengths, rules(budget_tokens=100)) == chosen
+    assert plan(lengths, rules(max_batch_tokens=100)) == chosen
 
 
 def test_padding_that_costs_more_than_another_pass_is_not_bought() -> None:
     # 20 beside 10 pads 10 tokens: worth it for a pass cost of 10, not for one of 9.
-    assert plan([10, 20], rules(pass_cost_tokens=10)) == [0, 1]
-    assert plan([10, 20], rules(pass_cost_tokens=9)) == [0]
+    assert plan([10, 20], rules(pass_overhead_tokens=10)) == [0, 1]
+    assert plan([10, 20], rules(pass_overhead_tokens=9)) == [0]
 
 
 def test_the_neighbour_with_less_padding_is_taken_first() -> None:
     # Beside the oldest (10) stand 9 and 30; only one of them may still come.
-    assert plan([10, 30, 9], rules(max_items=2)) == [2, 0]
+    assert plan([10, 30, 9], rules(max_batch_items=2)) == [2, 0]
 
 
 def test_a_pass_holds_no_more_than_max_items() -> None:
-    assert plan([5] * 20, rules(budget_tokens=1_000, max_items=3)) == [0, 1, 2]
+    assert plan([5] * 20, rules(max_batch_tokens=1_000, max_batch_items=3)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,9 @@ def test_idle_engine_threads_share_what_waits(waiting: int, idle_runs: int, take
 
 def test_only_the_head_of_a_very_long_line_is_looked_at() -> None:
     line = [5] * LOOK_AHEAD + [4]
-    assert plan(line, rules(budget_tokens=10**6, max_items=10**6)) == list(range(LOOK_AHEAD))
+    assert plan(line, rules(max_batch_tokens=10**6, max_batch_items=10**6)) == list(
+        range(LOOK_AHEAD)
+    )
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -76,15 +80,15 @@ def test_no_plan_breaks_a_rule_whatever_waits(seed: int) -> None:
     assert 0 in chosen, "the oldest must run"
     assert len(set(chosen)) == len(chosen)
     assert taken == sorted(taken)
-    assert padded <= limits.budget_tokens or chosen == [0]
-    assert padded - sum(taken) <= limits.pass_cost_tokens
-    assert len(chosen) <= min(limits.max_items, -(-len(lengths) // idle_runs))
+    assert padded <= limits.max_batch_tokens or chosen == [0]
+    assert padded - sum(taken) <= limits.pass_overhead_tokens
+    assert len(chosen) <= min(limits.max_batch_items, -(-len(lengths) // idle_runs))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_starves_while_better_fitting_items_keep_coming(seed: int) -> None:
     rng = random.Random(seed)
-    limits = rules(budget_tokens=64, max_items=4, pass_cost_tokens=8)
+    limits = rules(max_batch_tokens=64, max_batch_items=4, pass_overhead_tokens=8)
     line = [(f"first {i}", rng.choice([2, 60])) for i in range(10)]
     passes = 0
     while any(name.startswith("first") for name, _ in line):

@@ -8,20 +8,20 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from deployments.batching.scheduler import BatchLoop
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
 from deployments.messages import Batch, Outputs
-from deployments.records import PassRecord
+from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
     PATIENCE_S,
     FakeEngine,
     ListRecorder,
     ScriptedEngine,
+    far_deadline,
     item,
-    soon,
-    until,
+    wait_until,
 )
 from tests.unit.deployments.batching.conftest import MODEL, OTHER, MakeLoop
 
@@ -30,8 +30,8 @@ async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
     make_loop: MakeLoop,
 ) -> None:
     loop = make_loop(FakeEngine())
-    first = loop.submit(MODEL, [item(1, 9), item(2, 3), item(3, 6)], soon())
-    second = loop.submit(MODEL, [item(4, 5)], soon())
+    first = loop.submit(MODEL, [item(1, 9), item(2, 3), item(3, 6)], far_deadline())
+    second = loop.submit(MODEL, [item(4, 5)], far_deadline())
     assert (await first).rows == [[1], [2], [3]]
     assert (await second).rows == [[4]]
 
@@ -39,7 +39,7 @@ async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
 async def test_calls_submitted_together_share_a_pass_and_hear_of_it(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
-    calls = [loop.submit(MODEL, [item(marker, 2)], soon()) for marker in (1, 2, 3)]
+    calls = [loop.submit(MODEL, [item(marker, 2)], far_deadline()) for marker in (1, 2, 3)]
     done = await asyncio.gather(*calls)
     assert engine.passes == [[1, 2, 3]]
     assert [call.timings.batch_items for call in done] == [3, 3, 3]
@@ -50,9 +50,9 @@ async def test_items_of_two_models_never_share_a_pass(make_loop: MakeLoop) -> No
     engine = FakeEngine()
     loop = make_loop(engine)
     await asyncio.gather(
-        loop.submit(MODEL, [item(1)], soon()),
-        loop.submit(OTHER, [item(2)], soon()),
-        loop.submit(MODEL, [item(3)], soon()),
+        loop.submit(MODEL, [item(1)], far_deadline()),
+        loop.submit(OTHER, [item(2)], far_deadline()),
+        loop.submit(MODEL, [item(3)], far_deadline()),
     )
     assert sorted(engine.passes) == [[1, 3], [2]]
 
@@ -61,16 +61,16 @@ async def test_vectors_and_every_token_never_share_a_pass() -> None:
     asked: list[tuple[bool, list[int]]] = []
 
     def act(batch: Batch) -> Outputs:
-        asked.append((batch.every_token, batch.input_ids[:, 0].tolist()))
+        asked.append((batch.unpooled, batch.input_ids[:, 0].tolist()))
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
     engine = ScriptedEngine(act)
-    engine.info = EngineInfo("cpu-fake", gives_every_token=True)
-    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    engine.info = EngineInfo("cpu-fake", supports_unpooled=True)
+    loop = BatchScheduler({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
     await asyncio.gather(
-        loop.submit(MODEL, [item(1)], soon()),
-        loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True),
-        loop.submit(MODEL, [item(4)], soon()),
+        loop.submit(MODEL, [item(1)], far_deadline()),
+        loop.submit(MODEL, [item(2), item(3)], far_deadline(), unpooled=True),
+        loop.submit(MODEL, [item(4)], far_deadline()),
     )
     await loop.drain()
     assert sorted(asked) == [(False, [1, 4]), (True, [2, 3])]
@@ -79,18 +79,18 @@ async def test_vectors_and_every_token_never_share_a_pass() -> None:
 async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
-    vectors = loop.submit(MODEL, [item(1)], soon())
+    vectors = loop.submit(MODEL, [item(1)], far_deadline())
     with pytest.raises(WrongTask, match="build the model again"):
-        await loop.submit(MODEL, [item(2), item(3)], soon(), every_token=True)
+        await loop.submit(MODEL, [item(2), item(3)], far_deadline(), unpooled=True)
     assert (await vectors).rows == [[1]]
     assert engine.passes == [[1]]
 
 
 async def test_a_full_line_refuses_at_once(make_loop: MakeLoop) -> None:
-    loop = make_loop(FakeEngine(held=True), queue_items=2)
-    waiting = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
+    loop = make_loop(FakeEngine(held=True), max_waiting_items=2)
+    waiting = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     with pytest.raises(Overloaded):
-        loop.submit(MODEL, [item(3)], soon())
+        loop.submit(MODEL, [item(3)], far_deadline())
     assert not any(call.done() for call in waiting)
 
 
@@ -98,10 +98,10 @@ async def test_the_line_takes_new_items_once_the_engine_has_taken_the_old(
     make_loop: MakeLoop,
 ) -> None:
     engine = FakeEngine(held=True)
-    loop = make_loop(engine, queue_items=2)
-    running = loop.submit(MODEL, [item(1), item(2)], soon())
-    await until(lambda: bool(engine.passes))
-    waiting = loop.submit(MODEL, [item(3), item(4)], soon())
+    loop = make_loop(engine, max_waiting_items=2)
+    running = loop.submit(MODEL, [item(1), item(2)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
+    waiting = loop.submit(MODEL, [item(3), item(4)], far_deadline())
     assert loop.waiting_items == 2
     engine.release()
     assert len((await running).rows) == len((await waiting).rows) == 2
@@ -110,10 +110,10 @@ async def test_the_line_takes_new_items_once_the_engine_has_taken_the_old(
 async def test_a_cancelled_call_never_reaches_the_engine(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
-    running = loop.submit(MODEL, [item(1)], soon())
-    await until(lambda: bool(engine.passes))
-    gone = loop.submit(MODEL, [item(2)], soon())
-    kept = loop.submit(MODEL, [item(3)], soon())
+    running = loop.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
+    gone = loop.submit(MODEL, [item(2)], far_deadline())
+    kept = loop.submit(MODEL, [item(3)], far_deadline())
     gone.cancel()
     engine.release()
     await asyncio.gather(running, kept)
@@ -123,8 +123,8 @@ async def test_a_cancelled_call_never_reaches_the_engine(make_loop: MakeLoop) ->
 async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
-    running = loop.submit(MODEL, [item(1)], soon())
-    await until(lambda: bool(engine.passes))
+    running = loop.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
     late = loop.submit(MODEL, [item(2), item(3)], time.time() - 0.001)
     engine.release()
     with pytest.raises(DeadlineExceeded):
@@ -140,10 +140,10 @@ async def test_two_runs_run_at_once() -> None:
         both.wait()  # raises unless the other pass comes while this one still runs
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
-    loop = BatchLoop(
+    loop = BatchScheduler(
         {MODEL: ScriptedEngine(meet)}, BatchSettings(), runs=2, recorder=ListRecorder()
     )
-    calls = [loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)]
+    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     assert [call.rows for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
     await loop.drain()
 
@@ -154,19 +154,19 @@ async def test_answers_of_different_length_stay_with_their_items() -> None:
         return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
 
     engine = ScriptedEngine(act)
-    loop = BatchLoop({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
-    first = loop.submit(MODEL, [item(1, 3), item(2, 1)], soon())
-    second = loop.submit(MODEL, [item(3, 2)], soon())
+    loop = BatchScheduler({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    first = loop.submit(MODEL, [item(1, 3), item(2, 1)], far_deadline())
+    second = loop.submit(MODEL, [item(3, 2)], far_deadline())
     assert [rows.tolist() for rows in (await first).rows] == [[[1], [1], [1]], [[2]]]
     assert [rows.tolist() for rows in (await second).rows] == [[[3], [3]]]
     await loop.drain()
 
 
 async def test_every_pass_is_recorded_with_its_padding() -> None:
-    recorder: ListRecorder[PassRecord] = ListRecorder()
-    rules = BatchSettings(pass_cost_tokens=100)
-    loop = BatchLoop({MODEL: FakeEngine()}, rules, runs=1, recorder=recorder)
-    await loop.submit(MODEL, [item(1, 10), item(2, 4)], soon())
+    recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
+    rules = BatchSettings(pass_overhead_tokens=100)
+    loop = BatchScheduler({MODEL: FakeEngine()}, rules, runs=1, recorder=recorder)
+    await loop.submit(MODEL, [item(1, 10), item(2, 4)], far_deadline())
     await loop.drain()
     (record,) = recorder.records
     assert (record.model, record.compute) == (MODEL.id, "cpu-fake")
@@ -177,9 +177,9 @@ async def test_every_pass_is_recorded_with_its_padding() -> None:
 async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
-    running = loop.submit(MODEL, [item(1)], soon())
-    await until(lambda: bool(engine.passes))
-    waiting = loop.submit(MODEL, [item(2)], soon())
+    running = loop.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
+    waiting = loop.submit(MODEL, [item(2)], far_deadline())
     draining = asyncio.ensure_future(loop.drain())
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(draining), 0.05)
@@ -194,10 +194,10 @@ async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> Non
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
     assert loop.oldest_age_s() == 0
-    running = loop.submit(MODEL, [item(1)], soon())
-    await until(lambda: bool(engine.passes))
+    running = loop.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
     assert loop.oldest_age_s() == 0, "a running item does not wait"
-    waiting = loop.submit(MODEL, [item(2)], soon())
+    waiting = loop.submit(MODEL, [item(2)], far_deadline())
     await asyncio.sleep(0.02)
     assert 0.01 <= loop.oldest_age_s() < PATIENCE_S
     engine.release()
@@ -207,6 +207,6 @@ async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> Non
 async def test_new_rules_hold_from_the_next_pass_on(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
-    loop.rules = BatchSettings(max_items=1)
-    await asyncio.gather(*(loop.submit(MODEL, [item(marker)], soon()) for marker in (1, 2)))
+    loop.rules = BatchSettings(max_batch_items=1)
+    await asyncio.gather(*(loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)))
     assert engine.passes == [[1], [2]]

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import pytest
 
 from deployments.artifacts.manifest import Device, EngineOptions, Head
-from deployments.config import GeneratorSettings, LaneSettings
-from deployments.engines import Engine, GraphSpec, open_engine
+from deployments.config import EncoderSettings, GeneratorSettings
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.engines.decoder import Decoder, DecoderSpec
 from deployments.engines.decoder_factory import Opening
 from tests.support.engine_programs import MASK_TOKEN, write_onnx, write_torch
 
 BUCKETS = ((1, 4), (2, 8), (4, 8), (4, 16))
-LANE = LaneSettings(runs=2)
+SETTINGS = EncoderSettings(concurrent_passes=2)
 
 
 OpenRows = Callable[..., Decoder]
@@ -93,12 +93,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[Head], Engine]]:
+def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[Head], EncoderEngine]]:
     """Opens the tiny model with a head; closed at the end of the test."""
     with ExitStack() as opened:
 
-        def opener(head: Head) -> Engine:
+        def opener(head: Head) -> EncoderEngine:
             spec = spec_of(kind, written(kind, head), head)
-            return opened.enter_context(closing(open_engine(spec, LANE)))
+            return opened.enter_context(closing(open_engine(spec, SETTINGS)))
 
         yield opener

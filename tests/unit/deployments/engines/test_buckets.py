@@ -10,7 +10,7 @@ from deployments.engines.graph_io import (
     feeds_of,
     fill,
     padded,
-    smallest_holding,
+    smallest_fitting,
 )
 from tests.support.fakes import item_of
 
@@ -37,17 +37,17 @@ def test_the_bucket_with_the_least_padding_is_chosen(
     items: int, tokens: int, expected: Bucket | None
 ) -> None:
     buckets = [Bucket(2, 64), Bucket(4, 8), Bucket(1, 16), Bucket(1, 8)]
-    assert smallest_holding(buckets, feeds(*[[1] * tokens] * items)) == expected
+    assert smallest_fitting(buckets, feeds(*[[1] * tokens] * items)) == expected
 
 
 def test_equal_padding_goes_to_the_shorter_bucket() -> None:
     buckets = [Bucket(2, 16), Bucket(4, 8)]
-    assert smallest_holding(buckets, feeds([1])) == Bucket(4, 8)
+    assert smallest_fitting(buckets, feeds([1])) == Bucket(4, 8)
 
 
 def test_more_masks_than_a_bucket_has_items_do_not_fit() -> None:
-    assert smallest_holding([Bucket(2, 8)], feeds([MASK, MASK])) == Bucket(2, 8)
-    assert smallest_holding([Bucket(2, 8)], feeds([MASK, MASK, MASK])) is None
+    assert smallest_fitting([Bucket(2, 8)], feeds([MASK, MASK])) == Bucket(2, 8)
+    assert smallest_fitting([Bucket(2, 8)], feeds([MASK, MASK, MASK])) is None
 
 
 def test_missing_tokens_are_hidden_and_missing_items_repeat_the_first() -> None:

@@ -13,39 +13,41 @@ from onnx import helper
 
 from deployments.artifacts.manifest import Head
 from deployments.batching.batches import collate
-from deployments.engines import Engine, open_engine
+from deployments.engines import EncoderEngine, open_engine
 from deployments.errors import EngineFailed
-from deployments.messages import EncodedItem
+from deployments.messages import TokenizedItem
 from tests.support.artifacts import WIDTH
 from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected, write_model
 from tests.support.fakes import item, item_of
-from tests.unit.deployments.engines.conftest import LANE, Kind, Written, spec_of
+from tests.unit.deployments.engines.conftest import SETTINGS, Kind, Written, spec_of
 
 # fp32 sums of at most 20 values of size 1.
 TOLERANCE = 1e-5
-OpenTiny = Callable[[Head], Engine]
+OpenTiny = Callable[[Head], EncoderEngine]
 
 ITEMS = (
-    item_of([1, 2, MASK_TOKEN], second_from=2),
+    item_of([1, 2, MASK_TOKEN], second_segment_start=2),
     item_of([3]),
-    item_of([5, MASK_TOKEN, 6, MASK_TOKEN, 7], second_from=1),
+    item_of([5, MASK_TOKEN, 6, MASK_TOKEN, 7], second_segment_start=1),
     item_of(range(4, 12)),
     item_of([2, 2, 9, 8, 1]),
 )
 
 
-def check(engine: Engine, head: Head, items: Sequence[EncodedItem]) -> None:
+def check(engine: EncoderEngine, head: Head, items: Sequence[TokenizedItem]) -> None:
     """Run the items in one pass and compare with what is expected of each alone."""
     answers = engine.run(collate(items)).items
     assert len(answers) == len(items)
-    for answer, (ids, second_from) in zip(answers, items, strict=True):
+    for answer, (ids, second_segment_start) in zip(answers, items, strict=True):
         assert answer.dtype == np.float32
-        np.testing.assert_allclose(answer, expected(head, ids, second_from), atol=TOLERANCE)
+        np.testing.assert_allclose(
+            answer, expected(head, ids, second_segment_start), atol=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("head", ENCODER_HEADS)
-def test_company_does_not_change_an_answer(open_tiny: OpenTiny, head: Head) -> None:
+def test_answer_is_batch_invariant(open_tiny: OpenTiny, head: Head) -> None:
     engine = open_tiny(head)
     for one in ITEMS:
         check(engine, head, [one])
@@ -79,12 +81,12 @@ def test_answers_stay_what_they_were_after_the_next_pass(open_tiny: OpenTiny) ->
     np.testing.assert_array_equal(first, before)
 
 
-def check_every_token(engine: Engine, items: Sequence[EncodedItem]) -> None:
+def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> None:
     """Run the items of a model that pools, and compare what it gives of each token."""
-    answers = engine.run(collate(items, every_token=True)).items
-    for answer, (ids, second_from) in zip(answers, items, strict=True):
+    answers = engine.run(collate(items, unpooled=True)).items
+    for answer, (ids, second_segment_start) in zip(answers, items, strict=True):
         assert answer.dtype == np.float32
-        due = expected(Head.TOKENS, ids, second_from)
+        due = expected(Head.TOKENS, ids, second_segment_start)
         np.testing.assert_allclose(answer, due, atol=TOLERANCE)
 
 
@@ -94,7 +96,7 @@ def test_a_model_that_pools_gives_every_token_between_its_vectors(
     if kind.engine == "torch":
         pytest.skip("programs have one answer")
     engine = open_tiny(Head.VECTOR)
-    assert engine.info.gives_every_token
+    assert engine.info.supports_unpooled
     check_every_token(engine, ITEMS[:1])
     check(engine, Head.VECTOR, ITEMS)
     with ThreadPoolExecutor(4) as pool:
@@ -105,16 +107,16 @@ def test_a_model_that_pools_gives_every_token_between_its_vectors(
 
 def test_a_model_without_the_vectors_of_tokens_says_so(open_tiny: OpenTiny) -> None:
     engine = open_tiny(Head.LABELS)  # like those of vectors that were built long ago
-    assert not engine.info.gives_every_token
+    assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):
-        engine.run(collate(ITEMS, every_token=True))
+        engine.run(collate(ITEMS, unpooled=True))
 
 
 def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
     engine = open_tiny(Head.VECTOR)
     engine.close()
     with pytest.raises(EngineFailed, match="closed"):
-        engine.run(collate(ITEMS, every_token=True))
+        engine.run(collate(ITEMS, unpooled=True))
 
 
 @pytest.mark.parametrize("head", [Head.VECTOR, Head.TOKENS])
@@ -152,7 +154,7 @@ def test_a_file_that_cannot_be_read_is_named(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(EngineFailed, match=r"broken\.graph"):
-        open_engine(spec_of(kind, path), LANE)
+        open_engine(spec_of(kind, path), SETTINGS)
 
 
 def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path
     whole = written(kind, Head.VECTOR).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(EngineFailed, match=r"half\.graph"):
-        open_engine(spec_of(kind, path), LANE)
+        open_engine(spec_of(kind, path), SETTINGS)
 
 
 def test_a_pass_that_fails_is_an_engine_failure_and_the_next_one_works(
@@ -191,7 +193,7 @@ def test_a_graph_that_reads_something_else_is_refused(
     nodes = [helper.make_node("Cast", [i], [f], to=1) for i, f in zip(inputs, floats, strict=True)]
     write_model(path, [*nodes, helper.make_node("Sum", floats, ["output"])], {}, inputs)
     with pytest.raises(EngineFailed, match=complaint):
-        open_engine(spec_of(kind, path), LANE)
+        open_engine(spec_of(kind, path), SETTINGS)
 
 
 def test_a_graph_that_answers_another_shape_is_an_engine_failure(
@@ -199,7 +201,7 @@ def test_a_graph_that_answers_another_shape_is_an_engine_failure(
 ) -> None:
     vector = written(kind, Head.VECTOR)
     with (
-        closing(open_engine(spec_of(kind, vector, Head.TOKENS), LANE)) as engine,
+        closing(open_engine(spec_of(kind, vector, Head.TOKENS), SETTINGS)) as engine,
         pytest.raises(EngineFailed, match=r"where \[2, 1, width\] is due"),
     ):
         engine.run(collate([item(1), item(2)]))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.manifest import EngineOptions, Head
-from deployments.config import GeneratorSettings, LaneSettings
-from deployments.engines import lacking, open_engine
+from deployments.config import EncoderSettings, GeneratorSettings
+from deployments.engines import missing_requirement, open_engine
 from deployments.engines.decoder import Decoder
 from deployments.engines.onnx import missing_provider
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.engines.torch_decoder import TorchDecoder, lacks
+from deployments.engines.torch_decoder import TorchDecoder, missing_torch_device
 from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
 from tests.unit.deployments.engines.test_contract import ITEMS, check
 
@@ -41,12 +41,12 @@ ONNX, TORCH = KINDS["onnxruntime"], KINDS["torch"]
 def test_the_gpu_answers_as_by_hand(
     kind: Kind, options: EngineOptions, head: Head, written: Written
 ) -> None:
-    lane = LaneSettings(providers=CUDA, runs=2)
+    encoder = EncoderSettings(providers=CUDA, concurrent_passes=2)
     spec = replace(spec_of(kind, Path("not yet written"), head), options=options)
-    if reason := lacking(spec, lane):
+    if reason := missing_requirement(spec, encoder):
         pytest.skip(reason)
     spec = replace(spec, path=written(kind, head))
-    with closing(open_engine(spec, lane)) as engine:
+    with closing(open_engine(spec, encoder)) as engine:
         for items in (ITEMS[:1], ITEMS[:3], ITEMS, ITEMS[:1]):
             check(engine, head, items)
 
@@ -80,7 +80,7 @@ def decoded(decoder: Decoder) -> list[np.ndarray]:
 def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("torch", reason="`torch` is not installed")
     on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
-    if reason := lacks(EngineOptions(), on_gpu):
+    if reason := missing_torch_device(EngineOptions(), on_gpu):
         pytest.skip(reason)
     from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec
     from tests.support.tiny_decoders import tiny_llama
@@ -89,7 +89,7 @@ def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> No
     if kind == "program":
         spec = program_spec(source, tmp_path, replace(PROGRAM, precision="fp16"))
     else:
-        how = EngineOptions(offloaded=kind == "offloaded")
+        how = EngineOptions(kv_offload=kind == "offloaded")
         spec = whole_spec(source, tmp_path / kind, replace(WHOLE, precision="fp16", run=how))
     with (
         closing(TorchDecoder(spec, on_gpu, rows=4, context=128)) as captured,

@@ -54,7 +54,7 @@ def test_answers_are_views_cut_to_their_items() -> None:
 
 def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
     raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
-    batch = replace(BATCH, every_token=True)
+    batch = replace(BATCH, unpooled=True)
     rows = split(Head.VECTOR, raw, batch, ())
     assert [row.tolist() for row in rows] == [
         row.tolist() for row in split(Head.TOKENS, raw, BATCH, ())
@@ -75,9 +75,9 @@ def test_the_first_output_is_the_answer_and_tokens_go_by_name(
     assert names.wanted(BATCH) == outputs[0]
     if tokens is None:
         with pytest.raises(EngineFailed, match="vectors of tokens"):
-            names.wanted(replace(BATCH, every_token=True))
+            names.wanted(replace(BATCH, unpooled=True))
     else:
-        assert names.wanted(replace(BATCH, every_token=True)) == tokens
+        assert names.wanted(replace(BATCH, unpooled=True)) == tokens
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from deployments.artifacts.manifest import Device, EngineOptions, Head
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
-from deployments.engines.base import failures_of
+from deployments.engines.base import translate_errors
 from deployments.engines.onnx import open_session, providers_for
 from deployments.errors import EngineFailed
-from deployments.machine import Processor
+from deployments.machine import CpuInfo
 from tests.support.artifacts import WIDTH, seal_tiny, tiny_manifest
 from tests.support.engine_programs import write_model
 from tests.support.fakes import item
-from tests.unit.deployments.engines.conftest import KINDS, LANE, Written
+from tests.unit.deployments.engines.conftest import KINDS, SETTINGS, Written
 
 ONNX = KINDS["onnxruntime"]
 
@@ -42,7 +42,7 @@ def test_the_sealed_candidate_says_what_its_engine_is_called(
     manifest = tiny_manifest("tiny/model")
     candidate = manifest.candidate_for(device)
     assert candidate is not None
-    engine = open_engine(GraphSpec.of(directory, manifest, candidate), LANE)
+    engine = open_engine(GraphSpec.of(directory, manifest, candidate), SETTINGS)
     assert engine.info.compute_type == f"{device}-fp32"
     (row,) = engine.run(collate([item(1)])).items
     assert row.shape == (WIDTH,)
@@ -50,12 +50,12 @@ def test_the_sealed_candidate_says_what_its_engine_is_called(
 
 def test_options_reach_the_session(written: Written) -> None:
     path = written(ONNX, Head.VECTOR)
-    quiet = open_session(spec_with(path, EngineOptions()), LaneSettings(threads_per_run=3))
+    quiet = open_session(spec_with(path, EngineOptions()), EncoderSettings(intra_op_threads=3))
     options = quiet.get_session_options()
     assert options.intra_op_num_threads == 3
     assert not options.enable_cpu_mem_arena
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    eager = open_session(spec_with(path, EngineOptions(arena=True, spinning=True)), LANE)
+    eager = open_session(spec_with(path, EngineOptions(arena=True, spinning=True)), SETTINGS)
     options = eager.get_session_options()
     assert options.enable_cpu_mem_arena
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
@@ -66,9 +66,9 @@ def test_options_reach_the_session(written: Written) -> None:
 def test_exact_int8_products_are_asked_for_where_others_would_overflow(
     flags: tuple[str, ...], written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor = Processor("some", "1", flags, "x86_64")
-    monkeypatch.setattr("deployments.engines.onnx.this_processor", lambda: processor)
-    session = open_session(spec_with(written(ONNX, Head.VECTOR), EngineOptions()), LANE)
+    processor = CpuInfo("some", "1", flags, "x86_64")
+    monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: processor)
+    session = open_session(spec_with(written(ONNX, Head.VECTOR), EngineOptions()), SETTINGS)
     options = session.get_session_options()
     if processor.overflows:
         assert options.get_session_config_entry("session.x64quantprecision") == "1"
@@ -88,16 +88,18 @@ def test_a_disabled_optimizer_stays_out(tmp_path: Path) -> None:
     path = tmp_path / "zero.onnx"
     write_model(path, nodes, {"nothing": np.zeros((), np.float32)}, ("input_ids",))
     for disabled, expected in (((), -np.inf), (("NoopElimination",), np.inf)):
-        session = open_session(spec_with(path, EngineOptions(disabled_optimizers=disabled)), LANE)
+        session = open_session(
+            spec_with(path, EngineOptions(disabled_optimizers=disabled)), SETTINGS
+        )
         (answer,) = session.run(None, {"input_ids": np.zeros((1, 1), np.int64)})
         assert answer.item() == expected
 
 
-def test_the_candidates_own_providers_go_before_the_lanes() -> None:
-    lane = LaneSettings(providers=("CUDAExecutionProvider",))
+def test_the_candidates_own_providers_go_before_the_encoders() -> None:
+    encoder = EncoderSettings(providers=("CUDAExecutionProvider",))
     spec = spec_with(Path("g.onnx"), EngineOptions(providers=("CPUExecutionProvider",)))
-    assert providers_for(spec, lane) == ("CPUExecutionProvider",)
-    assert providers_for(spec_with(Path("g.onnx"), EngineOptions()), lane) == lane.providers
+    assert providers_for(spec, encoder) == ("CPUExecutionProvider",)
+    assert providers_for(spec_with(Path("g.onnx"), EngineOptions()), encoder) == encoder.providers
 
 
 def ort_exceptions() -> list[type[Exception]]:
@@ -107,6 +109,9 @@ def ort_exceptions() -> list[type[Exception]]:
 
 @pytest.mark.parametrize("kind", [*ort_exceptions(), RuntimeError, ValueError])
 def test_whatever_onnxruntime_raises_gets_our_name_and_keeps_its_own(kind: type[Exception]) -> None:
-    with pytest.raises(EngineFailed, match="graph: went wrong") as failure, failures_of("graph"):
+    with (
+        pytest.raises(EngineFailed, match="graph: went wrong") as failure,
+        translate_errors("graph"),
+    ):
         raise kind("went wrong")
     assert isinstance(failure.value.__cause__, kind)

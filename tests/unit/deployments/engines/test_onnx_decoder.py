@@ -10,9 +10,9 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec, Logits
-from deployments.engines.decoder_factory import open_decoder, token_bytes
-from deployments.engines.onnx_decoder import MOST_DRAFTED, OnnxDecoder
-from deployments.engines.onnx_kv_cache import DeviceMemory, RowMemory
+from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
+from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
+from deployments.engines.onnx_kv_cache import DeviceKvCache, RowMemory
 from deployments.errors import EngineFailed
 from tests.support.attention_graphs import int8_graph, spec_for
 from tests.support.decoder_artifacts import seal_tiny_decoder
@@ -121,7 +121,7 @@ class OnDevice(OnnxDecoder):
     """The memory as it is kept on a device, the device being the CPU."""
 
     def _make_memory(self) -> RowMemory:
-        return DeviceMemory(self.layout, "cpu", "CPUExecutionProvider")
+        return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
 
 
 def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: DecoderSpec) -> None:
@@ -152,47 +152,47 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
 
 
 def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
-    one_row = 64 * token_bytes(spec.decoding, 4)
-    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    one_row = 64 * kv_bytes_per_token(spec.decoding, 4)
+    settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     assert open_decoder(spec, settings).info.rows == 3
-    with pytest.raises(EngineFailed, match="memory_bytes"):
-        open_decoder(spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
+        open_decoder(spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 
 def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     assert int8_spec.memory == "int8"
-    one_row = 64 * token_bytes(int8_spec.decoding, 4) // 4
-    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    one_row = 64 * kv_bytes_per_token(int8_spec.decoding, 4) // 4
+    settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(int8_spec, settings)
     assert isinstance(decoder, OnnxDecoder)
     assert decoder.info.rows == 3
-    assert sum(array.nbytes for array in decoder.memory.arrays) == settings.memory_bytes
+    assert sum(array.nbytes for array in decoder.memory.arrays) == settings.kv_cache_bytes
     floats = replace(int8_spec, memory=None)
-    with pytest.raises(EngineFailed, match="memory_bytes"):
+    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
         open_decoder(floats, settings)
-    with pytest.raises(EngineFailed, match="memory_bytes"):
-        open_decoder(int8_spec, settings.model_copy(update={"memory_bytes": one_row - 1}))
+    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
+        open_decoder(int8_spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 
-def most_drafted(
+def max_draft_tokens(
     spec: DecoderSpec, kind: type[OnnxDecoder] = OnnxDecoder, *, context: int = 64, threads: int = 1
 ) -> int:
-    settings = GeneratorSettings(threads_per_run=threads)
+    settings = GeneratorSettings(intra_op_threads=threads)
     decoder = kind(spec, settings, rows=2, context=context)
     decoder.close()
-    return decoder.info.most_drafted
+    return decoder.info.max_draft_tokens
 
 
 def test_only_a_memory_of_int8_verifies_drafts(spec: DecoderSpec, int8_spec: DecoderSpec) -> None:
-    assert most_drafted(spec) == 0
-    assert most_drafted(int8_spec) == MOST_DRAFTED
-    assert most_drafted(int8_spec, threads=3) == MOST_DRAFTED
+    assert max_draft_tokens(spec) == 0
+    assert max_draft_tokens(int8_spec) == MAX_DRAFT_TOKENS
+    assert max_draft_tokens(int8_spec, threads=3) == MAX_DRAFT_TOKENS
 
 
 def test_drafts_need_room_to_be_tried_in(int8_spec: DecoderSpec) -> None:
-    least = 2 * (MOST_DRAFTED + 1)
-    assert most_drafted(int8_spec, context=least - 1) == 0
-    assert most_drafted(int8_spec, context=least) == MOST_DRAFTED
+    least = 2 * (MAX_DRAFT_TOKENS + 1)
+    assert max_draft_tokens(int8_spec, context=least - 1) == 0
+    assert max_draft_tokens(int8_spec, context=least) == MAX_DRAFT_TOKENS
 
 
 @pytest.mark.parametrize(("told", "threads"), [(None, 2), (4, 4), (64, 16)])
@@ -201,7 +201,7 @@ def test_a_decoder_has_no_more_threads_than_heads(
 ) -> None:
     """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
     decoding = spec.decoding.model_copy(update={"heads": told})
-    settings = GeneratorSettings(threads_per_run=16)
+    settings = GeneratorSettings(intra_op_threads=16)
     decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, rows=1, context=64)
     assert decoder.session.get_session_options().intra_op_num_threads == threads
     decoder.close()
@@ -227,9 +227,9 @@ class UnevenPairs(Uneven):
 def test_what_is_off_by_a_bit_verifies_no_drafts(
     int8_spec: DecoderSpec, kind: type[OnnxDecoder]
 ) -> None:
-    assert most_drafted(int8_spec, kind) == 0
+    assert max_draft_tokens(int8_spec, kind) == 0
 
 
 def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:
-    decoder = open_decoder(spec, GeneratorSettings(context_tokens=100_000))
+    decoder = open_decoder(spec, GeneratorSettings(max_context_tokens=100_000))
     assert decoder.info.context == spec.most_tokens

@@ -11,14 +11,14 @@ import pytest
 
 from deployments.artifacts.manifest import EngineOptions, Head
 from deployments.batching.batches import collate
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import open_engine
-from deployments.engines.onnx_io_binding import BoundEngine
+from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.errors import EngineFailed
 from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import WORDS
 from tests.support.fakes import item, item_of
-from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, LANE, Written, spec_of
+from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, SETTINGS, Written, spec_of
 
 UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
 
@@ -27,11 +27,11 @@ UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
 def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(head: Head, written: Written) -> None:
     path = written(BOUND, head)
     with (
-        closing(open_engine(spec_of(UNBOUND, path, head), LANE)) as unbound,
-        closing(open_engine(spec_of(BOUND, path, head), LANE)) as bound,
+        closing(open_engine(spec_of(UNBOUND, path, head), SETTINGS)) as unbound,
+        closing(open_engine(spec_of(BOUND, path, head), SETTINGS)) as bound,
     ):
-        assert isinstance(bound, BoundEngine)
-        assert not isinstance(unbound, BoundEngine)
+        assert isinstance(bound, IoBindingEngine)
+        assert not isinstance(unbound, IoBindingEngine)
         for items, tokens in BUCKETS:
             batch = collate([item_of(np.arange(tokens) % 8 + i) for i in range(items)])
             for ours, theirs in zip(bound.run(batch).items, unbound.run(batch).items, strict=True):
@@ -40,7 +40,10 @@ def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(head: Head, written: W
 
 def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None:
     spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
-    with closing(open_engine(spec, LaneSettings(runs=1))) as engine, ThreadPoolExecutor(4) as pool:
+    with (
+        closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine,
+        ThreadPoolExecutor(4) as pool,
+    ):
         words = [word for _ in range(50) for word in (1, 2, 3, 5)]
         answers = pool.map(lambda word: engine.run(collate([item(word)])).items[0], words)
         singles = {word: engine.run(collate([item(word)])).items[0] for word in (1, 2, 3, 5)}
@@ -50,7 +53,7 @@ def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None
 
 def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
     spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
-    with closing(open_engine(spec, LaneSettings(runs=1))) as engine:
+    with closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine:
         for _ in range(3):
             with pytest.raises(EngineFailed):
                 engine.run(collate([item(WORDS + 1)]))
@@ -61,4 +64,4 @@ def test_a_bucket_that_the_graph_cannot_run_is_named_at_open(written: Written) -
     spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
     hopeless = replace(spec, options=EngineOptions(buckets=((1, 4), (1, -3))))
     with pytest.raises(EngineFailed, match=spec.path.name):
-        open_engine(hopeless, LANE)
+        open_engine(hopeless, SETTINGS)

@@ -13,10 +13,10 @@ from onnx import helper
 
 from deployments.artifacts.manifest import Head
 from deployments.batching.batches import collate
-from deployments.engines import lacking, open_engine
+from deployments.engines import missing_requirement, open_engine
 from tests.support.engine_programs import write_model
 from tests.support.fakes import item, item_of
-from tests.unit.deployments.engines.conftest import KINDS, LANE, Written, spec_of
+from tests.unit.deployments.engines.conftest import KINDS, SETTINGS, Written, spec_of
 
 pytest.importorskip("openvino", reason="`openvino` is not installed")
 
@@ -28,10 +28,10 @@ def test_importing_it_tells_nobody_and_leaves_nothing_in_the_home_directory(
 ) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from deployments.config import LaneSettings\n"
+        "from deployments.config import EncoderSettings\n"
         "from deployments.engines import open_engine\n"
         "from tests.unit.deployments.engines.conftest import KINDS, spec_of\n"
-        "open_engine(spec_of(KINDS['openvino'], Path(sys.argv[1])), LaneSettings())\n"
+        "open_engine(spec_of(KINDS['openvino'], Path(sys.argv[1])), EncoderSettings())\n"
         "print(sorted(m for m in sys.modules if m.startswith('openvino_telemetry.')))\n"
     )
     environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
@@ -59,13 +59,13 @@ def test_fp32_is_computed_in_fp32_although_the_cpu_has_bf16(tmp_path: Path) -> N
     )
     exact = 8 * (1 + 2**-12)
     spec = spec_of(OPENVINO, path)
-    with closing(open_engine(spec, LANE)) as engine:
+    with closing(open_engine(spec, SETTINGS)) as engine:
         (row,) = engine.run(collate([item(1, 8)])).items
         np.testing.assert_allclose(row, exact, rtol=1e-6)
     half = replace(spec, precision="bf16")
-    if reason := lacking(half, LANE):
+    if reason := missing_requirement(half, SETTINGS):
         pytest.skip(reason)
-    with closing(open_engine(half, LANE)) as engine:
+    with closing(open_engine(half, SETTINGS)) as engine:
         (row,) = engine.run(collate([item(1, 8)])).items
         assert row[0] == 8  # bf16 does not know the difference
 
@@ -92,7 +92,7 @@ def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None
     }
     path = tmp_path / "attention.onnx"
     write_model(path, nodes, tables, ("input_ids",), opset=23)
-    with closing(open_engine(spec_of(OPENVINO, path), LANE)) as engine:
+    with closing(open_engine(spec_of(OPENVINO, path), SETTINGS)) as engine:
         (row,) = engine.run(collate([item_of([1, 2])])).items
     x = np.array([1.0, 2.0])
     weights = np.exp(np.outer(x, x))
@@ -103,6 +103,6 @@ def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None
 def test_bf16_is_left_out_where_the_cpu_has_none(written: Written) -> None:
     flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     spec = spec_of(OPENVINO, written(OPENVINO, Head.VECTOR))
-    assert lacking(spec, LANE) is None
+    assert missing_requirement(spec, SETTINGS) is None
     has_it = bool(flags & {"avx512_bf16", "amx_bf16"})
-    assert (lacking(replace(spec, precision="bf16"), LANE) is None) == has_it
+    assert (missing_requirement(replace(spec, precision="bf16"), SETTINGS) is None) == has_it

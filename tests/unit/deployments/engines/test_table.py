@@ -9,14 +9,21 @@ from typing import get_args, get_type_hints
 import pytest
 
 from deployments.artifacts.manifest import Candidate, Device, EngineOptions, Head
-from deployments.config import LaneSettings
-from deployments.engines import ENGINES, GraphSpec, check_lane, lacking, open_engine, runs_here
+from deployments.config import EncoderSettings
+from deployments.engines import (
+    ENGINES,
+    GraphSpec,
+    can_run,
+    check_providers,
+    missing_requirement,
+    open_engine,
+)
 from deployments.errors import EngineFailed, ManifestInvalid
 from tests.support.artifacts import tiny_manifest
 
-CPU = LaneSettings()
-CUDA = LaneSettings(providers=("CUDAExecutionProvider",))
-ABACUS = LaneSettings(providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
+CPU = EncoderSettings()
+CUDA = EncoderSettings(providers=("CUDAExecutionProvider",))
+ABACUS = EncoderSettings(providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
 
 
 def spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
@@ -48,25 +55,26 @@ def test_an_engine_without_its_package_is_left_out_by_name(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, engine, None)
-    assert lacking(spec(engine), CPU) == f"the package `{engine}` is not installed"
-    assert not runs_here(spec(engine), CPU)
+    assert missing_requirement(spec(engine), CPU) == f"the package `{engine}` is not installed"
+    assert not can_run(spec(engine), CPU)
     with pytest.raises(EngineFailed, match=rf"model\.graph: the package `{engine}`"):
         open_engine(spec(engine), CPU)
 
 
 def test_a_provider_that_is_not_there_is_named() -> None:
-    assert runs_here(spec("onnxruntime"), CPU)
+    assert can_run(spec("onnxruntime"), CPU)
     assert (
-        lacking(spec("onnxruntime"), ABACUS) == "onnxruntime has no `AbacusExecutionProvider` here"
+        missing_requirement(spec("onnxruntime"), ABACUS)
+        == "onnxruntime has no `AbacusExecutionProvider` here"
     )
     tensorrt = EngineOptions(providers=("AbacusExecutionProvider", "CPUExecutionProvider"))
-    assert not runs_here(spec("onnxruntime", tensorrt), CPU)
+    assert not can_run(spec("onnxruntime", tensorrt), CPU)
     with pytest.raises(EngineFailed, match="`AbacusExecutionProvider`"):
-        check_lane(ABACUS)
-    check_lane(CPU)
+        check_providers(ABACUS)
+    check_providers(CPU)
 
 
-def test_torch_on_a_gpu_lane_needs_a_gpu() -> None:
+def test_torch_on_a_gpu_encoder_needs_a_gpu() -> None:
     torch = pytest.importorskip("torch")
-    assert runs_here(spec("torch"), CPU)
-    assert runs_here(spec("torch"), CUDA) == torch.cuda.is_available()
+    assert can_run(spec("torch"), CPU)
+    assert can_run(spec("torch"), CUDA) == torch.cuda.is_available()

@@ -25,7 +25,7 @@ from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines import tensor_parallel_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import open_decoder  # noqa: E402
-from deployments.engines.tensor_parallel_decoder import ParallelDecoder  # noqa: E402
+from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder  # noqa: E402
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.support.decoder_programs import WHOLE, whole_spec  # noqa: E402
@@ -33,21 +33,21 @@ from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
-SETTINGS = GeneratorSettings(rows=3, context_tokens=128, memory_bytes=1 << 30)
+SETTINGS = GeneratorSettings(kv_slots=3, max_context_tokens=128, kv_cache_bytes=1 << 30)
 CLOSE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
     checkpoint = tiny_llama(tmp_path_factory.mktemp("checkpoint"))
-    recipe = replace(WHOLE, run=EngineOptions(gpus=2))
+    recipe = replace(WHOLE, run=EngineOptions(tensor_parallel_size=2))
     return whole_spec(checkpoint, tmp_path_factory.mktemp("spread"), recipe)
 
 
 @pytest.fixture(scope="module")
-def spread(spec: DecoderSpec) -> Iterator[ParallelDecoder]:
+def spread(spec: DecoderSpec) -> Iterator[TensorParallelDecoder]:
     decoder = open_decoder(spec, SETTINGS)
-    assert isinstance(decoder, ParallelDecoder)
+    assert isinstance(decoder, TensorParallelDecoder)
     yield decoder
     decoder.close()
 
@@ -66,7 +66,7 @@ def near(found: np.ndarray, due: np.ndarray) -> None:
 
 
 def test_prompts_and_steps_answer_as_in_one_process(
-    spread: ParallelDecoder, whole: TorchDecoder
+    spread: TensorParallelDecoder, whole: TorchDecoder
 ) -> None:
     for decoder in (spread, whole):
         decoder.prefill(0, OTHER, 0)
@@ -81,7 +81,7 @@ def test_prompts_and_steps_answer_as_in_one_process(
 
 
 def test_rows_are_copied_and_exchanged_in_all_processes(
-    spread: ParallelDecoder, whole: TorchDecoder
+    spread: TensorParallelDecoder, whole: TorchDecoder
 ) -> None:
     answers = []
     for decoder in (spread, whole):
@@ -96,7 +96,7 @@ def test_rows_are_copied_and_exchanged_in_all_processes(
     assert np.abs(answers[0][0] - answers[0][1]).max() > 1
 
 
-def test_what_is_refused_harms_nobody(spread: ParallelDecoder) -> None:
+def test_what_is_refused_harms_nobody(spread: TensorParallelDecoder) -> None:
     due = spread.prefill(0, PROMPT, 0).copy()
     with pytest.raises(EngineFailed, match="no room"):
         spread.prefill(0, PROMPT, 100)
@@ -108,7 +108,7 @@ def test_what_is_refused_harms_nobody(spread: ParallelDecoder) -> None:
 
 
 def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> None:
-    decoder = ParallelDecoder(spec, SETTINGS, rows=2, context=64)
+    decoder = TensorParallelDecoder(spec, SETTINGS, rows=2, context=64)
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)
     os.kill(processes[1].pid, signal.SIGKILL)
@@ -125,10 +125,10 @@ ORPHANING = """
 import pickle, sys
 from pathlib import Path
 from deployments.config import GeneratorSettings
-from deployments.engines.tensor_parallel_decoder import ParallelDecoder
+from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 
 spec = pickle.loads(Path(sys.argv[1]).read_bytes())
-decoder = ParallelDecoder(spec, GeneratorSettings(), rows=1, context=64)
+decoder = TensorParallelDecoder(spec, GeneratorSettings(), rows=1, context=64)
 print(*(worker.process.pid for worker in decoder._workers), flush=True)
 decoder._workers[0].calls.send(("prefill", (0, [1, 2, 3], 0), {}))  # the other one waits for ever
 sys.stdin.read()
@@ -153,7 +153,7 @@ def test_processes_do_not_outlive_the_one_that_started_them(
 def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(EngineFailed, match=r"`open` failed in process [01]"):
-        ParallelDecoder(
+        TensorParallelDecoder(
             replace(spec, path=tmp_path / "model.safetensors"), SETTINGS, rows=1, context=64
         )
     after = [child for child in psutil.Process().children() if child.pid not in before]
@@ -172,10 +172,10 @@ def test_each_process_takes_a_gpu_of_its_own(
     monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
     part = tensor_parallel_decoder._Part(
-        number=number, meeting=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
+        number=number, rendezvous_file=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
         rows=1, context=64,
     )  # fmt: skip
-    tensor_parallel_decoder._joined(part)
+    tensor_parallel_decoder._open_shard(part)
     assert os.environ["LOCAL_RANK"] == str(number)
     assert (taken["device"], taken["rank"], taken["world_size"]) == (number, number, 2)
     assert (taken["backend"], taken["device_id"]) == ("nccl", torch.device("cuda", number))
@@ -192,4 +192,4 @@ def test_gpus_that_are_missing_are_counted(
     with pytest.raises(EngineFailed, match=said):
         open_decoder(spec, on_gpus)
     with pytest.raises(EngineFailed, match=said):
-        ParallelDecoder(spec, on_gpus, rows=1, context=64)
+        TensorParallelDecoder(spec, on_gpus, rows=1, context=64)

@@ -23,7 +23,7 @@ from deployments.engines import open_engine  # noqa: E402
 from deployments.engines.torch_program import read_program, write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.support.fakes import item  # noqa: E402
-from tests.unit.deployments.engines.conftest import KINDS, LANE, Written, spec_of  # noqa: E402
+from tests.unit.deployments.engines.conftest import KINDS, SETTINGS, Written, spec_of  # noqa: E402
 from tests.unit.deployments.engines.test_contract import ITEMS, check  # noqa: E402
 
 TORCH = KINDS["torch"]
@@ -71,7 +71,7 @@ def calling(name: str) -> Callable[[Nodes], None]:
 )
 def test_a_program_calls_what_is_on_the_list_and_nothing_else(name: str, rewritten) -> None:
     with pytest.raises(EngineFailed, match=r"changed\.graph: a torch program cannot call"):
-        open_engine(spec_of(TORCH, rewritten(calling(name))), LANE)
+        open_engine(spec_of(TORCH, rewritten(calling(name))), SETTINGS)
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "save", "float32.__class__", "strided"])
@@ -80,7 +80,7 @@ def test_a_type_that_is_none_is_refused(dtype: str, rewritten) -> None:
         next(node for node in nodes if "call" in node)["kwargs"] = {"dtype": {"dtype": dtype}}
 
     with pytest.raises(EngineFailed, match="cannot hold the dtype"):
-        open_engine(spec_of(TORCH, rewritten(change)), LANE)
+        open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
 
 
 def test_a_program_that_names_what_does_not_exist_is_an_engine_failure(rewritten) -> None:
@@ -95,14 +95,14 @@ def test_a_program_that_names_what_does_not_exist_is_an_engine_failure(rewritten
 
     for change in (unknown_weight, unknown_node, strange_input, list.clear):
         with pytest.raises(EngineFailed, match=r"changed\.graph"):
-            open_engine(spec_of(TORCH, rewritten(change)), LANE)
+            open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
 
 
 def test_weights_without_a_program_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.graph"
     safetensors_torch.save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(EngineFailed, match=r"weights\.graph: the file holds no torch program"):
-        open_engine(spec_of(TORCH, path), LANE)
+        open_engine(spec_of(TORCH, path), SETTINGS)
 
 
 def test_values_that_json_does_not_know_survive(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_program_that_a_file_cannot_say_is_refused_when_written(tmp_path: Path
 def test_compiling_without_buckets_would_never_end(written: Written) -> None:
     spec = spec_of(TORCH, written(TORCH, Head.VECTOR))
     with pytest.raises(EngineFailed, match="needs buckets"):
-        open_engine(replace(spec, options=EngineOptions(compile=True)), LANE)
+        open_engine(replace(spec, options=EngineOptions(compile=True)), SETTINGS)
 
 
 @pytest.mark.slow
@@ -141,14 +141,14 @@ def test_compiling_without_buckets_would_never_end(written: Written) -> None:
 def test_a_compiled_program_answers_the_same(written: Written) -> None:
     spec = spec_of(TORCH, written(TORCH, Head.TOKENS), Head.TOKENS)
     options = EngineOptions(buckets=((2, 8), (4, 8)), compile=True)
-    with closing(open_engine(replace(spec, options=options), LANE)) as engine:
+    with closing(open_engine(replace(spec, options=options), SETTINGS)) as engine:
         check(engine, Head.TOKENS, ITEMS[:1])
         check(engine, Head.TOKENS, ITEMS[:4])
         check(engine, Head.TOKENS, ITEMS)  # larger than every bucket
 
 
 def test_closing_stops_the_thread(written: Written) -> None:
-    engine = open_engine(spec_of(TORCH, written(TORCH, Head.VECTOR)), LANE)
+    engine = open_engine(spec_of(TORCH, written(TORCH, Head.VECTOR)), SETTINGS)
     engine.run(collate([item(1)]))
     engine.close()
     engine.close()

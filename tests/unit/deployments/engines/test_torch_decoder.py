@@ -12,16 +12,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
-from deployments.artifacts.generation_config import SourceReading  # noqa: E402
+from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa: E402
 from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines import torch_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
-    candidate_here,
     engine_for,
+    kv_bytes_per_token,
     open_decoder,
-    token_bytes,
+    select_candidate,
 )
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.engines.torch_program import write_program  # noqa: E402
@@ -46,7 +46,7 @@ RECIPES = {
     "program": PROGRAM,
     "checkpoint": WHOLE,
     "eager": replace(WHOLE, run=EngineOptions(attention="eager")),
-    "offloaded": replace(WHOLE, run=EngineOptions(offloaded=True)),
+    "offloaded": replace(WHOLE, run=EngineOptions(kv_offload=True)),
 }
 
 
@@ -212,8 +212,8 @@ def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> 
 
 
 def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
-    one_row = 64 * token_bytes(spec.decoding, 4)
-    settings = GeneratorSettings(rows=8, context_tokens=64, memory_bytes=3 * one_row)
+    one_row = 64 * kv_bytes_per_token(spec.decoding, 4)
+    settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(spec, settings)
     assert isinstance(decoder, TorchDecoder)
     assert (decoder.info.rows, decoder.info.context) == (3, 64)
@@ -221,7 +221,7 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
     decoder.close()
     with pytest.raises(EngineFailed, match="openvino does not generate"):
         engine_for(replace(spec, engine="openvino"))
-    source = SourceReading(source_tokens=64, start_token=0)
+    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
     behind_encoder = spec.decoding.model_copy(update={"source": source})
     with pytest.raises(EngineFailed, match=f"{spec.engine} does not generate"):
         engine_for(replace(spec, decoding=behind_encoder))
@@ -265,8 +265,10 @@ def test_the_candidate_is_the_fastest_that_this_process_can_run(tmp_path: Path) 
     by_torch = onnx.model_copy(update={"engine": "torch"})
     both = manifest.model_copy(update={"candidates": (by_torch, onnx)})
     on_gpu = GeneratorSettings(providers=("CUDAExecutionProvider",))
-    assert candidate_here(both, Device.CPU, GeneratorSettings()) is by_torch
-    assert candidate_here(both, Device.CPU, on_gpu) is onnx, "torch sees no CUDA device"
+    assert select_candidate(both, Device.CPU, GeneratorSettings()) is by_torch
+    assert select_candidate(both, Device.CPU, on_gpu) is onnx, "torch sees no CUDA device"
     alone = manifest.model_copy(update={"candidates": (by_torch,)})
-    assert candidate_here(alone, Device.CPU, on_gpu) is by_torch, "which then says what is missing"
-    assert candidate_here(both, Device.GPU, on_gpu) is None
+    assert select_candidate(alone, Device.CPU, on_gpu) is by_torch, (
+        "which then says what is missing"
+    )
+    assert select_candidate(both, Device.GPU, on_gpu) is None

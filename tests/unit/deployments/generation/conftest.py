@@ -6,12 +6,12 @@ import pytest
 
 from deployments.config import SchedulingSettings
 from tests.support.fake_decoder import FakeDecoder
-from tests.support.loop_harness import Bench
+from tests.support.loop_harness import LoopHarness
 
 
 @pytest.fixture
-def benches() -> Iterator[list[Bench]]:
-    made: list[Bench] = []
+def harnesses() -> Iterator[list[LoopHarness]]:
+    made: list[LoopHarness] = []
     yield made
     for bench in made:
         if bench.decoder.held is not None:
@@ -20,11 +20,15 @@ def benches() -> Iterator[list[Bench]]:
 
 
 @pytest.fixture
-def make_bench(benches: list[Bench]):
-    def make(decoder: FakeDecoder | None = None, **rules: float) -> Bench:
-        settings = {"part_tokens": 16, "fewest_part_tokens": 4, "stall_ms": 20.0} | rules
-        bench = Bench(decoder or FakeDecoder(), SchedulingSettings(**settings))
-        benches.append(bench)
+def make_bench(harnesses: list[LoopHarness]):
+    def make(decoder: FakeDecoder | None = None, **rules: float) -> LoopHarness:
+        settings = {
+            "max_prefill_chunk_tokens": 16,
+            "min_prefill_chunk_tokens": 4,
+            "max_prefill_stall_ms": 20.0,
+        } | rules
+        bench = LoopHarness(decoder or FakeDecoder(), SchedulingSettings(**settings))
+        harnesses.append(bench)
         bench.loop.start()
         return bench
 

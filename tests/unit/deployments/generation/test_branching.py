@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from deployments.generation.slots import Copy, RowTable
+from deployments.generation.slots import CopySlot, RowTable
 
 
-def carried_out(memory: dict[int, str], moves: list[Copy]) -> dict[int, str]:
+def carried_out(memory: dict[int, str], moves: list[CopySlot]) -> dict[int, str]:
     """Which text lies in which row afterwards."""
     after = dict(memory)
     for move in moves:
@@ -50,7 +50,7 @@ def test_what_is_copied_is_as_long_as_the_parents_memory() -> None:
         rows.take(owner)
     for _ in range(7):
         rows.wrote(0)
-    assert rows.branch("ab", [0, 0]) == [Copy(0, 1, 7)]
+    assert rows.branch("ab", [0, 0]) == [CopySlot(0, 1, 7)]
     assert rows.filled(1) == 7
 
 

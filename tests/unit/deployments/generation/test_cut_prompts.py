@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from deployments.artifacts.generation_config import SourceReading
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, UnknownToken
 from deployments.generation.job import Job
 from deployments.generation.messages import (
-    Beams,
+    BeamSearchParams,
     Chat,
     GenerationCall,
     GenerationOptions,
     Grammar,
     Prompt,
 )
-from deployments.generation.preparation import Preparation
+from deployments.generation.preparation import RequestPreparer
 from deployments.messages import ModelRef, Truncation
-from deployments.registry import OpenModel
+from deployments.registry import RegisteredModel
 from deployments.tokenization.encodings import open_tokenizer
 from tests.support.decoder_artifacts import seal_tiny_decoder
 from tests.support.encoder_decoder_artifacts import word_tokenizer
-from tests.support.fakes import soon
+from tests.support.fakes import far_deadline
 from tests.support.small_tokenizers import END, byte_level
 
 CONTEXT, SOURCE = 12, 8
@@ -55,7 +55,7 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         ModelRef("tiny/model", "1"),
         prompt,
         GenerationOptions(**said),
-        soon(),
+        far_deadline(),
     )
     desk = preparation(directory, encoder=encoder)
     return desk.job(call, desk.constraint(call)).prompt
@@ -63,16 +63,16 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
 
 def preparation(
     directory: Path, *, encoder: bool = False, rows: int = 4, unknown: int = 0
-) -> Preparation:
+) -> RequestPreparer:
     """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all.
 
     The last `unknown` tokens of its tokenizer it does not know.
     """
     manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
     assert manifest.decoding is not None
-    source = SourceReading(source_tokens=SOURCE, start_token=0) if encoder else None
+    source = EncoderDecoderConfig(max_source_tokens=SOURCE, start_token=0) if encoder else None
     decoding = manifest.decoding.model_copy(update={"source": source})
-    model = OpenModel(
+    model = RegisteredModel(
         ref=ModelRef(manifest.id, manifest.version),
         manifest=manifest.model_copy(update={"decoding": decoding}),
         directory=directory,
@@ -81,7 +81,7 @@ def preparation(
     )
     vocabulary = open_tokenizer(directory).get_vocab_size() - unknown
     info = DecoderInfo("cpu-fake", rows, CONTEXT, vocabulary, SOURCE if encoder else None)
-    return Preparation(model, info)
+    return RequestPreparer(model, info)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,10 @@ def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> No
 
 
 def test_the_last_tokens_that_are_wanted_are_those_of_the_whole_prompt(directory: Path) -> None:
-    assert prepared(directory, LONG, encoder=True, keep_last=3) == [*LONG_IDS[-2:], END_ID]
+    assert prepared(directory, LONG, encoder=True, truncate_prompt_tokens=3) == [
+        *LONG_IDS[-2:],
+        END_ID,
+    ]
 
 
 def test_an_encoder_expects_no_token_of_a_prompt(directory: Path) -> None:
@@ -146,7 +149,9 @@ def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory
 
 def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> None:
     last = open_tokenizer(directory).get_vocab_size() - 1
-    call = GenerationCall(ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), soon())
+    call = GenerationCall(
+        ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), far_deadline()
+    )
     with pytest.raises(UnknownToken, match=f"the token {last}") as caught:
         preparation(directory, unknown=1).job(call, None)
     assert caught.value.field == "prompt"
@@ -160,8 +165,10 @@ def test_a_model_s_own_beams_are_no_more_than_there_are_rows(
     desk = preparation(directory, encoder=True, rows=rows)
 
     def job(*, asked: bool) -> Job:
-        options = GenerationOptions(beams=Beams(3, is_asked=asked))
-        return desk.job(GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, soon()), None)
+        options = GenerationOptions(beams=BeamSearchParams(3, is_explicit=asked))
+        return desk.job(
+            GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, far_deadline()), None
+        )
 
     assert job(asked=False).width == width
     if rows < 3:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.generation_config import SourceReading
-from deployments.generation.job import GenerationJob
+from deployments.artifacts.generation_config import EncoderDecoderConfig
+from deployments.generation.job import SamplingJob
 from deployments.generation.messages import GenerationOptions
 from tests.support.fake_decoder import VOCABULARY
-from tests.support.fakes import soon
+from tests.support.fakes import far_deadline
 from tests.support.loop_harness import GREEDY, words
 
-FIRST, LAST, ALLOWED = 5, 6, 7
+TTFT, LAST, ALLOWED = 5, 6, 7
 
 
 @dataclass
@@ -33,13 +33,15 @@ class OneWord:
 
 
 def test_a_grammar_is_not_asked_about_tokens_that_every_answer_has() -> None:
-    source = SourceReading(source_tokens=8, start_token=1, first_token=FIRST, last_token=LAST)
+    source = EncoderDecoderConfig(
+        max_source_tokens=8, start_token=1, first_token=TTFT, last_token=LAST
+    )
     grammar = OneWord()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4)
-    job = GenerationJob([3, 4], options, replace(words(20), source=source), grammar, soon())  # type: ignore[arg-type]
+    job = SamplingJob([3, 4], options, replace(words(20), source=source), grammar, far_deadline())  # type: ignore[arg-type]
     written = []
     for _ in range(4):
         job.write(np.zeros((1, VOCABULARY), np.float32))
         written += job.last_tokens
-    assert written == [FIRST, ALLOWED, ALLOWED, LAST]
+    assert written == [TTFT, ALLOWED, ALLOWED, LAST]
     assert grammar.accepted == [ALLOWED, ALLOWED]

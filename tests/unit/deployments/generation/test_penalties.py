@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.errors import UnknownToken
-from deployments.generation.logits_rules import FURTHEST, Penalties
+from deployments.generation.logits_rules import MAX_ABS_LOGIT, Penalties
 from deployments.generation.messages import Sampling
 
 LOGITS = np.array([0.0, 2.0, -2.0, 1.0, -np.inf], np.float32)
@@ -94,5 +94,5 @@ def test_huge_penalties_leave_numbers_and_do_not_bring_back_what_the_model_ruled
     sampling: Sampling,
 ) -> None:
     values = changed(sampling, [0, 1, 2, 3, 4], [1, 2, 4])
-    assert np.abs(values[:4]).max() <= np.float32(FURTHEST)
+    assert np.abs(values[:4]).max() <= np.float32(MAX_ABS_LOGIT)
     assert values[4] == -np.inf

@@ -4,18 +4,20 @@ import pytest
 
 from deployments.config import SchedulingSettings
 from deployments.generation.slots import (
-    FEWEST_TOGETHER,
-    ReadingSpeed,
-    is_worth_a_part,
-    part_of,
-    reading_budget,
+    MIN_CHUNK_TOKENS,
+    PrefillRate,
+    chunk_size,
+    fits_min_chunk,
+    prefill_budget,
 )
 
-RULES = SchedulingSettings(stall_ms=100, part_tokens=256, fewest_part_tokens=16)
+RULES = SchedulingSettings(
+    max_prefill_stall_ms=100, max_prefill_chunk_tokens=256, min_prefill_chunk_tokens=16
+)
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "nobody_waits", "budget"),
+    ("tokens_per_s", "is_decode_idle", "budget"),
     [
         pytest.param(1_000, False, 100, id="what the time allows"),
         pytest.param(50, False, 16, id="the least, however slow"),
@@ -24,9 +26,9 @@ RULES = SchedulingSettings(stall_ms=100, part_tokens=256, fewest_part_tokens=16)
     ],
 )
 def test_how_much_is_read_before_the_next_token(
-    tokens_per_s: float, nobody_waits: bool, budget: int
+    tokens_per_s: float, is_decode_idle: bool, budget: int
 ) -> None:
-    assert reading_budget(tokens_per_s, RULES, nobody_waits=nobody_waits) == budget
+    assert prefill_budget(tokens_per_s, RULES, is_decode_idle=is_decode_idle) == budget
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_how_much_is_read_before_the_next_token(
 def test_what_is_left_goes_to_the_next_in_line_where_it_helps(
     unread: int, budget: int, worth: bool
 ) -> None:
-    assert is_worth_a_part(unread, budget, RULES) is worth
+    assert fits_min_chunk(unread, budget, RULES) is worth
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_what_is_left_goes_to_the_next_in_line_where_it_helps(
     [(40, 256, 40), (1_500, 256, 256), (1, 100, 1), (101, 100, 99), (257, 256, 255), (3, 2, 3)],
 )
 def test_how_long_a_part_is(unread: int, most: int, part: int) -> None:
-    assert part_of(unread, most) == part
+    assert chunk_size(unread, most) == part
 
 
 @pytest.mark.parametrize("most", [2, 3, 7, 16])
@@ -58,14 +60,14 @@ def test_how_long_a_part_is(unread: int, most: int, part: int) -> None:
 def test_no_part_of_a_prompt_is_a_single_token(unread: int, most: int) -> None:
     parts = []
     while unread:
-        parts.append(part_of(unread, most))
+        parts.append(chunk_size(unread, most))
         unread -= parts[-1]
-    assert min(parts) >= FEWEST_TOGETHER
+    assert min(parts) >= MIN_CHUNK_TOKENS
     assert max(parts) <= max(most, 3)
 
 
 def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
-    speed = ReadingSpeed(1_000)
+    speed = PrefillRate(1_000)
     speed.learn(100, took_s=0.2, fewest=16)
     assert speed.tokens_per_s == 500
     speed.learn(100, took_s=0.1, fewest=16)
@@ -73,6 +75,6 @@ def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
 
 
 def test_a_short_part_says_nothing_of_speed() -> None:
-    speed = ReadingSpeed(1_000)
+    speed = PrefillRate(1_000)
     speed.learn(15, took_s=10, fewest=16)
     assert speed.tokens_per_s == 1_000

@@ -21,7 +21,7 @@ from deployments.errors import (
 )
 from deployments.generation.chat_template import MOST_CHARACTERS
 from deployments.generation.messages import Chat
-from deployments.generation.preparation import PromptReader
+from deployments.generation.preparation import PromptTokenizer
 from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
@@ -41,7 +41,7 @@ CHAT_ML = """\
 HELLO = Chat(({"role": "user", "content": "hello"},))
 
 
-def reader(directory: Path, template: str | None = CHAT_ML) -> PromptReader:
+def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
     """Of a model whose tokenizer puts START before every text."""
     tokenizer = byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -52,9 +52,9 @@ def reader(directory: Path, template: str | None = CHAT_ML) -> PromptReader:
         (directory / CHAT_TEMPLATE_NAME).write_text(template, encoding="utf-8")
     special = {"bos_token": START, "eos_token": END}
     decoding = Decoding(
-        layers=1, kv_heads=1, head_dim=8, end_tokens=(END_ID,), special_tokens=special
+        layers=1, kv_heads=1, head_dim=8, eos_token_ids=(END_ID,), special_tokens=special
     )
-    return PromptReader(directory, decoding)
+    return PromptTokenizer(directory, decoding)
 
 
 def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
@@ -261,6 +261,6 @@ def test_a_long_conversation_is_no_hostile_one(tmp_path: Path) -> None:
 
 
 def test_without_a_tokenizer_there_is_no_reader(tmp_path: Path) -> None:
-    decoding = Decoding(layers=1, kv_heads=1, head_dim=8, end_tokens=(0,))
+    decoding = Decoding(layers=1, kv_heads=1, head_dim=8, eos_token_ids=(0,))
     with pytest.raises(ArtifactError):
-        PromptReader(tmp_path, decoding)
+        PromptTokenizer(tmp_path, decoding)

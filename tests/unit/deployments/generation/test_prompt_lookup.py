@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.generation.prompt_lookup import Drafter, TokenCost
+from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 
 CHEAP = 0.01
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def drafter(answer: list[int], longest: int = 100) -> Drafter:
-    return Drafter(PROMPT, answer, longest)
+def drafter(answer: list[int], longest: int = 100) -> PromptLookupDrafter:
+    return PromptLookupDrafter(PROMPT, answer, longest)
 
 
 def test_what_followed_the_same_words_before_is_guessed() -> None:
@@ -72,7 +72,7 @@ def test_a_draft_is_as_long_as_its_last_token_is_likelier_than_what_it_costs() -
 
 
 def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
-    cost = TokenCost()
+    cost = VerifyCost()
     for _ in range(60):
         cost.learn(50, 1, 0.010)
         cost.learn(50, 5, 0.022)
@@ -81,7 +81,7 @@ def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
 
 
 def test_long_rows_have_costs_of_their_own() -> None:
-    cost = TokenCost()
+    cost = VerifyCost()
     first = cost.share(1_000)
     for _ in range(30):
         cost.learn(50, 1, 0.010)
@@ -91,7 +91,7 @@ def test_long_rows_have_costs_of_their_own() -> None:
 
 
 def test_one_slow_step_does_not_end_drafting_for_good() -> None:
-    cost = TokenCost()
+    cost = VerifyCost()
     cost.learn(50, 1, 0.010)
     for _ in range(50):
         cost.learn(50, 5, 10.0)

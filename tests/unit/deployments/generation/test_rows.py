@@ -5,9 +5,9 @@ import random
 import pytest
 
 from deployments.generation.slots import (
-    FEWEST_SHARED,
-    FEWEST_TOGETHER,
-    Copy,
+    MIN_CHUNK_TOKENS,
+    MIN_PREFIX_TOKENS,
+    CopySlot,
     Exchange,
     RowTable,
 )
@@ -15,7 +15,9 @@ from deployments.generation.slots import (
 SYSTEM = list(range(100, 140))  # a prompt that many begin with
 
 
-def read_whole(rows: RowTable, owner: int, prompt: list[int]) -> tuple[int, list[Copy | Exchange]]:
+def read_whole(
+    rows: RowTable, owner: int, prompt: list[int]
+) -> tuple[int, list[CopySlot | Exchange]]:
     """Take a row, and read the prompt into it: what was shared, and what was moved."""
     row = rows.take(owner)
     shared, moves = rows.begin(row, prompt)
@@ -26,7 +28,7 @@ def read_whole(rows: RowTable, owner: int, prompt: list[int]) -> tuple[int, list
 def test_rows_in_use_are_the_first_ones() -> None:
     rows = RowTable(3)
     assert [rows.take(owner) for owner in (7, 8)] == [0, 1]
-    assert (rows.in_use, rows.free) == (2, 1)
+    assert (rows.used_slots, rows.free) == (2, 1)
 
 
 def test_the_last_row_takes_the_place_of_one_that_is_given_up() -> None:
@@ -35,7 +37,7 @@ def test_the_last_row_takes_the_place_of_one_that_is_given_up() -> None:
         read_whole(rows, owner, [owner] * tokens)
     rows.wrote(2)
     assert rows.give_up(7) == [Exchange(0, 2, 41)]
-    assert (rows.row_of(9), rows.row_of(8), rows.in_use) == (0, 1, 2)
+    assert (rows.row_of(9), rows.row_of(8), rows.used_slots) == (0, 1, 2)
     assert rows.filled(0) == 41
 
 
@@ -58,7 +60,7 @@ def test_a_prompt_starts_behind_what_a_row_in_use_has_read() -> None:
     rows = RowTable(3)
     read_whole(rows, 1, [*SYSTEM, 1, 2, 3])
     shared, moves = read_whole(rows, 2, [*SYSTEM, 4, 5, 6])
-    assert (shared, moves) == (len(SYSTEM), [Copy(0, 1, len(SYSTEM))])
+    assert (shared, moves) == (len(SYSTEM), [CopySlot(0, 1, len(SYSTEM))])
 
 
 def test_a_prompt_starts_behind_what_its_own_row_remembers() -> None:
@@ -109,12 +111,12 @@ def test_an_answer_is_not_remembered() -> None:
 @pytest.mark.parametrize(
     ("before", "prompt", "shared"),
     [
-        (SYSTEM, SYSTEM, len(SYSTEM) - FEWEST_TOGETHER),
-        (SYSTEM, SYSTEM[: FEWEST_SHARED - 1] + [0] * 9, 0),
-        (SYSTEM, SYSTEM[:FEWEST_SHARED] + [0] * 9, FEWEST_SHARED),
+        (SYSTEM, SYSTEM, len(SYSTEM) - MIN_CHUNK_TOKENS),
+        (SYSTEM, SYSTEM[: MIN_PREFIX_TOKENS - 1] + [0] * 9, 0),
+        (SYSTEM, SYSTEM[:MIN_PREFIX_TOKENS] + [0] * 9, MIN_PREFIX_TOKENS),
         (SYSTEM, [0, *SYSTEM], 0),
         (SYSTEM, [5], 0),
-        (SYSTEM[:FEWEST_SHARED], SYSTEM, FEWEST_SHARED),
+        (SYSTEM[:MIN_PREFIX_TOKENS], SYSTEM, MIN_PREFIX_TOKENS),
     ],
 )
 def test_how_much_of_a_prompt_is_shared(before: list[int], prompt: list[int], shared: int) -> None:
@@ -127,7 +129,7 @@ def test_a_prompt_that_is_to_be_computed_afresh_shares_nothing() -> None:
     rows = RowTable(2)
     read_whole(rows, 1, SYSTEM)
     rows.take(2)
-    assert rows.begin(1, SYSTEM, afresh=True) == (0, [])
+    assert rows.begin(1, SYSTEM, skip_prefix_cache=True) == (0, [])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -138,9 +140,9 @@ def test_no_row_has_two_owners_and_none_is_lost(seed: int) -> None:
     prompts: dict[int, list[int]] = {}
     beginnings = [[b] * chance.randint(1, 40) for b in range(3)]
 
-    def carry_out(moves: list[Copy | Exchange]) -> None:
+    def carry_out(moves: list[CopySlot | Exchange]) -> None:
         for move in moves:
-            if isinstance(move, Copy):
+            if isinstance(move, CopySlot):
                 memory[move.target][: move.tokens] = memory[move.source][: move.tokens]
             else:
                 one, two = memory[move.first], memory[move.second]

@@ -7,19 +7,19 @@ import time
 import numpy as np
 import pytest
 
-from deployments.engines.base import MOST_FAILURES
+from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
-from deployments.generation.beam_search import BeamJob, BeamSearch
+from deployments.generation.beam_search import BeamSearch, BeamSearchJob
 from deployments.generation.job import Job
 from deployments.generation.messages import (
-    Beams,
+    BeamSearchParams,
     Chunk,
     FinishReason,
     GenerationOptions,
     Sampling,
 )
 from tests.support.fake_decoder import FakeDecoder
-from tests.support.fakes import PATIENCE_S, soon
+from tests.support.fakes import PATIENCE_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, words
 
 
@@ -112,7 +112,7 @@ def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> N
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
     """The likeliest answer, every beginning computed afresh."""
-    search, decoder = BeamSearch(Beams(beams), most, (END,)), FakeDecoder(context=200)
+    search, decoder = BeamSearch(BeamSearchParams(beams), most, (END,)), FakeDecoder(context=200)
     while not search.is_over:
         rows = []
         for tokens in search.running:
@@ -129,10 +129,12 @@ def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
     bench = make_bench()
     prompts = [[*SYSTEM, n, 5] for n in range(6)]
     alone = [found_beams(prompt, beams, 9) for prompt in prompts]
-    options = GenerationOptions(beams=Beams(beams), max_new_tokens=9)
+    options = GenerationOptions(beams=BeamSearchParams(beams), max_new_tokens=9)
     jobs: list[Job] = []
     for prompt in prompts:
-        jobs.append(BeamJob(prompt, options, Beams(beams), words(96), soon()))
+        jobs.append(
+            BeamSearchJob(prompt, options, BeamSearchParams(beams), words(96), far_deadline())
+        )
         jobs.append(bench.job(prompt, new_tokens=15))
     answers = bench.answered(*jobs)
     assert [tuple(tokens) for tokens in answers[::2]] == alone
@@ -142,9 +144,9 @@ def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
 
 def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) -> None:
     bench = make_bench(FakeDecoder(rows=3, held=threading.Event()))
-    options = GenerationOptions(beams=Beams(3), max_new_tokens=4)
+    options = GenerationOptions(beams=BeamSearchParams(3), max_new_tokens=4)
     first = bench.job([1, 2], new_tokens=4)
-    wide = BeamJob([3, 4], options, Beams(3), words(96), soon())
+    wide = BeamSearchJob([3, 4], options, BeamSearchParams(3), words(96), far_deadline())
     last = bench.job([5, 6], new_tokens=4)
     for job in (first, wide, last):
         bench.loop.submit(job)
@@ -154,7 +156,7 @@ def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) ->
 
 
 def test_one_too_many_is_refused_at_once(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()), queue_requests=2)
+    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()), max_waiting_requests=2)
     first = bench.job([1, 2])
     bench.loop.submit(first)
     deadline_s = time.monotonic() + PATIENCE_S
@@ -234,7 +236,7 @@ def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
             raise EngineFailed("an illegal access")
 
     bench = make_bench(Broken())
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
         assert bench.loop.lost is None
         job = bench.job([1, 2, 5])
         bench.answered(job)
@@ -245,7 +247,7 @@ def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
 
 def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=0))
-    for _ in range(2 * MOST_FAILURES):
+    for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         bench.decoder.failing_at = len(bench.decoder.decodes)
         bench.answered(bench.job([1, 2, 5]))
     bench.loop.close()
@@ -328,16 +330,16 @@ def test_closing_answers_what_was_accepted(make_bench) -> None:
 
 def test_a_step_that_does_not_end_shows(make_bench) -> None:
     bench = make_bench(FakeDecoder(held=threading.Event()))
-    assert bench.loop.stuck_s() == 0
+    assert bench.loop.step_elapsed_s() == 0
     job = bench.job([1, 2])
     bench.loop.submit(job)
     deadline_s = time.monotonic() + PATIENCE_S
-    while bench.loop.stuck_s() < 0.02:
+    while bench.loop.step_elapsed_s() < 0.02:
         assert time.monotonic() < deadline_s
     bench.decoder.held.set()
     bench.reader.wait_until_done(job)
     bench.loop.close()
-    assert bench.loop.stuck_s() == 0
+    assert bench.loop.step_elapsed_s() == 0
 
 
 def test_steps_are_recorded(make_bench) -> None:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.generation.logits_rules import TokenRules
+from deployments.generation.logits_rules import TokenConstraints
 
 END = 9
 
 
-def rules(**given: object) -> TokenRules:
-    return TokenRules(**{"most": 6, "fewest": 0, "end_tokens": (END,)} | given)
+def rules(**given: object) -> TokenConstraints:
+    return TokenConstraints(**{"most": 6, "fewest": 0, "eos_token_ids": (END,)} | given)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from deployments.errors import InvalidField, ServeError
 from deployments.generation.job import Job
 from deployments.generation.messages import FinishReason, GenerationOptions, Sampling
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
-from tests.support.loop_harness import END, GREEDY, Bench
+from tests.support.loop_harness import END, GREEDY, LoopHarness
 
 MOST = 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -22,7 +22,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
     """Each token follows from the few before it, so that an answer soon goes round in circles."""
-    return FakeDecoder(context=400, most_drafted=MOST, memorable=memorable, **how)
+    return FakeDecoder(context=400, max_draft_tokens=MOST, memorable=memorable, **how)
 
 
 def options(sampling: Sampling, tokens: int = 120) -> GenerationOptions:
@@ -39,7 +39,7 @@ SAMPLINGS = (
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_change_no_answer(make_bench, sampling: Sampling) -> None:
-    plain, drafting = make_bench(repetitive(), draft_tokens=0), make_bench(repetitive())
+    plain, drafting = make_bench(repetitive(), max_draft_tokens=0), make_bench(repetitive())
     answers = [
         bench.answered(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
     ]
@@ -83,7 +83,7 @@ def test_all_that_is_told_is_the_same(
     """Texts, log-probabilities, and the end: by its length, by the model, or by an error."""
     told = []
     for most in (0, MOST):
-        bench = make_bench(repetitive(1, rows=1), draft_tokens=most)
+        bench = make_bench(repetitive(1, rows=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
         bench.answered(*jobs)  # on one row: the second takes it over from the first
@@ -92,7 +92,7 @@ def test_all_that_is_told_is_the_same(
     assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
-def news_of(bench: Bench, job: Job) -> list[object]:
+def news_of(bench: LoopHarness, job: Job) -> list[object]:
     """What a job's reader was told, but for numbers and times."""
     started, *chunks = bench.reader.news[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
@@ -116,17 +116,17 @@ def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
     bench.answered(bench.job(PROMPT, options=options(GREEDY)))
     steps = bench.steps.records
     assert sum(step.answer_tokens for step in steps) == 119, "the first comes with the prompt"
-    assert sum(step.drafted_tokens for step in steps) == sum(bench.decoder.verified) - len(
+    assert sum(step.draft_tokens for step in steps) == sum(bench.decoder.verified) - len(
         bench.decoder.verified
     )
-    accepted = sum(step.accepted_tokens for step in steps)
+    accepted = sum(step.accepted_draft_tokens for step in steps)
     assert accepted == 119 - len(bench.decoder.decodes) - len(bench.decoder.verified)
-    assert 0 < accepted <= sum(step.drafted_tokens for step in steps)
+    assert 0 < accepted <= sum(step.draft_tokens for step in steps)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_the_operator_says_how_much_is_drafted(make_bench, most: int) -> None:
-    bench = make_bench(repetitive(), draft_tokens=most)
+    bench = make_bench(repetitive(), max_draft_tokens=most)
     bench.answered(bench.job(PROMPT, options=options(GREEDY)))
     assert max(bench.decoder.verified, default=1) == most + 1
 
@@ -154,7 +154,7 @@ def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
 
 
 def test_an_answer_with_drafts_fills_its_row_to_the_last_token(make_bench) -> None:
-    bench = make_bench(FakeDecoder(context=60, most_drafted=MOST, memorable=2))
+    bench = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
     (tokens,) = bench.answered(bench.job(PROMPT, options=never_end))
     assert len(tokens) == 60 - len(PROMPT)
@@ -181,19 +181,21 @@ def test_random_company_changes_no_answer(seed: int) -> None:
         options(Sampling(temperature=chance.choice([0, 0.5]), seed=n), chance.randint(1, 60))
         for n in range(len(prompts))
     ]
-    plain = answers_of(prompts, orders, [0.0] * len(prompts), draft_tokens=0)
+    plain = answers_of(prompts, orders, [0.0] * len(prompts), max_draft_tokens=0)
     arrivals = [chance.choice([0.0, 0.0, 0.02]) for _ in prompts]
-    assert answers_of(prompts, orders, arrivals, draft_tokens=MOST) == plain
+    assert answers_of(prompts, orders, arrivals, max_draft_tokens=MOST) == plain
 
 
 def answers_of(
     prompts: list[list[int]],
     orders: list[GenerationOptions],
     pauses_s: list[float],
-    draft_tokens: int,
+    max_draft_tokens: int,
 ) -> list[list[int]]:
-    rules = SchedulingSettings(part_tokens=16, fewest_part_tokens=4, draft_tokens=draft_tokens)
-    bench = Bench(repetitive(), rules)
+    rules = SchedulingSettings(
+        max_prefill_chunk_tokens=16, min_prefill_chunk_tokens=4, max_draft_tokens=max_draft_tokens
+    )
+    bench = LoopHarness(repetitive(), rules)
     bench.loop.start()
     pause = threading.Event()
     jobs = []
@@ -203,5 +205,5 @@ def answers_of(
         pause.wait(pause_s)
     bench.reader.wait_until_done(*jobs)
     bench.loop.close()
-    assert draft_tokens == 0 or bench.decoder.verified, "nothing was drafted"
+    assert max_draft_tokens == 0 or bench.decoder.verified, "nothing was drafted"
     return [bench.reader.tokens(job) for job in jobs]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.artifacts import EMBEDDER
-from tests.support.fakes import FailingLane
+from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
 
@@ -53,7 +53,7 @@ async def test_what_no_route_takes_under_v1_is_told_as_openai_clients_read_it(
 async def test_a_bug_is_logged_whole_and_told_without_details(
     path: str, tiny_store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = InProcess(tiny_store, lane=FailingLane(KeyError("internals")), raise_bugs=False)
+    broken = InProcess(tiny_store, encoder=FailingEncoder(KeyError("internals")), raise_bugs=False)
     in_openai_words = "/embeddings" in path
     body = {"input": "a"} if in_openai_words else {"inputs": "a"}
     async with broken.client() as http:

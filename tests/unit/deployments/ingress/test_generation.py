@@ -28,18 +28,18 @@ from deployments.generation.messages import (
     GenerationOptions,
     Sampling,
 )
-from deployments.ingress.cluster_state import LaneState
-from deployments.ingress.generation import GenerationQuestion, GenerationService
+from deployments.ingress.cluster_state import DeploymentState
+from deployments.ingress.generation import GenerationRequest, GenerationService
 from deployments.ingress.generation_stream import MOST_WAITING
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.records import RequestRecord
-from deployments.registry import Registry
+from deployments.registry import ModelRegistry
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import ListRecorder, until
-from tests.support.generators import COMPUTE_TYPE, SpeakingGenerator, Speech
+from tests.support.fakes import ListRecorder, wait_until
+from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
 
-ASKED = GenerationQuestion(prompt="Once upon a time")
+ASKED = GenerationRequest(prompt="Once upon a time")
 
 
 @dataclass
@@ -47,19 +47,19 @@ class World:
     """A service over one generator, and what it recorded."""
 
     store: Path
-    speech_of: Callable[[GenerationCall], Speech] = lambda call: Speech()
+    speech_of: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     running: int = 1  # replicas, as the next look finds them
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     def __post_init__(self) -> None:
-        self.generator = SpeakingGenerator(self.speech_of)
+        self.generator = ScriptedGeneratorClient(self.speech_of)
         self.seen = self.running
         self.service = GenerationService(
-            registry=Registry(self.store, [ModelSettings(id=one) for one in self.models]),
+            registry=ModelRegistry(self.store, [ModelSettings(id=one) for one in self.models]),
             clients={Device.CPU: self.generator},
-            states=lambda: {Device.CPU: LaneState(available=True, running=self.seen)},
+            states=lambda: {Device.CPU: DeploymentState(available=True, running=self.seen)},
             refresh=self._look,
             recorder=self.recorder,
             settings=self.settings,
@@ -78,8 +78,8 @@ class World:
         return [record.status for record in self.recorder.records]
 
 
-def question(**told: object) -> GenerationQuestion:
-    return GenerationQuestion(**{"prompt": "Once upon a time", **told})  # type: ignore[arg-type]
+def question(**told: object) -> GenerationRequest:
+    return GenerationRequest(**{"prompt": "Once upon a time", **told})  # type: ignore[arg-type]
 
 
 def seeded(seed: int) -> GenerationOptions:
@@ -114,7 +114,7 @@ async def test_without_a_seed_the_generator_draws_each(writing_store: Path) -> N
 
 
 async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: Speech((str(call.prompt),)))
+    world = World(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
     asked = question(prompt="a", further_prompts=("b", "c"), choices=2)
     reply = await world.service.complete(asked)
     assert [one.text for one in reply.completions] == ["a", "a", "b", "b", "c", "c"]
@@ -127,14 +127,14 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
 async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: Path) -> None:
     logprobs = {0: -3.0, 1: -1.0, 2: -2.0}
 
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         seed = call.options.sampling.seed or 0
-        return Speech((f"s{seed}",), logprob=logprobs[seed])
+        return ScriptedReply((f"s{seed}",), logprob=logprobs[seed])
 
     world = World(writing_store, speech_of)
     reply = await world.service.complete(question(choices=2, best_of=3, options=seeded(0)))
     assert [one.text for one in reply.completions] == ["s1", "s2"]
-    assert [one.text for one in reply.passed_over] == ["s0"]
+    assert [one.text for one in reply.discarded] == ["s0"]
     assert {call.options.logprobs for call in world.generator.calls} == {0}
 
 
@@ -173,10 +173,10 @@ async def test_the_tasks_of_a_model_that_does_not_write_are_named(writing_store:
 
 
 async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         if call.options.sampling.seed == 1:
-            return Speech(breaks=EngineFailed("broken"))
-        return Speech(hangs=True)
+            return ScriptedReply(breaks=EngineFailed("broken"))
+        return ScriptedReply(hangs=True)
 
     world = World(writing_store, speech_of)
     with pytest.raises(EngineFailed, match="broken"):
@@ -187,9 +187,9 @@ async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> 
 
 
 async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         error = InputTooLong("`prompt` has 9 tokens", field="prompt")
-        return Speech(refusal=error if call.prompt == "long" else None)
+        return ScriptedReply(refusal=error if call.prompt == "long" else None)
 
     world = World(writing_store, speech_of)
     many = question(prompt="a", further_prompts=("b", "long"))
@@ -205,9 +205,9 @@ async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> Non
 
 
 async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: Speech(hangs=True))
+    world = World(writing_store, lambda call: ScriptedReply(hangs=True))
     asking = asyncio.ensure_future(world.service.complete(question(choices=4)))
-    await until(lambda: world.generator.open == 4)
+    await wait_until(lambda: world.generator.open == 4)
     assert world.service.inflight_generations == 4
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -218,7 +218,7 @@ async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> No
 
 async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
-    world = World(writing_store, lambda call: Speech(hangs=True), settings)
+    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     stream = await world.service.stream(question(choices=3))
     with pytest.raises(Overloaded):
         await world.service.complete(question(choices=2))
@@ -231,7 +231,7 @@ async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
 
 async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
-    world = World(writing_store, lambda call: Speech(hangs=True), settings)
+    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     with pytest.raises(DeadlineExceeded):
         await world.service.complete(ASKED)
     stream = await world.service.stream(ASKED)
@@ -245,8 +245,8 @@ async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) ->
 async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
     writing_store: Path,
 ) -> None:
-    settings = IngressUserConfig(loading_wait_s=0.02, generation_timeout_s=0.2)
-    world = World(writing_store, lambda call: Speech(silent=True), settings, running=0)
+    settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
+    world = World(writing_store, lambda call: ScriptedReply(drop_text=True), settings, running=0)
     for ask in (world.service.complete, world.service.stream):
         with pytest.raises(ModelLoading, match=DECODER):
             await ask(ASKED)
@@ -255,10 +255,10 @@ async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
 
 
 async def test_a_generator_that_has_started_meanwhile_goes_on(writing_store: Path) -> None:
-    settings = IngressUserConfig(loading_wait_s=0.02, generation_timeout_s=0.1)
-    world = World(writing_store, lambda call: Speech(hangs=True), settings, running=0)
+    settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
+    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
     asking = asyncio.ensure_future(world.service.complete(ASKED))
-    await until(lambda: world.generator.open == 1)
+    await wait_until(lambda: world.generator.open == 1)
     world.running = 1
     with pytest.raises(DeadlineExceeded):
         await asking
@@ -282,8 +282,8 @@ async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
 
 
 async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
-        return Speech(hangs=call.options.sampling.seed == 0)
+    def speech_of(call: GenerationCall) -> ScriptedReply:
+        return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
     world = World(writing_store, speech_of)
     stream = await world.service.stream(question(choices=2, options=seeded(0)))
@@ -302,9 +302,13 @@ async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) ->
 async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_opened(
     writing_store: Path,
 ) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         bad = InvalidField("no such form", field="grammar")
-        return Speech(refusal=bad) if call.options.sampling.seed == 1 else Speech(hangs=True)
+        return (
+            ScriptedReply(refusal=bad)
+            if call.options.sampling.seed == 1
+            else ScriptedReply(hangs=True)
+        )
 
     world = World(writing_store, speech_of)
     with pytest.raises(InvalidField):
@@ -316,9 +320,9 @@ async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_open
 async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
     writing_store: Path,
 ) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         last = call.options.sampling.seed == 1
-        return Speech(breaks=EngineFailed("broken")) if last else Speech(hangs=True)
+        return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
 
     world = World(writing_store, speech_of)
     stream = await world.service.stream(question(choices=2, options=seeded(0)))
@@ -331,12 +335,12 @@ async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
     with pytest.raises(EngineFailed):
         await read()
     assert said == ["Hel", "lo"]
-    await until(world.is_idle)
+    await wait_until(world.is_idle)
     assert world.statuses == [500]
 
 
 async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_store: Path) -> None:
-    class Cut(SpeakingGenerator):
+    class Cut(ScriptedGeneratorClient):
         async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
             async for what in super().stream(call):
                 if getattr(what, "finished", None) is None:
@@ -351,9 +355,9 @@ async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_s
 
 
 async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: Speech(silent=True))
+    world = World(writing_store, lambda call: ScriptedReply(drop_text=True))
     asking = asyncio.ensure_future(world.service.stream(question(choices=2)))
-    await until(lambda: world.generator.open == 2)
+    await wait_until(lambda: world.generator.open == 2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -362,7 +366,7 @@ async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_st
 
 
 async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -> None:
-    long = Speech(("x",) * (5 * MOST_WAITING))
+    long = ScriptedReply(("x",) * (5 * MOST_WAITING))
     world = World(writing_store, lambda call: long)
     stream = await world.service.stream(ASKED)
     for _ in range(20 * MOST_WAITING):
@@ -382,7 +386,7 @@ async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
 
 
 async def test_an_answer_that_is_there_at_once_is_recorded_whole(writing_store: Path) -> None:
-    class Quick(SpeakingGenerator):
+    class Quick(ScriptedGeneratorClient):
         async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
             for what in [what async for what in super().stream(call)]:
                 yield what

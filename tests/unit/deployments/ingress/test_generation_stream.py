@@ -8,17 +8,17 @@ import pytest
 
 from deployments.errors import EngineFailed
 from deployments.generation.messages import FinishReason
-from tests.support.fakes import until
-from tests.support.generators import Speech
+from tests.support.fakes import wait_until
+from tests.support.generators import ScriptedReply
 from tests.unit.deployments.ingress.test_generation import World, question
 
-HANGS = Speech(("a", "b", "c"), hangs=True)
+HANGS = ScriptedReply(("a", "b", "c"), hangs=True)
 
 
 async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
     world = World(writing_store, lambda call: HANGS)
     stream = await world.service.stream(question(choices=2))
-    await until(lambda: world.generator.said == 2 * 4)
+    await wait_until(lambda: world.generator.said == 2 * 4)
     parts = await stream.enough()
     said = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
     assert said == ["abc", "abc"]
@@ -36,7 +36,7 @@ async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
 async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> None:
     world = World(writing_store)
     stream = await world.service.stream(question())
-    await until(lambda: len(stream.finished) == 1)
+    await wait_until(lambda: len(stream.finished) == 1)
     parts = await stream.enough()
     (finished,) = [part.chunk.finished for part in parts if part.chunk.finished is not None]
     assert finished.reason is FinishReason.END
@@ -45,9 +45,11 @@ async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> No
 
 
 async def test_enough_of_what_failed_is_the_failure(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: Speech(breaks=EngineFailed("the engine failed")))
+    world = World(
+        writing_store, lambda call: ScriptedReply(breaks=EngineFailed("the engine failed"))
+    )
     stream = await world.service.stream(question())
-    await until(world.is_idle)
+    await wait_until(world.is_idle)
     with pytest.raises(EngineFailed):
         await stream.enough()
     await stream.aclose()

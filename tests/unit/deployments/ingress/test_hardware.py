@@ -7,21 +7,21 @@ import pytest
 
 from deployments.artifacts.manifest import Device
 from deployments.errors import HardwareUnavailable
-from deployments.ingress.cluster_state import LaneState, choose_device
+from deployments.ingress.cluster_state import DeploymentState, choose_device
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest
 from tests.support.in_process import InProcess
 
 CPU, GPU = Device.CPU, Device.GPU
 EMBED = f"/models/{EMBEDDER}"
 RUNS, SLEEPS, ABSENT = (
-    LaneState(available=True, running=1),
-    LaneState(available=True, running=0),
-    LaneState(available=False, running=0),
+    DeploymentState(available=True, running=1),
+    DeploymentState(available=True, running=0),
+    DeploymentState(available=False, running=0),
 )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "graphs", "lanes", "chosen"),
+    ("wanted", "graphs", "encoders", "chosen"),
     [
         (None, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, CPU),
         (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, CPU),
@@ -37,15 +37,15 @@ RUNS, SLEEPS, ABSENT = (
 def test_the_caller_decides_and_the_cpu_is_the_default(
     wanted: Device | None,
     graphs: tuple[Device, ...],
-    lanes: dict[Device, LaneState],
+    encoders: dict[Device, DeploymentState],
     chosen: Device | None,
 ) -> None:
     manifest = tiny_manifest(devices=graphs)
     if chosen is not None:
-        assert choose_device(wanted, manifest, lanes) is chosen
+        assert choose_device(wanted, manifest, encoders) is chosen
         return
     with pytest.raises(HardwareUnavailable) as refusal:
-        choose_device(wanted, manifest, lanes)
+        choose_device(wanted, manifest, encoders)
     assert refusal.value.field == "options.use_gpu"
     assert str(wanted or CPU) in refusal.value.message
 
@@ -103,7 +103,7 @@ async def test_a_model_without_a_gpu_graph_is_refused_there(tmp_path: Path) -> N
     assert served.status_code == 200
 
 
-async def test_both_lanes_give_the_same_answer_and_share_no_memory(tiny_store: Path) -> None:
+async def test_both_encoders_give_the_same_answer_and_share_no_memory(tiny_store: Path) -> None:
     async with InProcess(tiny_store, gpus=1).client() as http:
         answers = [
             await http.post(EMBED, json={"inputs": "a", "options": {"hardware": hardware}})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import InputTooLong
-from deployments.ingress.limits import within_characters, within_total
+from deployments.ingress.limits import check_total_length, limit_text_length
 from deployments.messages import Text, Truncation
 from deployments.tasks import TaskInput
 
@@ -15,13 +15,13 @@ def parsed(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> TaskInpu
 
 def test_texts_within_the_limit_pass_as_they_are() -> None:
     whole = parsed("abcd", ("abcd", "efgh"))
-    assert within_characters(whole, 4) is whole
+    assert limit_text_length(whole, 4) is whole
 
 
 @pytest.mark.parametrize("text", ["abcde", ("abcde", ""), ("a", "bcdef")])
 def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Text) -> None:
     with pytest.raises(InputTooLong, match="has 5 characters, at most 4") as refusal:
-        within_characters(parsed("a", text), 4)
+        limit_text_length(parsed("a", text), 4)
     assert refusal.value.field == "inputs[1]"
 
 
@@ -33,15 +33,15 @@ def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Tex
     ],
 )
 def test_each_segment_is_cut_on_its_own(truncation: Truncation, kept: tuple[Text, ...]) -> None:
-    cut = within_characters(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
+    cut = limit_text_length(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
     assert cut.texts == kept
 
 
 def test_a_text_counts_as_often_as_it_is_read() -> None:
     pairs = parsed(*[("query", "text")] * 3)
-    assert within_total(pairs, 27) is pairs
+    assert check_total_length(pairs, 27) is pairs
     with pytest.raises(InputTooLong, match="27 characters to read, at most 26") as refusal:
-        within_total(pairs, 26)
+        check_total_length(pairs, 26)
     assert refusal.value.field == "inputs"
 
 
@@ -54,5 +54,5 @@ def test_too_many_characters_are_told_where_there_are_many() -> None:
         many="inputs.texts",
     )
     with pytest.raises(InputTooLong, match="makes 17 characters") as refusal:
-        within_total(searched, 16)
+        check_total_length(searched, 16)
     assert refusal.value.field == "inputs.texts"

@@ -10,7 +10,7 @@ from deployments.errors import InputTooLong, ServeError, TooManyItems
 from deployments.generation.messages import Chat, Prompt
 from deployments.ingress.limits import check_prompts
 from tests.support.decoder_artifacts import DECODER
-from tests.support.generators import SpeakingGenerator
+from tests.support.generators import ScriptedGeneratorClient
 from tests.support.in_process import InProcess
 
 LIMITS = LimitSettings(items=4, item_chars=100, request_chars=250)
@@ -73,7 +73,7 @@ def test_what_is_too_much_is_named(
 async def test_every_api_has_them_and_says_it_in_its_words(
     path: str, body: dict[str, Any], field: str, writing_store: Path
 ) -> None:
-    generator = SpeakingGenerator()
+    generator = ScriptedGeneratorClient()
     settings = IngressUserConfig(limits=LIMITS)
     world = InProcess(writing_store, models=(DECODER,), generator=generator, settings=settings)
     async with world.client() as http:

@@ -8,10 +8,17 @@ import pytest
 from deployments.artifacts.manifest import Device, TaskName
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
-from deployments.ingress.routing import Collect, Router, Send
+from deployments.ingress.routing import MicroBatchRouter, SendMicroBatch, Submit
 from deployments.messages import Answer, BatchKey, Call, CallBatch, ModelRef, Outcome, Truncation
-from deployments.transports.base import LaneClient
-from tests.support.fakes import FailingLane, SilentLane, each_alone, in_groups_of, soon, until
+from deployments.transports.base import EncoderClient
+from tests.support.fakes import (
+    FailingEncoder,
+    HangingEncoder,
+    each_alone,
+    far_deadline,
+    in_groups_of,
+    wait_until,
+)
 
 SHORT = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -20,7 +27,7 @@ LONG = SHORT._replace(long=True)
 
 
 def call(text: str, deadline_s: float | None = None) -> Call:
-    return Call((text,), ("inputs",), None, Truncation.REFUSE, deadline_s or soon())
+    return Call((text,), ("inputs",), None, Truncation.REFUSE, deadline_s or far_deadline())
 
 
 class EchoLane:
@@ -38,32 +45,32 @@ class EchoLane:
         ]
 
 
-def router(lane: LaneClient, batched: object = each_alone) -> Router:
-    return Router({Device.CPU: lane}, batched, MicroBatchSettings())
+def router(encoder: EncoderClient, batched: object = each_alone) -> MicroBatchRouter:
+    return MicroBatchRouter({Device.CPU: encoder}, batched, MicroBatchSettings())
 
 
 async def test_calls_of_one_list_get_each_their_own_outcome() -> None:
-    lane = EchoLane()
-    route = router(lane, in_groups_of(3))
+    encoder = EchoLane()
+    route = router(encoder, in_groups_of(3))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in ("a", "refused", "b")), return_exceptions=True
     )
-    assert lane.lists == [["a", "refused", "b"]]
+    assert encoder.lists == [["a", "refused", "b"]]
     assert (outcomes[0].value, outcomes[2].value) == ("a", "b")
     assert isinstance(outcomes[1], InputTooLong)
 
 
 async def test_calls_of_different_keys_never_share_a_list() -> None:
-    lane = EchoLane()
-    route = router(lane, in_groups_of(2))
+    encoder = EchoLane()
+    route = router(encoder, in_groups_of(2))
     keyed = [(SHORT, "a"), (LONG, "b"), (SHORT, "c"), (LONG, "d")]
     await asyncio.gather(*(route.run(key, call(text)) for key, text in keyed))
-    assert sorted(lane.lists) == [["a", "c"], ["b", "d"]]
+    assert sorted(encoder.lists) == [["a", "c"], ["b", "d"]]
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("lost")])
 async def test_a_failing_hop_is_the_outcome_of_every_call(error: Exception) -> None:
-    route = router(FailingLane(error), in_groups_of(2))
+    route = router(FailingEncoder(error), in_groups_of(2))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in "ab"), return_exceptions=True
     )
@@ -72,42 +79,42 @@ async def test_a_failing_hop_is_the_outcome_of_every_call(error: Exception) -> N
 
 async def test_a_failure_nobody_foresaw_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        await router(FailingLane(ZeroDivisionError())).run(SHORT, call("a"))
+        await router(FailingEncoder(ZeroDivisionError())).run(SHORT, call("a"))
 
 
-async def test_a_lane_that_does_not_answer_ends_with_the_deadline_and_is_let_go() -> None:
-    lane = SilentLane()
+async def test_an_encoder_that_does_not_answer_ends_with_the_deadline_and_is_let_go() -> None:
+    encoder = HangingEncoder()
     started_s = time.time()
     with pytest.raises(DeadlineExceeded):
-        await router(lane).run(SHORT, call("a", deadline_s=started_s + 0.05))
+        await router(encoder).run(SHORT, call("a", deadline_s=started_s + 0.05))
     assert 0.04 <= time.time() - started_s < 5
-    assert (lane.lists, lane.given_up) == (1, 1)
+    assert (encoder.lists, encoder.given_up) == (1, 1)
 
 
 async def test_a_list_waits_as_long_as_the_most_patient_of_its_calls() -> None:
-    lane = SilentLane()
-    route = router(lane, in_groups_of(2))
+    encoder = HangingEncoder()
+    route = router(encoder, in_groups_of(2))
     hasty, patient = [
         asyncio.ensure_future(route.run(SHORT, call("a", deadline_s=time.time() + patience_s)))
         for patience_s in (0.05, 0.5)
     ]
     with pytest.raises(DeadlineExceeded):
         await hasty
-    assert lane.given_up == 0
+    assert encoder.given_up == 0
     with pytest.raises(DeadlineExceeded):
         await patient
-    await until(lambda: lane.given_up == 1)
+    await wait_until(lambda: encoder.given_up == 1)
 
 
 async def test_a_call_whose_time_is_over_fails_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
-        await router(SilentLane()).run(SHORT, call("a", deadline_s=time.time() - 1))
+        await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.time() - 1))
 
 
 async def test_new_rules_hold_for_new_lists_only_when_they_differ() -> None:
     made: list[MicroBatchSettings] = []
 
-    def noting(send: Send, settings: MicroBatchSettings) -> Collect:
+    def noting(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
         made.append(settings)
         return each_alone(send, settings)
 

@@ -13,15 +13,15 @@ from deployments.artifacts.manifest import Device, TaskName
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
 from deployments.ingress.request_log import log_level
-from deployments.ingress.response_cache import STRING_BYTES, answer_bytes
+from deployments.ingress.response_cache import STRING_BYTES, response_bytes
 from deployments.messages import Answer, BatchKey, ModelRef
 from deployments.tasks.token_classification import TokenClassification
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
-from tests.support.fakes import FailingLane, SilentLane, in_groups_of, until
+from tests.support.fakes import FailingEncoder, HangingEncoder, in_groups_of, wait_until
 from tests.support.in_process import InProcess
 
 EMBED = f"/models/{EMBEDDER}"
-HASTY = IngressUserConfig(timeout_s=0.1, loading_wait_s=0.05)
+HASTY = IngressUserConfig(timeout_s=0.1, cold_start_wait_s=0.05)
 
 
 async def compute_types(http: httpx.AsyncClient, *bodies: dict[str, object]) -> list[str]:
@@ -56,7 +56,7 @@ def test_words_of_parameters_count_as_memory() -> None:
             "a", {"ignore_labels": list(ignored)}, tiny_manifest(labels=("O", "PER"))
         )
         key = BatchKey(ModelRef("m", "1"), TaskName.TOKEN_CLASSIFICATION, Device.CPU, long=False)
-        return answer_bytes((key, task_input), Answer([], "cpu-fp32"))
+        return response_bytes((key, task_input), Answer([], "cpu-fp32"))
 
     assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
 
@@ -71,8 +71,8 @@ async def test_who_wants_no_memory_gets_none(tiny_store: Path) -> None:
 
 
 async def test_a_failure_is_not_remembered(tiny_store: Path) -> None:
-    failing = FailingLane(EngineFailed("the engine gave up"))
-    async with InProcess(tiny_store, lane=failing).client() as http:
+    failing = FailingEncoder(EngineFailed("the engine gave up"))
+    async with InProcess(tiny_store, encoder=failing).client() as http:
         replies = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
     assert [(r.status_code, r.json()["code"]) for r in replies] == [(500, "engine_failed")] * 2
 
@@ -82,7 +82,7 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
     async with world.client() as http:
         waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))
-        await until(lambda: world.service.inflight_items == 2)
+        await wait_until(lambda: world.service.inflight_items == 2)
         refused = await http.post(EMBED, json={"inputs": ["c", "d"]})
         in_openai_words = await http.post("/v1/embeddings", json={"input": ["c", "d"]})
         fits, first = await asyncio.gather(http.post(EMBED, json={"inputs": "e"}), waiting)
@@ -101,21 +101,23 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     assert world.service.inflight_items == 0
 
 
-async def test_a_full_lane_answers_429_too(tiny_store: Path) -> None:
-    async with InProcess(tiny_store, lane=FailingLane(Overloaded("full"))).client() as http:
+async def test_a_full_encoder_answers_429_too(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
         reply = await http.post(EMBED, json={"inputs": "a"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
 
 
 async def test_a_request_that_takes_too_long_ends_with_504(tiny_store: Path) -> None:
-    async with InProcess(tiny_store, lane=SilentLane(), settings=HASTY).client() as http:
+    async with InProcess(tiny_store, encoder=HangingEncoder(), settings=HASTY).client() as http:
         reply = await http.post(EMBED, json={"inputs": "a"})
     assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
     assert "retry-after" not in reply.headers
 
 
-async def test_a_lane_that_is_starting_answers_503_with_an_estimate(tiny_store: Path) -> None:
-    starting = InProcess(tiny_store, lane=SilentLane(), settings=HASTY, running={"Tokenizer": 1})
+async def test_an_encoder_that_is_starting_answers_503_with_an_estimate(tiny_store: Path) -> None:
+    starting = InProcess(
+        tiny_store, encoder=HangingEncoder(), settings=HASTY, running={"Tokenizer": 1}
+    )
     async with starting.client() as http:
         hugging_face = await http.post(EMBED, json={"inputs": "a"})
         openai = await http.post("/v1/embeddings", json={"input": "a"})
@@ -131,8 +133,8 @@ async def test_a_lane_that_is_starting_answers_503_with_an_estimate(tiny_store: 
 
 
 async def test_who_waits_for_the_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
-    settings = IngressUserConfig(timeout_s=0.6, loading_wait_s=0.0)
-    starting = InProcess(tiny_store, lane=SilentLane(), settings=settings, running={})
+    settings = IngressUserConfig(timeout_s=0.6, cold_start_wait_s=0.0)
+    starting = InProcess(tiny_store, encoder=HangingEncoder(), settings=settings, running={})
     clock = asyncio.get_running_loop().time
     async with starting.client() as http:
         waited = []
@@ -145,9 +147,15 @@ async def test_who_waits_for_the_model_waits_up_to_the_timeout(tiny_store: Path)
     assert waited[1] >= 0.59
 
 
-async def test_a_sleeping_gpu_lane_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
-    one_sleeps = {"Tokenizer": 1, "CpuLane": 1, "GpuLane": 0}
-    world = InProcess(tiny_store, gpus=1, running=one_sleeps, lane=SilentLane(), settings=HASTY)
+async def test_a_sleeping_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
+    one_sleeps = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 0}
+    world = InProcess(
+        tiny_store,
+        gpus=1,
+        running=one_sleeps,
+        encoder=HangingEncoder(),
+        settings=HASTY,
+    )
     async with world.client() as http:
         asleep = await http.post(EMBED, json={"inputs": "a"}, headers={"x-use-gpu": "1"})
         awake = await http.post(EMBED, json={"inputs": "a"})

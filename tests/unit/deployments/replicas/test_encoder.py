@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest, Device, TaskName
-from deployments.config import AppArgs, BatchSettings, LaneSettings, ModelSettings
-from deployments.engines.base import MOST_FAILURES
+from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
+from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -27,16 +27,16 @@ from deployments.messages import (
     Answer,
     Batch,
     BatchKey,
-    EncodedBatch,
-    EncodedCall,
     ModelRef,
     Outputs,
-    TokenLayout,
+    TokenizedBatch,
+    TokenizedCall,
+    TokenOffsets,
 )
-from deployments.records import PassRecord
-from deployments.registry import Registry
-from deployments.replicas.encoder import BatchReplica
-from deployments.tasks import TASKS, Computed, Task
+from deployments.records import ForwardPassRecord
+from deployments.registry import ModelRegistry
+from deployments.replicas.encoder import EncoderReplica
+from deployments.tasks import TASKS, DecodeContext, Task
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction
 from tests.support.artifacts import (
     EMBEDDER,
@@ -47,7 +47,7 @@ from tests.support.artifacts import (
     seal_older,
     seal_tiny,
 )
-from tests.support.fakes import ListRecorder, item, soon
+from tests.support.fakes import ListRecorder, far_deadline, item
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 # fp32 sums of at most 16 values of size 1.
@@ -55,40 +55,42 @@ TOLERANCE = 1e-5
 
 
 def args(store: Path) -> AppArgs:
-    lanes = {device: LaneSettings(runs=2) for device in Device}
-    return AppArgs(store=store, models=(ModelSettings(id=EMBEDDER),), lanes=lanes)
+    encoders = {device: EncoderSettings(concurrent_passes=2) for device in Device}
+    return AppArgs(store=store, models=(ModelSettings(id=EMBEDDER),), encoders=encoders)
 
 
-class Lane:
+class EncoderHarness:
     """A replica and what it records."""
 
     def __init__(self, store: Path, device: Device = Device.CPU) -> None:
-        self.passes: ListRecorder[PassRecord] = ListRecorder()
-        self.replica = BatchReplica(args(store), device, self.passes)
-        ref = Registry.of(args(store)).find(EMBEDDER).ref
+        self.passes: ListRecorder[ForwardPassRecord] = ListRecorder()
+        self.replica = EncoderReplica(args(store), device, self.passes)
+        ref = ModelRegistry.of(args(store)).find(EMBEDDER).ref
         self.key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, device, long=False)
 
-    def batch(self, *calls: EncodedCall | Exception) -> EncodedBatch:
+    def batch(self, *calls: TokenizedCall | Exception) -> TokenizedBatch:
         """A list whose items are all made of token 5."""
-        lengths = [n for call in calls if isinstance(call, EncodedCall) for n in call.lengths]
-        return EncodedBatch(self.key, item(5, sum(lengths)).ids.tobytes(), calls, encode_s=0.25)
+        lengths = [n for call in calls if isinstance(call, TokenizedCall) for n in call.lengths]
+        return TokenizedBatch(self.key, item(5, sum(lengths)).ids.tobytes(), calls, tokenize_s=0.25)
 
 
 @pytest.fixture
-async def lane(tiny_store: Path) -> AsyncIterator[Lane]:
-    made = Lane(tiny_store)
+async def encoder(tiny_store: Path) -> AsyncIterator[EncoderHarness]:
+    made = EncoderHarness(tiny_store)
     yield made
     await made.replica.close()
 
 
-def call(*lengths: int, deadline_s: float | None = None, truncated: int = 0) -> EncodedCall:
-    return EncodedCall(lengths, truncated, RAW, deadline_s or soon())
+def call(*lengths: int, deadline_s: float | None = None, truncated: int = 0) -> TokenizedCall:
+    return TokenizedCall(lengths, truncated, RAW, deadline_s or far_deadline())
 
 
-async def test_every_call_has_its_outcome_in_order_errors_included(lane: Lane) -> None:
+async def test_every_call_has_its_outcome_in_order_errors_included(encoder: EncoderHarness) -> None:
     refused = InputTooLong("too long", field="inputs")
-    first, second, third, late = await lane.replica.infer(
-        lane.batch(call(3, 4, truncated=1), refused, call(2), call(2, deadline_s=time.time() - 1))
+    first, second, third, late = await encoder.replica.infer(
+        encoder.batch(
+            call(3, 4, truncated=1), refused, call(2), call(2, deadline_s=time.time() - 1)
+        )
     )
     assert np.shape(first.value) == (2, WIDTH)
     assert second is refused
@@ -97,41 +99,43 @@ async def test_every_call_has_its_outcome_in_order_errors_included(lane: Lane) -
     assert (first.truncated, third.truncated) == (1, 0)
 
 
-async def test_an_answer_says_what_ran_and_what_it_took(lane: Lane) -> None:
-    (answer,) = await lane.replica.infer(lane.batch(call(3, 4)))
+async def test_an_answer_says_what_ran_and_what_it_took(encoder: EncoderHarness) -> None:
+    (answer,) = await encoder.replica.infer(encoder.batch(call(3, 4)))
     assert isinstance(answer, Answer)
     assert answer.compute_type == "cpu-fp32"
-    assert (answer.timings.tokens, answer.timings.encode_s) == (7, 0.25)
+    assert (answer.timings.tokens, answer.timings.tokenize_s) == (7, 0.25)
     assert answer.timings.forward_s > 0
-    assert sum(record.tokens for record in lane.passes.records) == 7
+    assert sum(record.tokens for record in encoder.passes.records) == 7
 
 
-async def test_company_does_not_change_an_answer(lane: Lane) -> None:
-    (alone,) = await lane.replica.infer(lane.batch(call(3)))
-    together = await lane.replica.infer(lane.batch(*(call(n) for n in (16, 3, 1, 9))))
+async def test_answer_is_batch_invariant(encoder: EncoderHarness) -> None:
+    (alone,) = await encoder.replica.infer(encoder.batch(call(3)))
+    together = await encoder.replica.infer(encoder.batch(*(call(n) for n in (16, 3, 1, 9))))
     np.testing.assert_allclose(together[1].value, alone.value, atol=TOLERANCE)
 
 
-async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(lane: Lane) -> None:
-    lane.replica.configure(BatchSettings(queue_items=3))
-    outcomes = await lane.replica.infer(lane.batch(call(2, 2), call(2, 2), call(2)))
+async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(
+    encoder: EncoderHarness,
+) -> None:
+    encoder.replica.configure(BatchSettings(max_waiting_items=3))
+    outcomes = await encoder.replica.infer(encoder.batch(call(2, 2), call(2, 2), call(2)))
     assert [type(outcome) for outcome in outcomes] == [Answer, Overloaded, Answer]
 
 
-async def test_a_model_without_a_graph_for_the_lane_says_so(tmp_path: Path) -> None:
+async def test_a_model_without_a_graph_for_the_encoder_says_so(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER, devices=(Device.CPU,))
-    lane = Lane(tmp_path, Device.GPU)
-    (outcome,) = await lane.replica.infer(lane.batch(call(2)))
+    encoder = EncoderHarness(tmp_path, Device.GPU)
+    (outcome,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(outcome, HardwareUnavailable)
-    assert "gpu lane" in outcome.message
-    await lane.replica.close()
+    assert "gpu encoder" in outcome.message
+    await encoder.replica.close()
 
 
-async def test_a_model_nobody_configured_fails_its_own_list_only(lane: Lane) -> None:
-    known = lane.batch(call(2))
+async def test_a_model_nobody_configured_fails_its_own_list_only(encoder: EncoderHarness) -> None:
+    known = encoder.batch(call(2))
     unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
     (failed,), (answered,) = await asyncio.gather(
-        lane.replica.infer(unknown), lane.replica.infer(known)
+        encoder.replica.infer(unknown), encoder.replica.infer(known)
     )
     assert isinstance(failed, UnknownModel)
     assert isinstance(answered, Answer)
@@ -143,30 +147,30 @@ async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: 
     reseal_as(broken, GRAPH_NAME, b"sealed, but no graph")
     both = (ModelSettings(id="tiny/broken"), ModelSettings(id=EMBEDDER))
     settings = args(tmp_path).model_copy(update={"models": both})
-    replica = BatchReplica(settings, Device.CPU, ListRecorder())
+    replica = EncoderReplica(settings, Device.CPU, ListRecorder())
     outcomes = {}
     for model in both:
-        ref = Registry.of(settings).find(model.id).ref
+        ref = ModelRegistry.of(settings).find(model.id).ref
         key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
-        batch = EncodedBatch(key, item(1, 2).ids.tobytes(), (call(2),), 0.0)
+        batch = TokenizedBatch(key, item(1, 2).ids.tobytes(), (call(2),), 0.0)
         (outcomes[model.id],) = await replica.infer(batch)
     await replica.close()
     assert isinstance(outcomes["tiny/broken"], EngineFailed)
     assert isinstance(outcomes[EMBEDDER], Answer)
 
 
-def test_a_lane_without_its_provider_does_not_start(tmp_path: Path) -> None:
+def test_an_encoder_without_its_provider_does_not_start(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
-    lanes = {Device.GPU: LaneSettings(providers=("AbacusExecutionProvider",))}
-    settings = args(tmp_path).model_copy(update={"lanes": lanes})
+    encoders = {Device.GPU: EncoderSettings(providers=("AbacusExecutionProvider",))}
+    settings = args(tmp_path).model_copy(update={"encoders": encoders})
     with pytest.raises(EngineFailed, match="Abacus"):
-        BatchReplica(settings, Device.GPU, ListRecorder())
+        EncoderReplica(settings, Device.GPU, ListRecorder())
 
 
 class Refusing(FeatureExtraction):
     """A task that only finds out from the tokens that there is nothing to answer."""
 
-    def decode(self, computed: Computed, options: Any) -> Any:
+    def decode(self, computed: DecodeContext, options: Any) -> Any:
         """Refuse items of one token."""
         if any(len(item.ids) == 1 for item in computed.items):
             raise InvalidField("one token is no text", field="inputs")
@@ -176,7 +180,7 @@ class Refusing(FeatureExtraction):
 class Buggy(FeatureExtraction):
     """A task that stumbles."""
 
-    def decode(self, computed: Computed, options: Any) -> Any:
+    def decode(self, computed: DecodeContext, options: Any) -> Any:
         """Fail."""
         raise KeyError("no such thing")
 
@@ -186,11 +190,11 @@ class Spelling(FeatureExtraction):
 
     names_tokens: ClassVar = True
 
-    def decode(self, computed: Computed, options: Any) -> Any:
-        """Per item its tokens; then what else a lane knows of the call."""
+    def decode(self, computed: DecodeContext, options: Any) -> Any:
+        """Per item its tokens; then what else an encoder knows of the call."""
         assert computed.vocabulary is not None
         spelt = [[computed.vocabulary.token(i) for i in item.ids] for item in computed.items]
-        return spelt, computed.layouts, computed.manifest.id
+        return spelt, computed.token_offsets, computed.manifest.id
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
@@ -199,22 +203,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
 
 
 async def test_what_a_task_refuses_is_the_outcome_of_its_own_call_only(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, Refusing())
-    refused, answered = await lane.replica.infer(lane.batch(call(1), call(2)))
+    refused, answered = await encoder.replica.infer(encoder.batch(call(1), call(2)))
     assert isinstance(refused, InvalidField)
     assert refused.field == "inputs"
     assert isinstance(answered, Answer)
 
 
-async def test_a_task_that_stumbles_fails_its_call_and_not_the_lane(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+async def test_a_task_that_stumbles_fails_its_call_and_not_the_encoder(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as while_buggy:
         stand_in(while_buggy, Buggy())
-        (failed,) = await lane.replica.infer(lane.batch(call(2)))
-    (answered,) = await lane.replica.infer(lane.batch(call(2)))
+        (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
+    (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(failed, EngineFailed)
     assert "no such thing" in failed.message
     assert isinstance(answered, Answer)
@@ -224,26 +228,28 @@ async def test_a_task_that_names_tokens_gets_the_vocabulary_and_its_own_items(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, Spelling())
-    lane = Lane(tiny_store)
-    layout = TokenLayout(0, np.zeros((2, 2), np.int32), np.zeros(2, np.int8), np.zeros(2, np.int32))
-    calls = (call(1, 3), call(2)._replace(layouts=(layout,)))
-    first, second = await lane.replica.infer(lane.batch(*calls))
-    await lane.replica.close()
+    encoder = EncoderHarness(tiny_store)
+    layout = TokenOffsets(
+        0, np.zeros((2, 2), np.int32), np.zeros(2, np.int8), np.zeros(2, np.int32)
+    )
+    calls = (call(1, 3), call(2)._replace(token_offsets=(layout,)))
+    first, second = await encoder.replica.infer(encoder.batch(*calls))
+    await encoder.replica.close()
     assert isinstance(first, Answer)
     assert isinstance(second, Answer)
     assert first.value == ([["the"], ["the"] * 3], (), EMBEDDER)
     assert second.value == ([["the"] * 2], (layout,), EMBEDDER)
 
 
-def every_token(batch: EncodedBatch) -> EncodedBatch:
+def unpooled(batch: TokenizedBatch) -> TokenizedBatch:
     """The same calls, of the other task."""
     return batch._replace(key=batch.key._replace(task=TaskName.TOKEN_EMBEDDINGS))
 
 
-async def test_every_token_of_every_item_gets_its_vector(lane: Lane) -> None:
-    plain = lane.batch(call(3, 1), call(2))
+async def test_every_token_of_every_item_gets_its_vector(encoder: EncoderHarness) -> None:
+    plain = encoder.batch(call(3, 1), call(2))
     vectors, tokens = await asyncio.gather(
-        lane.replica.infer(plain), lane.replica.infer(every_token(plain))
+        encoder.replica.infer(plain), encoder.replica.infer(unpooled(plain))
     )
     assert [np.shape(outcome.value) for outcome in vectors] == [(2, WIDTH), (1, WIDTH)]
     assert [[row.shape for row in outcome.value] for outcome in tokens] == [
@@ -255,15 +261,15 @@ async def test_every_token_of_every_item_gets_its_vector(lane: Lane) -> None:
 
 
 async def test_more_tokens_than_one_answer_has_room_for_are_refused(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.replicas.encoder.MOST_TOKEN_VALUES", 8 * WIDTH)
-    batch = lane.batch(call(4, 5), call(4, 4))
-    refused, answered = await lane.replica.infer(every_token(batch))
+    batch = encoder.batch(call(4, 5), call(4, 4))
+    refused, answered = await encoder.replica.infer(unpooled(batch))
     assert isinstance(refused, InputTooLong)
     assert "9 tokens in all, at most 8" in refused.message
     assert isinstance(answered, Answer)
-    assert all(isinstance(outcome, Answer) for outcome in await lane.replica.infer(batch))
+    assert all(isinstance(outcome, Answer) for outcome in await encoder.replica.infer(batch))
 
 
 async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
@@ -273,10 +279,10 @@ async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
     manifest = ArtifactManifest.read(directory)
     seal(directory, manifest.model_copy(update={"mask_token": 5}))
-    lane = Lane(tmp_path)
-    lane.key = lane.key._replace(task=TaskName.FILL_MASK)
-    refused, accepted = await lane.replica.infer(lane.batch(call(4, 5), call(4, 4)))
-    await lane.replica.close()
+    encoder = EncoderHarness(tmp_path)
+    encoder.key = encoder.key._replace(task=TaskName.FILL_MASK)
+    refused, accepted = await encoder.replica.infer(encoder.batch(call(4, 5), call(4, 4)))
+    await encoder.replica.close()
     assert isinstance(refused, InputTooLong)
     assert "9 masks in all, at most 8" in refused.message
     assert not isinstance(accepted, InputTooLong)
@@ -284,73 +290,73 @@ async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
 
 async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Path) -> None:
     seal_older(tmp_path, EMBEDDER)
-    lane = Lane(tmp_path)
-    (refused,) = await lane.replica.infer(every_token(lane.batch(call(2))))
-    (answered,) = await lane.replica.infer(lane.batch(call(2)))
-    await lane.replica.close()
+    encoder = EncoderHarness(tmp_path)
+    (refused,) = await encoder.replica.infer(unpooled(encoder.batch(call(2))))
+    (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
+    await encoder.replica.close()
     assert isinstance(refused, WrongTask)
     assert "build the model again" in refused.message
     assert isinstance(answered, Answer)
 
 
-async def test_a_cancelled_list_is_dropped_before_the_engine(lane: Lane) -> None:
-    lane.replica.configure(BatchSettings(max_items=1))
-    gone = asyncio.ensure_future(lane.replica.infer(lane.batch(*[call(2)] * 20)))
+async def test_a_cancelled_list_is_dropped_before_the_engine(encoder: EncoderHarness) -> None:
+    encoder.replica.configure(BatchSettings(max_batch_items=1))
+    gone = asyncio.ensure_future(encoder.replica.infer(encoder.batch(*[call(2)] * 20)))
     await asyncio.sleep(0)  # submitted
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    (kept,) = await lane.replica.infer(lane.batch(call(2)))
+    (kept,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(kept, Answer)
     # Two passes may have begun, one per engine thread, and one stood ready; the last is the
     # kept one's.
-    assert len(lane.passes.records) <= 4
+    assert len(encoder.passes.records) <= 4
 
 
-async def test_a_lane_whose_passes_keep_failing_is_not_healthy(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+async def test_an_encoder_whose_passes_keep_failing_is_not_healthy(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (engine,) = {id(one): one for one in lane.replica._engines.values()}.values()
+    (engine,) = {id(one): one for one in encoder.replica._engines.values()}.values()
 
     def broken(batch: Batch) -> Outputs:
         raise EngineFailed("an illegal access")
 
     with monkeypatch.context() as while_broken:
         while_broken.setattr(engine, "run", broken)
-        for _ in range(MOST_FAILURES):
-            await lane.replica.check()
-            (failed,) = await lane.replica.infer(lane.batch(call(2)))
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
+            await encoder.replica.check()
+            (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
             assert isinstance(failed, EngineFailed)
-        with pytest.raises(EngineFailed, match=f"the last {MOST_FAILURES} passes"):
-            await lane.replica.check()
-    await lane.replica.infer(lane.batch(call(2)))
-    await lane.replica.check()
+        with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} passes"):
+            await encoder.replica.check()
+    await encoder.replica.infer(encoder.batch(call(2)))
+    await encoder.replica.check()
 
 
-async def test_a_call_of_any_size_is_let_in_where_nobody_waits(lane: Lane) -> None:
-    lane.replica.configure(BatchSettings(queue_items=3))
-    (answer,) = await lane.replica.infer(lane.batch(call(2, 2, 2, 2, 2)))
+async def test_a_call_of_any_size_is_let_in_where_nobody_waits(encoder: EncoderHarness) -> None:
+    encoder.replica.configure(BatchSettings(max_waiting_items=3))
+    (answer,) = await encoder.replica.infer(encoder.batch(call(2, 2, 2, 2, 2)))
     assert isinstance(answer, Answer)
 
 
 async def test_a_long_answer_is_decoded_beside_the_event_loop(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Watched(FeatureExtraction):
         threads: ClassVar[list[int]] = []
 
-        def decode(self, computed: Computed, options: Any) -> Any:
+        def decode(self, computed: DecodeContext, options: Any) -> Any:
             self.threads.append(threading.get_ident())
             return super().decode(computed, options)
 
     stand_in(monkeypatch, Watched())
-    (short,) = await lane.replica.infer(lane.batch(call(2)))
+    (short,) = await encoder.replica.infer(encoder.batch(call(2)))
     monkeypatch.setattr("deployments.replicas.encoder.INLINE_VALUES", 1)
-    (long,) = await lane.replica.infer(lane.batch(call(2)))
+    (long,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(short, Answer)
     assert isinstance(long, Answer)
     here = threading.get_ident()
     assert [thread == here for thread in Watched.threads] == [True, False]
 
 
-async def test_an_idle_lane_is_healthy(lane: Lane) -> None:
-    await lane.replica.check()
+async def test_an_idle_encoder_is_healthy(encoder: EncoderHarness) -> None:
+    await encoder.replica.check()

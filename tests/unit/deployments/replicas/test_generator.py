@@ -41,10 +41,10 @@ from deployments.generation.messages import (
 )
 from deployments.messages import ModelRef
 from deployments.records import StepRecord
-from deployments.registry import OpenModel, Registry
+from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.replicas.generator import GeneratorReplica
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import ListRecorder, until
+from tests.support.fakes import ListRecorder, wait_until
 
 GREEDY = Sampling(temperature=0)
 SAYS = "Hi you!"
@@ -60,15 +60,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refs(store: Path) -> dict[str, ModelRef]:
-    return {model.ref.id: model.ref for model in Registry.of(args(store)).open_models()}
+    return {model.ref.id: model.ref for model in ModelRegistry.of(args(store)).open_models()}
 
 
 def args(store: Path) -> AppArgs:
     return AppArgs(
         store=store,
         models=(ModelSettings(id=DECODER), ModelSettings(id="tiny/speaker")),
-        lanes={},
-        generators={Device.CPU: GeneratorSettings(rows=2, context_tokens=200)},
+        encoders={},
+        generators={Device.CPU: GeneratorSettings(kv_slots=2, max_context_tokens=200)},
     )
 
 
@@ -127,14 +127,19 @@ async def test_a_chat_is_answered_to_its_end(store, refs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep_stop", "text"),
+    ("include_stop_string", "text"),
     [pytest.param(False, "Hi", id="left out"), pytest.param(True, "Hi you", id="kept")],
 )
-async def test_a_stop_string_across_tokens_ends_the_text(store, refs, keep_stop, text) -> None:
+async def test_a_stop_string_across_tokens_ends_the_text(
+    store, refs, include_stop_string, text
+) -> None:
     chat = Chat(({"role": "user", "content": "Good day"},))
     async with replica(store) as running:
         completion = await whole(
-            running, call(refs["tiny/speaker"], chat, stop=(" you",), keep_stop=keep_stop)
+            running,
+            call(
+                refs["tiny/speaker"], chat, stop=(" you",), include_stop_string=include_stop_string
+            ),
         )
     assert (completion.text, completion.finished.reason) == (text, FinishReason.STOP)
 
@@ -245,7 +250,9 @@ async def test_what_cannot_be_answered_is_told(store, refs, prompt, options, err
 
 async def test_a_long_prompt_may_be_cut_to_its_last_tokens(store, refs) -> None:
     async with replica(store) as running:
-        completion = await whole(running, call(refs[DECODER], "x" * 5_000, keep_last=50))
+        completion = await whole(
+            running, call(refs[DECODER], "x" * 5_000, truncate_prompt_tokens=50)
+        )
     assert completion.started.prompt_tokens == 50
 
 
@@ -264,24 +271,24 @@ async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
                 if isinstance(news, Chunk):
                     break
             assert loop.load[0] == 1
-        await until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: loop.load == (0, 0))
         waiting = asyncio.create_task(running.complete(endless))
-        await until(lambda: loop.load[0] == 1)
+        await wait_until(lambda: loop.load[0] == 1)
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        await until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: loop.load == (0, 0))
         assert not running._readers
 
 
 async def test_a_slow_reader_is_dropped_and_stalls_nobody(store, refs) -> None:
     asked = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
-    rules = SchedulingSettings(buffer_tokens=20)
+    rules = SchedulingSettings(max_stream_buffer_tokens=20)
     async with replica(store, rules) as running, aclosing(running.stream(asked)) as slow:
         first = await anext(slow)
         assert isinstance(first, Started)
         loop = running._served[refs[DECODER]].loop
-        await until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: loop.load == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
         rest = [news async for news in slow]
     assert isinstance(rest[-1], DeadlineExceeded)
@@ -310,7 +317,7 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
                 await asyncio.gather(*tasks[-10:], return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         loop = running._served[refs[DECODER]].loop
-        await until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: loop.load == (0, 0))
         assert not running._readers
     survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
     assert len(survivors) >= 130
@@ -332,7 +339,7 @@ async def test_a_replica_whose_step_hangs_says_so(
 ) -> None:
     async with replica(store) as running:
         await running.check()
-        monkeypatch.setattr("deployments.replicas.generator.STUCK_AFTER_S", -1.0)
+        monkeypatch.setattr("deployments.replicas.generator.HANG_TIMEOUT_S", -1.0)
         with pytest.raises(EngineFailed, match="tiny/"):
             await running.check()
 
@@ -343,10 +350,10 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
     closed: list[str] = []
 
     class Refusing:
-        def __init__(self, model: OpenModel, info: DecoderInfo) -> None:
+        def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
             raise EngineFailed(f"{model.ref.id}: no such desk")
 
-    monkeypatch.setattr("deployments.replicas.generator.Preparation", Refusing)
+    monkeypatch.setattr("deployments.replicas.generator.RequestPreparer", Refusing)
     monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self.info.compute_type))
     async with replica(store) as running:
         told = [await running.complete(call(refs[DECODER])) for _ in range(3)]
@@ -365,8 +372,8 @@ def test_a_decoder_that_fails_at_its_first_calls_is_closed(
     closed: list[OnnxDecoder] = []
     monkeypatch.setattr(OnnxDecoder, "decode", broken)
     monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self))
-    model = next(Registry.of(args(store)).open_models())
+    model = next(ModelRegistry.of(args(store)).open_models())
     spec = DecoderSpec.of(model.directory, model.manifest, model.manifest.candidates[0])
     with pytest.raises(EngineFailed, match="no memory left"):
-        open_decoder(spec, GeneratorSettings(rows=2, context_tokens=100))
+        open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=100))
     assert len(closed) == 1

@@ -13,7 +13,7 @@ from deployments.generation.messages import (
     Started,
     Token,
 )
-from deployments.replicas.generator import Mailbox
+from deployments.replicas.generator import StreamBuffer
 from tests.support.fakes import PATIENCE_S
 
 STARTED = Started(prompt_tokens=3, cached_tokens=0, seed=1, compute_type="cpu-fake")
@@ -25,7 +25,7 @@ def chunk(text: str, finished: Finished | None = None) -> Chunk:
 
 
 async def test_news_come_in_order() -> None:
-    mailbox = Mailbox(10)
+    mailbox = StreamBuffer(10)
     mailbox.put(STARTED)
     mailbox.put(chunk("a"))
     assert await mailbox.take() == STARTED
@@ -33,7 +33,7 @@ async def test_news_come_in_order() -> None:
 
 
 async def test_chunks_that_nobody_took_become_one() -> None:
-    mailbox = Mailbox(10)
+    mailbox = StreamBuffer(10)
     for what in (STARTED, chunk("a"), chunk("b", DONE)):
         mailbox.put(what)
     await mailbox.take()
@@ -41,7 +41,7 @@ async def test_chunks_that_nobody_took_become_one() -> None:
 
 
 async def test_a_reader_waits_for_news() -> None:
-    mailbox = Mailbox(10)
+    mailbox = StreamBuffer(10)
     mailbox.put(STARTED)
     await mailbox.take()
     reader = asyncio.create_task(mailbox.take())
@@ -53,7 +53,7 @@ async def test_a_reader_waits_for_news() -> None:
 
 
 async def test_an_error_comes_after_all_that_was_written() -> None:
-    mailbox = Mailbox(10)
+    mailbox = StreamBuffer(10)
     for what in (STARTED, chunk("a"), EngineFailed("gone")):
         mailbox.put(what)
     assert await mailbox.take() == STARTED
@@ -64,7 +64,7 @@ async def test_an_error_comes_after_all_that_was_written() -> None:
 
 
 async def test_a_reader_that_is_too_far_behind_makes_it_full() -> None:
-    mailbox = Mailbox(2)
+    mailbox = StreamBuffer(2)
     for text in "ab":
         mailbox.put(chunk(text))
     assert not mailbox.is_full

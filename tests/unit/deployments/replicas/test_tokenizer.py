@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.manifest import Device, TaskName
-from deployments.config import AppArgs, LaneSettings, ModelSettings, TokenizerUserConfig
+from deployments.config import AppArgs, EncoderSettings, ModelSettings, TokenizerUserConfig
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -23,18 +23,18 @@ from deployments.messages import (
     Call,
     CallBatch,
     DecodeRequest,
-    EncodedCall,
     ModelRef,
     Text,
+    TokenizedCall,
     TokenizeRequest,
     Truncation,
 )
-from deployments.records import EncodeRecord, EncodeRecorder
-from deployments.registry import Registry
+from deployments.records import TokenizeRecord, TokenizeRecorder
+from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
-from deployments.tokenization.tokenizer import Encoded, Encoder
+from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
-from tests.support.fakes import PATIENCE_S, EncodeLog, soon, until
+from tests.support.fakes import PATIENCE_S, EncodeLog, far_deadline, wait_until
 
 LONG = "a " * INLINE_CHARACTERS  # not encoded on the event loop
 
@@ -44,7 +44,7 @@ def make_replica(tiny_store: Path) -> Iterator[object]:
     """Tokenizer replicas over the tiny store, closed at the end."""
     made: list[TokenizerReplica] = []
 
-    def make(recorder: EncodeRecorder) -> TokenizerReplica:
+    def make(recorder: TokenizeRecorder) -> TokenizerReplica:
         made.append(TokenizerReplica(args(tiny_store), recorder))
         return made[-1]
 
@@ -55,18 +55,18 @@ def make_replica(tiny_store: Path) -> Iterator[object]:
 
 def args(store: Path) -> AppArgs:
     models = (ModelSettings(id=EMBEDDER), ModelSettings(id=CLASSIFIER))
-    return AppArgs(store=store, models=models, lanes={Device.CPU: LaneSettings()})
+    return AppArgs(store=store, models=models, encoders={Device.CPU: EncoderSettings()})
 
 
 def batch(store: Path, *calls: Call, model: str = EMBEDDER) -> CallBatch:
-    ref = Registry.of(args(store)).find(model).ref
+    ref = ModelRegistry.of(args(store)).find(model).ref
     return CallBatch(BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False), calls)
 
 
 def call(*texts: Text, options: object = None, truncate: bool = False) -> Call:
     fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
     truncation = Truncation.KEEP_START if truncate else Truncation.REFUSE
-    return Call(texts, fields, options, truncation, soon())
+    return Call(texts, fields, options, truncation, far_deadline())
 
 
 async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_store: Path) -> None:
@@ -74,11 +74,11 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
     first, second = call("good film", "night", options="first"), call("the", options="second")
     encoded = await make_replica(log).encode(batch(tiny_store, first, second))
     assert encoded.calls == (
-        EncodedCall((4, 3), 0, "first", first.deadline_s),
-        EncodedCall((3,), 0, "second", second.deadline_s),
+        TokenizedCall((4, 3), 0, "first", first.deadline_s),
+        TokenizedCall((3,), 0, "second", second.deadline_s),
     )
     assert [len(item.ids) for item in encoded.items()] == [4, 3, 3]
-    assert encoded.encode_s > 0
+    assert encoded.tokenize_s > 0
     assert [(done.model, done.texts, done.kept) for done in log.records] == [(EMBEDDER, 3, 0)]
 
 
@@ -108,8 +108,8 @@ async def test_pairs_travel_with_their_second_segments_and_others_without(
 ) -> None:
     single, paired = call("good film"), call("night", ("good film", "the"))
     encoded = await make_replica(EncodeLog()).encode(batch(tiny_store, single, paired))
-    assert [outcome.second_from for outcome in encoded.calls] == [(), (3, 4)]
-    assert [item.second_from for item in encoded.items()] == [4, 3, 4]
+    assert [outcome.second_segment_start for outcome in encoded.calls] == [(), (3, 4)]
+    assert [item.second_segment_start for item in encoded.items()] == [4, 3, 4]
 
 
 async def test_a_model_that_is_not_here_is_every_calls_outcome(
@@ -129,7 +129,7 @@ class HeldRecorder:
         self.recorded: list[str] = []
         self.release = threading.Event()
 
-    def record(self, done: EncodeRecord) -> None:
+    def record(self, done: TokenizeRecord) -> None:
         self.recorded.append(threading.current_thread().name)
         if len(self.recorded) == 1:
             assert self.release.wait(PATIENCE_S)
@@ -141,7 +141,7 @@ async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
     recorder = HeldRecorder()
     replica = make_replica(recorder)
     gone = asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG, truncate=True))))
-    await until(lambda: bool(recorder.recorded))
+    await wait_until(lambda: bool(recorder.recorded))
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     short = asyncio.ensure_future(replica.encode(batch(tiny_store, call("night"))))
@@ -180,16 +180,16 @@ async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
     held = threading.Event()
     encode = Encoder.encode
 
-    def slowly(self: Encoder, calls: Sequence[Call]) -> list[Encoded | ServeError]:
+    def slowly(self: Encoder, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         assert held.wait(PATIENCE_S)
         return encode(self, calls)
 
     monkeypatch.setattr(Encoder, "encode", slowly)
     replica = make_replica(EncodeLog())
     lists = [asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG)))) for _ in range(3)]
-    await until(lambda: replica._began_s is not None)
+    await wait_until(lambda: replica._began_s is not None)
     await replica.check()
-    monkeypatch.setattr("deployments.replicas.tokenizer.STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.replicas.tokenizer.HANG_TIMEOUT_S", 0.0)
     with pytest.raises(EngineFailed, match="hangs"):
         await replica.check()
     held.set()
@@ -224,7 +224,7 @@ async def test_tokens_are_told_and_read_back_off_the_event_loop(
     make_replica, tiny_store: Path
 ) -> None:
     replica = make_replica(EncodeLog())
-    model = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    model = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
     told = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
     assert [len(tokens.ids) for tokens in told] == [2]
     ids = tuple(told[0].ids.tolist())
@@ -235,7 +235,7 @@ async def test_what_cannot_be_told_is_an_error_of_the_answer(
     make_replica, tiny_store: Path
 ) -> None:
     replica = make_replica(EncodeLog())
-    known = Registry.of(args(tiny_store)).find(EMBEDDER).ref
+    known = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
     gone = ModelRef("no/such", "0123456789ab")
     missing = await replica.tokenize(TokenizeRequest(gone, ("a",), special=True))
     unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))

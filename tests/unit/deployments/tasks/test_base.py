@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from deployments.artifacts.manifest import GENERATING_TASKS, HEADS, TaskName
+from deployments.artifacts.manifest import GENERATING_TASKS, TASK_HEADS, TaskName
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
 from deployments.tasks import TASKS, served_tasks
@@ -33,9 +33,9 @@ def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
         own: tiny_manifest(labels=labels).model_copy(update={"tasks": (own,)}) for own in TASKS
     }
     assert TASKS[name].fits(models[name])
-    fitted = {HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
+    fitted = {TASK_HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
     # A model of embeddings ranks too, by cosine.
-    assert fitted - {HEADS[TaskName.FEATURE_EXTRACTION]} <= {HEADS[name]}
+    assert fitted - {TASK_HEADS[TaskName.FEATURE_EXTRACTION]} <= {TASK_HEADS[name]}
 
 
 def test_a_model_serves_its_own_tasks_first() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction, SentenceSimilarity
 from tests.support.artifacts import WIDTH, tiny_manifest
 
@@ -17,10 +17,10 @@ PROMPTED = MANIFEST.model_copy(
 )
 
 
-def computed(rows: list[list[float]]) -> Computed:
-    """What a lane knows of texts with these rows."""
+def computed(rows: list[list[float]]) -> DecodeContext:
+    """What an encoder knows of texts with these rows."""
     arrays = [np.array(row, dtype=np.float32) for row in rows]
-    return Computed(rows=arrays, items=(), layouts=(), manifest=MANIFEST)
+    return DecodeContext(rows=arrays, items=(), token_offsets=(), manifest=MANIFEST)
 
 
 PAIR = {"source_sentence": "a", "sentences": ["b", "c"]}

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import ArtifactManifest, TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.messages import Call, EncodedItem, Truncation
+from deployments.messages import Call, TokenizedItem, Truncation
 from deployments.tasks import fill_mask
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.fill_mask import FillMask, FillMaskOptions
 from deployments.tokenization.tokenizer import Encoder
 from deployments.tokenization.vocabulary import Vocabulary
 from tests.support.artifacts import tiny_manifest
 from tests.support.builders import tiny_tokenizer
-from tests.support.fakes import soon
+from tests.support.fakes import far_deadline
 
 TASK = FillMask()
 
@@ -39,20 +39,20 @@ def manifest(vocabulary: Vocabulary) -> ArtifactManifest:
     """Of a model with a row for every token up to `night`, the last whole word."""
     update = {
         "tasks": (TaskName.FILL_MASK,),
-        "mask_token": vocabulary.first_id("[MASK]"),
+        "mask_token": vocabulary.first_token_id("[MASK]"),
         "width": id_of(vocabulary, "night") + 1,
     }
     return tiny_manifest().model_copy(update=update)
 
 
 def id_of(vocabulary: Vocabulary, token: str) -> int:
-    found = vocabulary.first_id(token)
+    found = vocabulary.first_token_id(token)
     assert found is not None
     return found
 
 
-def encoded(directory: Path, *texts: str) -> list[EncodedItem]:
-    call = Call(texts, ("inputs",) * len(texts), None, Truncation.REFUSE, soon())
+def encoded(directory: Path, *texts: str) -> list[TokenizedItem]:
+    call = Call(texts, ("inputs",) * len(texts), None, Truncation.REFUSE, far_deadline())
     (own,) = Encoder(directory, max_tokens=64).encode([call])
     assert not isinstance(own, ServeError)
     return own.items
@@ -81,10 +81,10 @@ class Filler:
     ) -> Any:
         """The value for `inputs` whose masks get these rows."""
         parsed = TASK.parse(inputs, parameters or {}, self._manifest)
-        computed = Computed(
+        computed = DecodeContext(
             rows=[np.array(own).reshape(-1, self._manifest.width) for own in rows],
             items=encoded(self._directory, *map(str, parsed.texts)),
-            layouts=(),
+            token_offsets=(),
             manifest=self._manifest,
             vocabulary=self._vocabulary,
         )
@@ -185,7 +185,7 @@ def test_a_text_without_a_mask_is_refused_by_name(
     assert refusal.value.field == field
 
 
-def test_more_text_than_a_lane_can_tell_in_time_is_refused(
+def test_more_text_than_an_encoder_can_tell_in_time_is_refused(
     filler: Filler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # [CLS] [MASK] [MASK] [SEP]: two masks times four tokens, per proposal.

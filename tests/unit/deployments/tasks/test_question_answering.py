@@ -9,9 +9,9 @@ from deployments.artifacts.manifest import TaskName
 from deployments.errors import InvalidField
 from deployments.messages import Truncation
 from deployments.tasks import question_answering
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, question_windowing
-from deployments.tokenization.windows import Window, WindowEncoder
+from deployments.tokenization.windows import Window, WindowTokenizer
 from tests.support.artifacts import tiny_manifest
 from tests.support.builders import tiny_tokenizer
 
@@ -24,16 +24,16 @@ Marks = dict[str, float]  # what a text is worth as an answer's first or last to
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> WindowEncoder:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> WindowTokenizer:
     directory = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(directory)
-    return WindowEncoder(directory, MANIFEST.max_tokens)
+    return WindowTokenizer(directory, MANIFEST.max_tokens)
 
 
 class Model:
     """Marks tokens of the context by their text; every other one is worth 0."""
 
-    def __init__(self, encoder: WindowEncoder, starts: Marks, ends: Marks, null: float = -20):
+    def __init__(self, encoder: WindowTokenizer, starts: Marks, ends: Marks, null: float = -20):
         self._encoder = encoder
         self._starts, self._ends, self._null = starts, ends, null
 
@@ -45,10 +45,10 @@ class Model:
             for i, pair in enumerate(work.texts)
             for window in self._encoder.windows(pair, i, work.windowing, work.truncation)[0]
         ]
-        computed = Computed(
+        computed = DecodeContext(
             rows=[self._logits(window, work.texts[window[1].text][1]) for window in windows],
             items=[item for item, _ in windows],
-            layouts=[layout for _, layout in windows],
+            token_offsets=[layout for _, layout in windows],
             manifest=MANIFEST,
         )
         return TASK.decode(computed, work.options)
@@ -65,7 +65,7 @@ class Model:
 
 
 @pytest.fixture
-def certain(encoder: WindowEncoder) -> Model:
+def certain(encoder: WindowTokenizer) -> Model:
     """Sure that the answer goes from "night" to "train"."""
     return Model(encoder, {"night": 20}, {"train": 20})
 
@@ -99,7 +99,7 @@ def test_every_question_is_answered_from_its_own_context(certain: Model) -> None
     assert (first["start"], second["start"]) == (4, 19)
 
 
-def test_several_answers_come_as_a_list_best_first(encoder: WindowEncoder) -> None:
+def test_several_answers_come_as_a_list_best_first(encoder: WindowTokenizer) -> None:
     model = Model(encoder, {"night": 5, "city": 3}, {"train": 5, "city": 3})
     answers = model.answer(ASKED, top_k=3)
     assert [answer["answer"] for answer in answers][:1] == ["night train"]
@@ -111,13 +111,13 @@ def test_several_answers_come_as_a_list_best_first(encoder: WindowEncoder) -> No
     )
 
 
-def test_there_are_no_more_answers_than_the_context_has(encoder: WindowEncoder) -> None:
+def test_there_are_no_more_answers_than_the_context_has(encoder: WindowTokenizer) -> None:
     # One answer is an object also when more were asked for.
     model = Model(encoder, {}, {})
     assert model.answer({"question": "a", "context": "city"}, top_k=5)["answer"] == "city"
 
 
-def test_a_score_is_the_product_of_two_softmaxes(encoder: WindowEncoder) -> None:
+def test_a_score_is_the_product_of_two_softmaxes(encoder: WindowTokenizer) -> None:
     model = Model(encoder, {"city": np.log(3)}, {"city": np.log(3)}, null=0)
     answer = model.answer({"question": "a", "context": "the city"})
     # First token, "the" and "city" share 1 : 1 : 3.
@@ -125,13 +125,15 @@ def test_a_score_is_the_product_of_two_softmaxes(encoder: WindowEncoder) -> None
     assert answer["score"] == pytest.approx(3 / 5 * 3 / 5, abs=1e-6)
 
 
-def test_an_answer_has_no_more_tokens_than_allowed(encoder: WindowEncoder) -> None:
+def test_an_answer_has_no_more_tokens_than_allowed(encoder: WindowTokenizer) -> None:
     model = Model(encoder, {"night": 9}, {"city": 9, "train": 8})
     assert model.answer(ASKED, max_answer_len=5)["answer"] == "night train to the city"
     assert model.answer(ASKED, max_answer_len=4)["answer"] == "night train"
 
 
-def test_parts_of_words_grow_to_whole_ones_and_their_scores_add_up(encoder: WindowEncoder) -> None:
+def test_parts_of_words_grow_to_whole_ones_and_their_scores_add_up(
+    encoder: WindowTokenizer,
+) -> None:
     # "xyz" is x ##y ##z.
     asked = {"question": "a", "context": "the xyz is"}
     model = Model(encoder, {"y": 9, "x": 9}, {"y": 9, "z": 9})
@@ -144,7 +146,7 @@ def test_parts_of_words_grow_to_whole_ones_and_their_scores_add_up(encoder: Wind
     assert [part["score"] for part in parts] == pytest.approx([0.25] * 4, abs=1e-2)
 
 
-def test_the_same_text_in_another_case_is_the_same_answer(encoder: WindowEncoder) -> None:
+def test_the_same_text_in_another_case_is_the_same_answer(encoder: WindowTokenizer) -> None:
     model = Model(encoder, {"city": 9}, {"city": 9})
     answer = model.answer({"question": "a", "context": "CITY is good City"}, max_answer_len=1)
     assert (answer["answer"], answer["start"]) == ("CITY", 0)
@@ -168,7 +170,7 @@ def test_what_two_windows_see_is_one_answer_with_both_scores(certain: Model) -> 
     assert answer["score"] == pytest.approx(2, abs=0.01)
 
 
-def test_no_answer_is_an_answer_where_that_is_asked_for(encoder: WindowEncoder) -> None:
+def test_no_answer_is_an_answer_where_that_is_asked_for(encoder: WindowTokenizer) -> None:
     model = Model(encoder, {"night": 5}, {"train": 5}, null=9)
     none = {"score": pytest.approx(0.96, abs=0.01), "start": 0, "end": 0, "answer": ""}
     assert model.answer(ASKED)["answer"] == "night train"
@@ -177,7 +179,7 @@ def test_no_answer_is_an_answer_where_that_is_asked_for(encoder: WindowEncoder) 
     assert (best, second["answer"]) == (none, "night train")
 
 
-def test_the_window_that_is_least_sure_of_no_answer_counts(encoder: WindowEncoder) -> None:
+def test_the_window_that_is_least_sure_of_no_answer_counts(encoder: WindowTokenizer) -> None:
     # Only where the night train is does a window see anything but the first token.
     model = Model(encoder, {"night": 20}, {"train": 20}, null=9)
     answers = model.answer(
@@ -222,7 +224,7 @@ def test_offsets_are_characters_of_the_text_as_it_was_sent(
 
 
 def test_a_long_question_is_cut_and_the_context_still_answers(
-    encoder: WindowEncoder, certain: Model
+    encoder: WindowTokenizer, certain: Model
 ) -> None:
     asked = {"question": "was it good " * 40, "context": ASKED["context"]}
     assert certain.answer(asked) == NIGHT_TRAIN

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from deployments.artifacts.manifest import ArtifactManifest, TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.ranking import RankingOptions, TextRanking
 from tests.support.artifacts import tiny_manifest
 
@@ -140,7 +140,9 @@ def test_what_cannot_be_ranked_is_refused_by_name(
 
 def decoded(model: ArtifactManifest, options: RankingOptions, *rows: list[float]) -> Any:
     outputs = [np.array(row, dtype=np.float32) for row in rows]
-    return TASK.decode(Computed(rows=outputs, items=(), layouts=(), manifest=model), options)
+    return TASK.decode(
+        DecodeContext(rows=outputs, items=(), token_offsets=(), manifest=model), options
+    )
 
 
 def test_a_logit_becomes_a_probability_and_the_best_comes_first() -> None:

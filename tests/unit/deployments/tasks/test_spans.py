@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from deployments.messages import TokenLayout
+from deployments.messages import TokenOffsets
 from deployments.tasks.spans import (
+    SpanProbabilities,
     Spans,
-    WindowChances,
     best_spans,
     character_bounds,
     window_chances,
@@ -17,11 +17,11 @@ from deployments.tasks.spans import (
 SPECIAL, QUESTION, CONTEXT = -1, 0, 1
 
 
-def layout(segments: list[int], words: list[int] | None = None) -> TokenLayout:
+def layout(segments: list[int], words: list[int] | None = None) -> TokenOffsets:
     """Tokens of two characters each, one word per token unless told otherwise."""
     count = len(segments)
     starts = np.arange(0, 2 * count, 2, dtype=np.int32)
-    return TokenLayout(
+    return TokenOffsets(
         text=0,
         offsets=np.stack([starts, starts + 2], axis=1),
         segments=np.array(segments, dtype=np.int8),
@@ -29,8 +29,8 @@ def layout(segments: list[int], words: list[int] | None = None) -> TokenLayout:
     )
 
 
-def chances(start: list[float], end: list[float]) -> WindowChances:
-    return WindowChances(np.array(start, np.float32), np.array(end, np.float32), 0.0)
+def chances(start: list[float], end: list[float]) -> SpanProbabilities:
+    return SpanProbabilities(np.array(start, np.float32), np.array(end, np.float32), 0.0)
 
 
 def told(spans: Spans) -> list[tuple[int, int, float]]:
@@ -42,7 +42,7 @@ def told(spans: Spans) -> list[tuple[int, int, float]]:
     ]
 
 
-def by_brute_force(given: WindowChances, most: int, count: int) -> list[tuple[int, int, float]]:
+def by_brute_force(given: SpanProbabilities, most: int, count: int) -> list[tuple[int, int, float]]:
     pairs = itertools.product(range(len(given.start)), repeat=2)
     products = [
         (first, last, float(given.start[first] * given.end[last]))

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.text_classification import ClassificationOptions, TextClassification
 from tests.support.artifacts import tiny_manifest
 
@@ -19,10 +19,10 @@ def manifest(problem: str | None, labels: tuple[str, ...] = LABELS) -> ArtifactM
     return MANIFEST.model_copy(update={"problem": problem, "labels": labels})
 
 
-def computed(*logits: list[float]) -> Computed:
-    """What a lane knows of texts with these logits."""
+def computed(*logits: list[float]) -> DecodeContext:
+    """What an encoder knows of texts with these logits."""
     rows = [np.array(row, dtype=np.float32) for row in logits]
-    return Computed(rows=rows, items=(), layouts=(), manifest=MANIFEST)
+    return DecodeContext(rows=rows, items=(), token_offsets=(), manifest=MANIFEST)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation, Windowing
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import EntityOptions, EntityParameters
 from tests.support.artifacts import MAX_TOKENS
 from tests.support.builders import tiny_tokenizer
@@ -142,7 +142,7 @@ def test_windows_find_what_one_window_finds(strategy: str, stride: int, director
 
 
 def test_decoding_without_the_vocabulary_is_a_bug() -> None:
-    computed = Computed(rows=(), items=(), layouts=(), manifest=MANIFEST)
+    computed = DecodeContext(rows=(), items=(), token_offsets=(), manifest=MANIFEST)
     with pytest.raises(AssertionError, match="this is a bug"):
         TASK.decode(computed, EntityOptions("simple", ("O",), (), single=False))
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_embeddings import TokenEmbeddings
 from tests.support.artifacts import WIDTH, tiny_manifest
 
@@ -51,7 +51,9 @@ def test_no_body_is_plainly_meant_for_it() -> None:
 
 def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
     batch = np.arange(2 * 3 * WIDTH, dtype=np.float32).reshape(2, 3, WIDTH)
-    computed = Computed(rows=[batch[0], batch[1, :2]], items=(), layouts=(), manifest=MANIFEST)
+    computed = DecodeContext(
+        rows=[batch[0], batch[1, :2]], items=(), token_offsets=(), manifest=MANIFEST
+    )
     value = TokenEmbeddings().decode(computed, None)
     assert [rows.shape for rows in value] == [(3, WIDTH), (2, WIDTH)]
     np.testing.assert_array_equal(value[1], batch[1, :2])

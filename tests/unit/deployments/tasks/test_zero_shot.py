@@ -15,7 +15,7 @@ from deployments.errors import (
     UnknownParameter,
 )
 from deployments.messages import Truncation
-from deployments.tasks.base import Computed
+from deployments.tasks.base import DecodeContext
 from deployments.tasks.zero_shot import (
     MOST_PAIRS,
     MOST_TEMPLATE_CHARACTERS,
@@ -238,7 +238,9 @@ def decoded(
     options: ZeroShotOptions, *logits: list[float], manifest: ArtifactManifest = MANIFEST
 ) -> Any:
     rows = [np.array(row, dtype=np.float32) for row in logits]
-    return TASK.decode(Computed(rows=rows, items=(), layouts=(), manifest=manifest), options)
+    return TASK.decode(
+        DecodeContext(rows=rows, items=(), token_offsets=(), manifest=manifest), options
+    )
 
 
 def test_one_text_is_answered_by_an_object_with_the_best_label_first() -> None:

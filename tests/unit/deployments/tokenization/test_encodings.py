@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from deployments.messages import Truncation
-from deployments.tokenization.encodings import cut_item, item_of, longest_first, open_tokenizer
+from deployments.tokenization.encodings import item_of, longest_first, open_tokenizer, truncate_item
 from tests.support.builders import WORDS, tiny_tokenizer
 
 SIDES = {Truncation.KEEP_START: "right", Truncation.KEEP_END: "left"}
@@ -35,8 +35,11 @@ def test_it_cuts_as_the_library_does(keep: Truncation, tmp_path: Path, plain: To
         if len(whole.ids) <= most:
             continue
         due = item_of(cutting.encode(*((text,) if isinstance(text, str) else text)), pair=True)
-        found = cut_item(whole, most, keep)
-        assert (found.ids.tolist(), found.second_from) == (due.ids.tolist(), due.second_from)
+        found = truncate_item(whole, most, keep)
+        assert (found.ids.tolist(), found.second_segment_start) == (
+            due.ids.tolist(),
+            due.second_segment_start,
+        )
 
 
 @pytest.mark.parametrize(
@@ -59,5 +62,5 @@ def test_the_longer_segment_loses_first(
 def test_two_long_segments_cost_no_more_than_their_length(plain: Tokenizer) -> None:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (whole,) = plain.encode_batch_fast([("good " * 20_000, "film " * 20_000)])
-    assert len(cut_item(whole, 16, Truncation.KEEP_START).ids) == 16
+    assert len(truncate_item(whole, 16, Truncation.KEEP_START).ids) == 16
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000

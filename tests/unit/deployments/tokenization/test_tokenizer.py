@@ -10,13 +10,13 @@ from deployments.errors import EmptyInput, InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
 from deployments.tokenization.tokenizer import (
     ENTRY_OVERHEAD_BYTES,
-    MOST_CALL_WINDOWS,
-    Encoded,
+    MAX_CALL_WINDOWS,
     Encoder,
     TokenCache,
+    TokenizedTexts,
 )
 from tests.support.builders import tiny_tokenizer
-from tests.support.fakes import item, soon
+from tests.support.fakes import far_deadline, item
 
 MAX_TOKENS = 6  # four words between [CLS] and [SEP]
 
@@ -30,7 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> Call:
     fields = tuple(f"inputs[{i}]" for i in range(len(texts)))
-    return Call(texts, fields, None, truncation, soon())
+    return Call(texts, fields, None, truncation, far_deadline())
 
 
 def words(directory: Path, ids: np.ndarray) -> str:
@@ -41,7 +41,7 @@ def words(directory: Path, ids: np.ndarray) -> str:
 
 def test_texts_become_ids_with_special_tokens(directory: Path) -> None:
     (encoded,) = Encoder(directory, MAX_TOKENS).encode([call("good film", "the")])
-    assert isinstance(encoded, Encoded)
+    assert isinstance(encoded, TokenizedTexts)
     assert [words(directory, item.ids) for item in encoded.items] == [
         "[CLS] good film [SEP]",
         "[CLS] the [SEP]",
@@ -53,7 +53,7 @@ def test_texts_become_ids_with_special_tokens(directory: Path) -> None:
 def test_a_text_at_the_limit_fits_and_one_token_more_does_not(directory: Path) -> None:
     encoder = Encoder(directory, MAX_TOKENS)
     fits, too_long = encoder.encode([call("good " * 4), call("the", "good " * 5)])
-    assert isinstance(fits, Encoded)
+    assert isinstance(fits, TokenizedTexts)
     assert len(fits.items[0].ids) == MAX_TOKENS
     assert isinstance(too_long, InputTooLong)
     assert too_long.field == "inputs[1]"
@@ -131,8 +131,8 @@ def test_a_pair_is_joined_by_the_tokenizers_own_template(directory: Path) -> Non
     (encoded,) = Encoder(directory, 9).encode([call(("good film", "the river"), "night")])
     pair, single = encoded.items
     assert words(directory, pair.ids) == "[CLS] good film [SEP] the river [SEP]"
-    assert words(directory, pair.ids[pair.second_from :]) == "the river [SEP]"
-    assert single.second_from == len(single.ids) == 3
+    assert words(directory, pair.ids[pair.second_segment_start :]) == "the river [SEP]"
+    assert single.second_segment_start == len(single.ids) == 3
 
 
 def test_a_tokenizer_that_knows_no_segments_gives_none(directory: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_knows_no_segments_gives_none(directory: Path, tmp_path
     (encoded,) = Encoder(tmp_path, 9).encode([call(("good film", "night"))])
     (pair,) = encoded.items
     assert words(directory, pair.ids) == "[CLS] good film [SEP] [SEP] night [SEP]"
-    assert pair.second_from == len(pair.ids)
+    assert pair.second_segment_start == len(pair.ids)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_windows_of_a_whole_call_are_bounded(directory: Path) -> None:
         call(*[text] * count)._replace(windowing=Windowing(stride=1)) for count in (4, 100)
     )
     taken, refused = encoder.encode([few, many])
-    assert len(taken.items) == MOST_CALL_WINDOWS
+    assert len(taken.items) == MAX_CALL_WINDOWS
     assert isinstance(refused, InputTooLong)
     assert refused.field == "inputs[4]", "those behind it are not even read"
 
@@ -200,7 +200,9 @@ def test_a_remembered_pair_is_not_taken_for_its_segments(directory: Path) -> Non
     texts: tuple[Text, ...] = ("good film", ("good", "film"), ("good film", ""), ("film", "good"))
     first, again = (remembering.encode([call(*texts)])[0] for _ in range(2))
     assert [item.ids.tolist() for item in again.items] == [i.ids.tolist() for i in first.items]
-    assert [item.second_from for item in again.items] == [i.second_from for i in first.items]
+    assert [item.second_segment_start for item in again.items] == [
+        i.second_segment_start for i in first.items
+    ]
     assert len({tuple(item.ids.tolist()) for item in first.items}) == len(texts)
     assert remembering.encode([call(*texts)])[0].items[1] is first.items[1], "it was remembered"
 

@@ -59,7 +59,7 @@ def test_a_vocabulary_says_what_it_calls_unknown_and_how_it_spells_parts_of_word
     kind().save(str(tmp_path / "tokenizer.json"))
     vocabulary = Vocabulary(tmp_path)
     assert vocabulary.unknown_id == unknown_id
-    assert vocabulary.marks_continuations is marks
+    assert vocabulary.has_continuation_prefix is marks
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_tokens_are_joined_as_the_tokenizer_writes(
 
 
 def test_ids_become_tokens_and_text(tiny: Vocabulary) -> None:
-    ids = [tiny.first_id(token) for token in ("[CLS]", "film", "##y", "[SEP]")]
+    ids = [tiny.first_token_id(token) for token in ("[CLS]", "film", "##y", "[SEP]")]
     known = [i for i in ids if i is not None]
     assert len(known) == 4
     assert [tiny.token(i) for i in known] == ["[CLS]", "film", "##y", "[SEP]"]
@@ -95,10 +95,10 @@ def test_ids_become_tokens_and_text(tiny: Vocabulary) -> None:
 def test_a_word_stands_for_its_token_or_its_first_piece(
     text: str, token: str, tiny: Vocabulary
 ) -> None:
-    found = tiny.first_id(text)
+    found = tiny.first_token_id(text)
     assert found is not None
     assert tiny.token(found) == token
 
 
 def test_a_text_without_tokens_stands_for_none(tiny: Vocabulary) -> None:
-    assert tiny.first_id(" ") is None
+    assert tiny.first_token_id(" ") is None

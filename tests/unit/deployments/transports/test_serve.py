@@ -19,8 +19,8 @@ from deployments.messages import (
     TokenizeRequest,
 )
 from deployments.transports.serve import (
+    ServeEncoderClient,
     ServeGeneratorClient,
-    ServeLaneClient,
     ServeTokenizerClient,
 )
 
@@ -66,39 +66,39 @@ def unavailable() -> Exception:
 
 
 async def test_the_tokenizers_response_is_passed_on_without_waiting_for_it() -> None:
-    tokenizer, lane = FakeHandle("encoded"), FakeHandle(ANSWERS)
-    assert await ServeLaneClient(tokenizer, lane).infer(BATCH) == ANSWERS
-    (passed,) = lane.infer.sent
-    assert isinstance(passed, asyncio.Future), "the lane waits for it, not the ingress"
+    tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
+    assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
+    (passed,) = encoder.infer.sent
+    assert isinstance(passed, asyncio.Future), "the encoder waits for it, not the ingress"
     assert tokenizer.encode.sent == [BATCH]
 
 
 async def test_messages_travel_as_plain_pickle() -> None:
-    tokenizer, lane = FakeHandle("encoded"), FakeHandle(ANSWERS)
-    await ServeLaneClient(tokenizer, lane).infer(BATCH)
-    assert tokenizer.encode.serialization == lane.infer.serialization == {"pickle"}
+    tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
+    await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
+    assert tokenizer.encode.serialization == encoder.infer.serialization == {"pickle"}
 
 
 @pytest.mark.parametrize("lost", [RayActorError, unavailable])
 async def test_a_lost_replica_is_tried_once_more(lost: Callable[[], Exception]) -> None:
-    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(lost(), ANSWERS)
-    assert await ServeLaneClient(tokenizer, lane).infer(BATCH) == ANSWERS
-    assert len(tokenizer.encode.sent) == len(lane.infer.sent) == 2
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(lost(), ANSWERS)
+    assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
+    assert len(tokenizer.encode.sent) == len(encoder.infer.sent) == 2
 
 
 @pytest.mark.parametrize("lost", [RayActorError, unavailable])
 async def test_a_replica_lost_twice_is_an_engine_failure(lost: Callable[[], Exception]) -> None:
-    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(lost(), lost())
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(lost(), lost())
     with pytest.raises(EngineFailed, match="lost twice"):
-        await ServeLaneClient(tokenizer, lane).infer(BATCH)
+        await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
 
 
 async def test_a_full_line_on_the_way_is_overload_and_not_tried_again() -> None:
     full = BackPressureError(num_queued_requests=256, max_queued_requests=256)
-    tokenizer, lane = FakeHandle("first", "second"), FakeHandle(full, ANSWERS)
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(full, ANSWERS)
     with pytest.raises(Overloaded):
-        await ServeLaneClient(tokenizer, lane).infer(BATCH)
-    assert len(lane.infer.sent) == 1
+        await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
+    assert len(encoder.infer.sent) == 1
 
 
 TOKENIZE = TokenizeRequest(KEY.model, ("a",), special=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deployments.engines import Engine
+from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
-from deployments.tuning.background import BackgroundTuning
+from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import Placement
-from deployments.tuning.process import Ending
+from deployments.tuning.process import ExitCode
 from tests.support.fakes import PATIENCE_S
 from tests.support.tuning_artifacts import keep_table, seal_tunable
 from tests.unit.deployments.tuning.test_session import somebody_tunes
@@ -22,7 +22,7 @@ REF = ModelRef("tiny/embedder", "0123456789ab")
 OTHER = ModelRef("tiny/other", "0123456789ab")
 
 
-class Children:
+class ChildProcesses:
     """Starts, in place of the process that measures, a shell with a script of the test's."""
 
     def __init__(self, script: str, before: Callable[[Placement], object] = lambda _: None) -> None:
@@ -41,9 +41,9 @@ class Children:
         return child
 
 
-def that_wins(winner: str) -> Children:
+def that_wins(winner: str) -> ChildProcesses:
     """Children that keep a table in which `winner` won."""
-    return Children("exit 0", lambda placement: keep_table(placement, {"1x16": winner}))
+    return ChildProcesses("exit 0", lambda placement: keep_table(placement, {"1x16": winner}))
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ class Run:
     def __init__(
         self,
         untuned: dict[ModelRef, Placement],
-        children: Children,
+        children: ChildProcesses,
         poll_s: float = 0.01,
     ) -> None:
-        self.adopted: list[tuple[ModelRef, Engine]] = []
-        self.tuning = BackgroundTuning(untuned, self._adopt, children, poll_s)
+        self.adopted: list[tuple[ModelRef, EncoderEngine]] = []
+        self.tuning = BackgroundTuner(untuned, self._adopt, children, poll_s)
 
-    def _adopt(self, ref: ModelRef, engine: Engine) -> None:
+    def _adopt(self, ref: ModelRef, engine: EncoderEngine) -> None:
         self.adopted.append((ref, engine))
 
     def to_its_end(self) -> list[ModelRef]:
@@ -79,7 +79,7 @@ class Run:
 
     def when_done(self) -> list[ModelRef]:
         """The models whose engine was exchanged, once nothing is left to tune."""
-        until(lambda: not tuning_threads())
+        wait_until(lambda: not tuning_threads())
         self.tuning.close()
         return [ref for ref, _ in self.adopted]
 
@@ -88,7 +88,7 @@ def tuning_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tuning"]
 
 
-def until(happened: Callable[[], bool]) -> None:
+def wait_until(happened: Callable[[], bool]) -> None:
     give_up_s = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < give_up_s, "waited in vain"
@@ -110,7 +110,7 @@ def test_where_the_default_wins_nothing_is_exchanged(placement: Placement) -> No
 
 
 def test_nothing_to_tune_needs_no_thread() -> None:
-    run = Run({}, Children("exit 1"))
+    run = Run({}, ChildProcesses("exit 1"))
     run.tuning.start()
     assert not tuning_threads()
     run.tuning.close()
@@ -124,7 +124,7 @@ def test_one_model_after_the_other(tmp_path: Path) -> None:
         at_once.append(sum(child.poll() is None for child in children.processes))
         keep_table(placement, {"1x16": "twin"})
 
-    children = Children("sleep 0.05", before)
+    children = ChildProcesses("sleep 0.05", before)
     assert Run(placements, children).to_its_end() == [REF, OTHER]
     assert at_once == [0, 0]
 
@@ -133,7 +133,7 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = Children("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
+    children = ChildProcesses("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
     assert Run(placements, children).to_its_end() == []
     failures = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert failures == [
@@ -153,7 +153,7 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
 def test_whatever_happens_to_the_process_it_is_told_once(
     placement: Placement, script: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    children = Children(script)
+    children = ChildProcesses(script)
     assert Run({REF: placement}, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         f"tiny/embedder is not tuned for this host: {reason}"
@@ -167,14 +167,14 @@ def test_a_process_that_cannot_be_started_is_told_once(
     def no_more_processes(_: Placement) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    assert Run({REF: placement}, Children("exit 0", no_more_processes)).to_its_end() == []
+    assert Run({REF: placement}, ChildProcesses("exit 0", no_more_processes)).to_its_end() == []
     (told,) = (r.message for r in caplog.records if r.levelname != "INFO")
     assert told == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
 
 
 def test_a_table_that_came_meanwhile_is_used_as_it_is(placement: Placement) -> None:
     keep_table(placement, {"1x16": "twin"})
-    children = Children("exit 1")
+    children = ChildProcesses("exit 1")
     assert Run({REF: placement}, children).to_its_end() == [REF]
     assert children.started == []
 
@@ -182,7 +182,7 @@ def test_a_table_that_came_meanwhile_is_used_as_it_is(placement: Placement) -> N
 def test_what_another_replica_measures_is_waited_for(
     placement: Placement,
 ) -> None:
-    children = Children("exit 1")
+    children = ChildProcesses("exit 1")
     run = Run({REF: placement}, children)
     with somebody_tunes(placement):
         run.tuning.start()
@@ -197,7 +197,7 @@ def test_who_comes_second_to_the_lock_waits_too(
     placement: Placement,
 ) -> None:
     turns = iter([lambda _: None, lambda p: keep_table(p, {"1x16": "twin"})])
-    children = Children(f"exit {Ending.BUSY}", lambda placement: next(turns)(placement))
+    children = ChildProcesses(f"exit {ExitCode.BUSY}", lambda placement: next(turns)(placement))
     assert Run({REF: placement}, children).to_its_end() == [REF]
     assert len(children.started) == 2
 
@@ -206,7 +206,7 @@ def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = Children(f"echo 'error: read-only' >&2; exit {Ending.NOT_KEPT}")
+    children = ChildProcesses(f"echo 'error: read-only' >&2; exit {ExitCode.STORE_NOT_WRITABLE}")
     assert Run(placements, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         "models are not tuned for this host: read-only"
@@ -216,10 +216,10 @@ def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried
 
 def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
     placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = Children("exec sleep 60")
+    children = ChildProcesses("exec sleep 60")
     run = Run(placements, children)
     run.tuning.start()
-    until(lambda: bool(children.processes))
+    wait_until(lambda: bool(children.processes))
     run.tuning.close()
     assert not tuning_threads()
     assert len(children.started) == 1
@@ -227,7 +227,7 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_another_replica(placement: Placement) -> None:
-    run = Run({REF: placement}, Children("exit 1"), poll_s=PATIENCE_S)
+    run = Run({REF: placement}, ChildProcesses("exit 1"), poll_s=PATIENCE_S)
     with somebody_tunes(placement):
         run.tuning.start()
         started_s = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.artifacts.manifest import Device
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.tuning.costs import CostTable, Placement, Variant, read_costs, write_costs
 from tests.support.cost_tables import variant
@@ -101,7 +101,7 @@ STALE: dict[str, tuple[dict[str, object], str]] = {
     "other threads": ({"threads": 2}, "another kind of host"),
     "another provider": (
         {"providers": ("CUDAExecutionProvider",)},
-        "measured on CUDAExecutionProvider, the lane has CPUExecutionProvider",
+        "measured on CUDAExecutionProvider, the encoder has CPUExecutionProvider",
     ),
 }
 
@@ -141,13 +141,13 @@ def test_winners_of_two_precisions_are_not_used(placement: Placement) -> None:
     )
     keep_table(placement, {"1x16": "plain", "8x16": "twin"})
     assert read_costs(placement) is not None
-    changed = Placement(placement.artifact, mixed, Device.CPU, placement.lane)
+    changed = Placement(placement.artifact, mixed, Device.CPU, placement.settings)
     assert read_costs(changed) is None
 
 
-def test_lanes_with_other_threads_have_tables_of_their_own(placement: Placement) -> None:
+def test_encoders_with_other_threads_have_tables_of_their_own(placement: Placement) -> None:
     keep_table(placement, {"1x16": "plain"})
-    wide = LaneSettings(threads_per_run=2)
+    wide = EncoderSettings(intra_op_threads=2)
     assert read_costs(placement) is not None
     two = Placement(placement.artifact, placement.manifest, Device.CPU, wide)
     assert read_costs(two) is None

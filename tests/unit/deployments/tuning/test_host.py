@@ -6,8 +6,8 @@ from importlib.metadata import version
 import pytest
 
 from deployments.artifacts.manifest import Device
-from deployments.machine import this_processor
-from deployments.tuning.host import Host, engine_versions, this_host
+from deployments.machine import read_cpu_info
+from deployments.tuning.host import Host, engine_versions, read_host
 
 HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
 
@@ -33,21 +33,21 @@ def test_whatever_differs_makes_another_fingerprint(change: dict[str, object]) -
 
 
 def test_a_cpu_host_is_named_after_its_processor() -> None:
-    host = this_host(Device.CPU)
-    assert (host.name, host.flags) == (this_processor().name, this_processor().flags)
+    host = read_host(Device.CPU)
+    assert (host.name, host.flags) == (read_cpu_info().name, read_cpu_info().flags)
 
 
-def test_a_gpu_host_is_named_after_its_first_gpu(fake_driver: Callable[[str], None]) -> None:
-    fake_driver("echo 'NVIDIA H200, 570.86.15'; echo 'NVIDIA A10, 570.86.15'")
-    assert this_host(Device.GPU).name == "NVIDIA H200, 570.86.15"
-    assert this_host(Device.CPU).name == this_processor().name
+def test_a_gpu_host_is_named_after_its_first_gpu(fake_nvidia_smi: Callable[[str], None]) -> None:
+    fake_nvidia_smi("echo 'NVIDIA H200, 570.86.15'; echo 'NVIDIA A10, 570.86.15'")
+    assert read_host(Device.GPU).name == "NVIDIA H200, 570.86.15"
+    assert read_host(Device.CPU).name == read_cpu_info().name
 
 
 def test_a_driver_that_fails_is_told_and_does_not_matter(
-    fake_driver: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    fake_nvidia_smi: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_driver("echo 'NVIDIA-SMI has failed'; exit 9")
-    assert this_host(Device.GPU).name == this_processor().name
+    fake_nvidia_smi("echo 'NVIDIA-SMI has failed'; exit 9")
+    assert read_host(Device.GPU).name == read_cpu_info().name
     assert "does not tell" in caplog.text
 
 

@@ -13,10 +13,10 @@ from deployments.tuning.costs import Shape
 from deployments.tuning.measure import (
     Clock,
     batch_from,
-    clock_for,
-    come_to_rest,
+    choose_clock,
     measure,
-    shapes_up_to,
+    supported_shapes,
+    wait_until_idle,
 )
 from tests.support.cost_tables import shape
 from tests.support.fakes import FakeClock, ScriptedEngine, item_of
@@ -30,7 +30,7 @@ def batch_of(where: Shape) -> tuple[Batch, ...]:
     return (batch_from(ITEMS, where),)
 
 
-class Track:
+class FakeTimeline:
     """Engines that take, on a clock of ours, as long as they are told to."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def medians(costs: dict, name: str) -> dict[str, float]:
 
 
 def test_every_engine_is_measured_at_every_shape() -> None:
-    track = Track()
+    track = FakeTimeline()
     engines = {"a": track.per_token("a", 1.0), "b": track.per_token("b", 1.1)}
     costs = measure(engines, SHAPES, batch_of, AMPLE_S, track.clock)
     assert medians(costs, "a") == {"1x16": 16, "4x16": 64, "1x128": 128, "8x128": 1024}
@@ -66,7 +66,7 @@ def test_every_engine_is_measured_at_every_shape() -> None:
 
 
 def test_rounds_are_interleaved_and_another_one_goes_first_each_time() -> None:
-    track = Track()
+    track = FakeTimeline()
     engines = {name: track.per_token(name, 1.0) for name in "abc"}
     measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
     warm, rounds = track.passes[:6], "".join(track.passes[6:])
@@ -75,7 +75,7 @@ def test_rounds_are_interleaved_and_another_one_goes_first_each_time() -> None:
 
 
 def test_a_machine_that_slows_down_changes_no_order() -> None:
-    track = Track()
+    track = FakeTimeline()
     started_s = track.clock()
 
     def slowing(factor: float) -> Callable[[Batch], float]:
@@ -88,7 +88,7 @@ def test_a_machine_that_slows_down_changes_no_order() -> None:
 
 
 def test_short_passes_are_repeated_and_told_per_pass() -> None:
-    track = Track()
+    track = FakeTimeline()
     costs = measure(
         {"a": track.engine("a", lambda _: 0.0001)}, SHAPES[:1], batch_of, AMPLE_S, track.clock
     )
@@ -97,7 +97,7 @@ def test_short_passes_are_repeated_and_told_per_pass() -> None:
 
 
 def test_who_is_far_behind_is_spared_the_later_rounds() -> None:
-    track = Track()
+    track = FakeTimeline()
     engines = {"slow": track.per_token("slow", 2.0), "fast": track.per_token("fast", 1.0)}
     costs = measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
     assert costs["slow"][0].rounds == 5
@@ -106,7 +106,7 @@ def test_who_is_far_behind_is_spared_the_later_rounds() -> None:
 
 
 def test_shapes_beyond_the_budget_are_left_out_for_everybody() -> None:
-    track = Track()
+    track = FakeTimeline()
     engines = {"a": track.per_token("a", 1.0), "b": track.per_token("b", 1.0)}
     budget_s = 12.0  # 8x128 alone needs more than 14 s
     costs = measure(engines, SHAPES, batch_of, budget_s, track.clock)
@@ -115,7 +115,7 @@ def test_shapes_beyond_the_budget_are_left_out_for_everybody() -> None:
 
 
 def test_what_a_shape_leaves_of_its_share_is_there_for_the_next() -> None:
-    track = Track()
+    track = FakeTimeline()
     budget_s = 30.0  # a fourth of it would not do for 8x128
     costs = measure({"a": track.per_token("a", 1.0)}, SHAPES, batch_of, budget_s, track.clock)
     assert "8x128" in medians(costs, "a")
@@ -123,20 +123,20 @@ def test_what_a_shape_leaves_of_its_share_is_there_for_the_next() -> None:
 
 
 def test_a_guess_by_a_small_shape_does_not_rule_out_a_large_one() -> None:
-    track = Track()
+    track = FakeTimeline()
     # As on a GPU: whatever the size, a pass takes 10 ms.
     costs = measure({"a": track.engine("a", lambda _: 0.010)}, SHAPES, batch_of, 4.0, track.clock)
     assert len(costs["a"]) == len(SHAPES)
 
 
 def test_the_first_shape_is_measured_whatever_the_budget() -> None:
-    track = Track()
+    track = FakeTimeline()
     costs = measure({"a": track.per_token("a", 1.0)}, SHAPES, batch_of, 1e-9, track.clock)
     assert list(medians(costs, "a")) == ["1x16"]
 
 
 def test_an_engine_that_fails_is_left_out_altogether() -> None:
-    track = Track()
+    track = FakeTimeline()
 
     def too_large(batch: Batch) -> float:
         if batch.input_ids.size > 100:
@@ -168,15 +168,15 @@ def test_when_all_fail_nothing_was_measured() -> None:
 def test_a_thread_that_has_to_wait_for_its_core_is_not_slower(
     device: Device, threads: int, clock: Clock
 ) -> None:
-    assert clock_for(device, threads) is clock
+    assert choose_clock(device, threads) is clock
 
 
 def test_usual_shapes_stop_at_what_the_model_reads() -> None:
-    assert {str(s) for s in shapes_up_to(100)} == {
+    assert {str(s) for s in supported_shapes(100)} == {
         f"{items}x{tokens}" for items in (1, 4, 8, 32) for tokens in (16, 64)
     }
-    assert shapes_up_to(10, items=(4, 1)) == (shape("1x10"), shape("4x10"))
-    areas = [s.area for s in shapes_up_to(512)]
+    assert supported_shapes(10, items=(4, 1)) == (shape("1x10"), shape("4x10"))
+    areas = [s.area for s in supported_shapes(512)]
     assert len(areas) == 20
     assert areas == sorted(areas)
 
@@ -194,5 +194,5 @@ def test_a_batch_is_full_of_real_tokens_and_the_same_each_time() -> None:
 @pytest.mark.parametrize(("spins_s", "waited_s"), [(0.0, 0.005), (0.036, 0.045), (9.0, 0.2)])
 def test_rest_comes_when_no_thread_spins_any_more(spins_s: float, waited_s: float) -> None:
     slept: list[float] = []
-    come_to_rest(lambda: min(sum(slept), spins_s), slept.append)
+    wait_until_idle(lambda: min(sum(slept), spins_s), slept.append)
     assert sum(slept) == pytest.approx(waited_s)

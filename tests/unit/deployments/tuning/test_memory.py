@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.manifest import Device
-from deployments.tuning.host import free_bytes, how_many_fit
+from deployments.tuning.host import count_fitting, free_bytes
 
 MB = 1_000_000
 
@@ -25,16 +25,16 @@ def graphs(tmp_path: Path) -> list[Path]:
 def test_the_first_ones_are_taken_while_half_of_the_room_holds_three_times_their_files(
     graphs: list[Path], room_mb: float, fitting: int
 ) -> None:
-    assert how_many_fit(graphs, int(room_mb * MB)) == fitting
+    assert count_fitting(graphs, int(room_mb * MB)) == fitting
 
 
 def test_this_machine_has_memory_left() -> None:
     assert free_bytes(Device.CPU) > 10 * MB
 
 
-def test_on_a_gpu_its_own_memory_counts_too(fake_driver: Callable[[str], None]) -> None:
-    fake_driver("echo 3; echo 80000")
+def test_on_a_gpu_its_own_memory_counts_too(fake_nvidia_smi: Callable[[str], None]) -> None:
+    fake_nvidia_smi("echo 3; echo 80000")
     assert free_bytes(Device.GPU) == 3 << 20
     assert free_bytes(Device.CPU) > 10 * MB
-    fake_driver("echo '[N/A]'")
+    fake_nvidia_smi("echo '[N/A]'")
     assert free_bytes(Device.GPU) > 10 * MB

@@ -7,49 +7,51 @@ import pytest
 
 from deployments.artifacts.manifest import Device
 from deployments.batching.batches import collate
-from deployments.engines import Engine
+from deployments.engines import EncoderEngine
 from deployments.engines.onnx import OnnxEngine
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.tuning.costs import Placement
-from deployments.tuning.opening import RegimeEngine, open_best
+from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
 from tests.support.fakes import item_of
 from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, keep_table, seal_tunable
 
 ITEM = item_of([5, 9, 31])
 
 
-def answer(engine: Engine) -> np.ndarray:
+def answer(engine: EncoderEngine) -> np.ndarray:
     return np.array(engine.run(collate([ITEM])).items[0])
 
 
-def same(a: Engine, b: Engine) -> bool:
+def same(a: EncoderEngine, b: EncoderEngine) -> bool:
     return bool(np.allclose(answer(a), answer(b), atol=1e-5))
 
 
 def on_the_gpu(placement: Placement) -> Placement:
-    return Placement(placement.artifact, placement.manifest, Device.GPU, placement.lane)
+    return Placement(placement.artifact, placement.manifest, Device.GPU, placement.settings)
 
 
 def test_without_a_table_the_portable_default_serves(tmp_path: Path) -> None:
-    default, is_tuned = open_best(
+    default, is_tuned = open_tuned_engine(
         seal_tunable(tmp_path / "a", names=["astray", "plain"], wrong=["astray"])
     )
-    plain, _ = open_best(seal_tunable(tmp_path / "b"))
+    plain, _ = open_tuned_engine(seal_tunable(tmp_path / "b"))
     assert not is_tuned
     assert not same(default, plain)  # the first one it was, right or wrong
 
 
 def test_a_default_that_cannot_run_here_gives_way_to_the_next(tmp_path: Path) -> None:
-    engine, is_tuned = open_best(seal_tunable(tmp_path, names=["far", "plain"], absent=["far"]))
+    engine, is_tuned = open_tuned_engine(
+        seal_tunable(tmp_path, names=["far", "plain"], absent=["far"])
+    )
     assert not is_tuned
     assert engine.info.compute_type == "cpu-fp32"
 
 
 def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
     placement = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
-    default, _ = open_best(placement)
+    default, _ = open_tuned_engine(placement)
     keep_table(placement, {"1x16": "plain+arena"})
-    engine, is_tuned = open_best(placement)
+    engine, is_tuned = open_tuned_engine(placement)
     assert is_tuned
     assert isinstance(engine, OnnxEngine)
     assert not same(engine, default)
@@ -57,11 +59,11 @@ def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
 
 def test_several_winners_become_one_engine(tmp_path: Path) -> None:
     placement = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
-    default, _ = open_best(placement)
+    default, _ = open_tuned_engine(placement)
     keep_table(placement, {"1x4": "plain", "1x16": "astray"})
-    engine, is_tuned = open_best(placement)
+    engine, is_tuned = open_tuned_engine(placement)
     assert is_tuned
-    assert isinstance(engine, RegimeEngine)
+    assert isinstance(engine, ShapeDispatchEngine)
     assert same(engine, default)
     long = collate([item_of(np.arange(5, 21))])
     assert not np.allclose(engine.run(long).items[0], default.run(long).items[0], atol=1e-3)
@@ -70,7 +72,7 @@ def test_several_winners_become_one_engine(tmp_path: Path) -> None:
 def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
     placement = seal_tunable(tmp_path)
     keep_table(placement, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
-    assert not open_best(placement)[1]
+    assert not open_tuned_engine(placement)[1]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
     placement = seal_tunable(tmp_path, names=["plain", "twin", "astray"], wrong=["astray"])
     keep_table(placement, winners)
     (placement.artifact / WRONG_GRAPH_NAME).write_bytes(b"no graph any more")
-    engine, is_tuned = open_best(placement)
+    engine, is_tuned = open_tuned_engine(placement)
     assert not is_tuned
     assert isinstance(engine, OnnxEngine)
     assert "the portable default serves" in caplog.text
@@ -92,18 +94,18 @@ def test_the_default_is_not_one_that_tuning_refused(tmp_path: Path) -> None:
     names = ["astray", "plain", "gone"]
     placement = seal_tunable(tmp_path / "a", names=names, wrong=["astray"], absent=["gone"])
     keep_table(placement, {"1x16": "gone"}, refused={"astray": "mean cosine 0.1 < 0.985"})
-    engine, is_tuned = open_best(placement)
+    engine, is_tuned = open_tuned_engine(placement)
     assert not is_tuned
-    assert same(engine, open_best(seal_tunable(tmp_path / "b"))[0])
+    assert same(engine, open_tuned_engine(seal_tunable(tmp_path / "b"))[0])
 
 
 def test_a_device_without_a_graph_is_unavailable_hardware(tmp_path: Path) -> None:
-    with pytest.raises(HardwareUnavailable, match="tiny/embedder has no graph for the gpu lane"):
-        open_best(on_the_gpu(seal_tunable(tmp_path)))
+    with pytest.raises(HardwareUnavailable, match="tiny/embedder has no graph for the gpu encoder"):
+        open_tuned_engine(on_the_gpu(seal_tunable(tmp_path)))
 
 
 def test_when_nothing_can_run_here_every_reason_is_told(tmp_path: Path) -> None:
     placement = seal_tunable(tmp_path, names=["plain", "far"], absent=["far"])
     only_far = placement.manifest.model_copy(update={"candidates": placement.candidates[1:]})
-    with pytest.raises(EngineFailed, match=r"cannot run on the cpu lane: far: .*Abacus"):
-        open_best(Placement(placement.artifact, only_far, Device.CPU, placement.lane))
+    with pytest.raises(EngineFailed, match=r"cannot run on the cpu encoder: far: .*Abacus"):
+        open_tuned_engine(Placement(placement.artifact, only_far, Device.CPU, placement.settings))

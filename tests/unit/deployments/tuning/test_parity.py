@@ -76,7 +76,7 @@ def test_a_vector_that_company_changes_is_seen() -> None:
     company[3] = rows(16, seed=2)[3]
     found = verdict(rows(16), rows(16), company)
     assert found.parity is not None
-    assert found.parity.company_cosine_worst < 0.93
+    assert found.parity.batched_cosine_worst < 0.93
     assert [r.partition(" 0.")[0].partition(" -")[0] for r in found.reasons] == [
         "worst cosine alone to company"
     ]
@@ -92,9 +92,9 @@ def test_what_is_not_a_number_never_passes(bad: float, where: str, head: Head) -
     def answered() -> list[Floats]:
         return ragged(2) if head in (Head.TOKENS, Head.SPAN, Head.MASKS) else list(rows(16))
 
-    spoilt = answered()
-    spoilt[-1].flat[-1] = bad
-    alone, company = (spoilt, answered()) if where == "alone" else (answered(), spoilt)
+    corrupted = answered()
+    corrupted[-1].flat[-1] = bad
+    alone, company = (corrupted, answered()) if where == "alone" else (answered(), corrupted)
     found = verdict(answered(), alone, company, head=head, gate=ANYTHING)
     assert not found.passed
     assert found.parity is None
@@ -128,9 +128,9 @@ def test_98_percent_of_the_labels_must_agree(flipped: int, passes: bool) -> None
 def test_a_label_the_reference_is_undecided_about_does_not_count() -> None:
     due = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # gaps 0.05 and 0.90
     near_tie_flipped = due[:, ::-1] * [[1], [-1]]
-    assert top1_agreement(near_tie_flipped, due, Head.LABELS, decided_gap=0.1) == 1.0
-    assert top1_agreement(near_tie_flipped, due, Head.LABELS, decided_gap=0.01) == 0.5
-    assert top1_agreement(due[:, ::-1], due, Head.LABELS, decided_gap=0.1) == 0.0
+    assert top1_agreement(near_tie_flipped, due, Head.LABELS, near_tie_margin=0.1) == 1.0
+    assert top1_agreement(near_tie_flipped, due, Head.LABELS, near_tie_margin=0.01) == 0.5
+    assert top1_agreement(due[:, ::-1], due, Head.LABELS, near_tie_margin=0.1) == 0.0
 
 
 def test_a_label_that_only_company_changes_counts() -> None:
@@ -155,7 +155,7 @@ def test_every_token_and_every_mask_is_a_choice_of_its_own(head: Head) -> None:
     due = [answer * 1000 for answer in ragged(5)]
     changed = [answer.copy() for answer in due]
     changed[4][[2, 8]] = np.roll(changed[4][[2, 8]], 1, axis=1)  # two rows choose another
-    assert top1_agreement(changed, due, head, decided_gap=0.1) == 1 - 2 / sum(RAGGED)
+    assert top1_agreement(changed, due, head, near_tie_margin=0.1) == 1 - 2 / sum(RAGGED)
     assert verdict(due, due, head=head).passed
     assert not verdict(due, changed, head=head).passed
 
@@ -166,7 +166,7 @@ def test_a_span_is_two_choices_its_start_and_its_end() -> None:
         answer[2, 0] = answer[5, 1] = 10
     later_end = [answer.copy() for answer in due]
     later_end[0][:, 1] = np.roll(later_end[0][:, 1], 1)
-    assert top1_agreement(later_end, due, Head.SPAN, decided_gap=0.1) == 0.95
+    assert top1_agreement(later_end, due, Head.SPAN, near_tie_margin=0.1) == 0.95
     assert not verdict(due, later_end, head=Head.SPAN).passed
     assert verdict(due, due, head=Head.SPAN).passed
 
@@ -186,11 +186,11 @@ def test_a_verdict_survives_as_json() -> None:
 
 @pytest.mark.parametrize("due", [list(rows(4)), ragged(4), [np.zeros((0, 4), np.float32)] * 2])
 def test_a_reference_comes_back_from_its_file_as_it_was(due: list[Floats], tmp_path: Path) -> None:
-    items = tuple(item_of(range(n + 2), second_from=n) for n in range(len(due)))
+    items = tuple(item_of(range(n + 2), second_segment_start=n) for n in range(len(due)))
     Reference(items, tuple(due)).write(tmp_path / "reference.npz")
     read = Reference.read(tmp_path / "reference.npz")
     assert [i.ids.tolist() for i in read.items] == [i.ids.tolist() for i in items]
-    assert [i.second_from for i in read.items] == [i.second_from for i in items]
+    assert [i.second_segment_start for i in read.items] == [i.second_segment_start for i in items]
     assert {i.ids.dtype for i in read.items} == {np.dtype(np.int32)}
     assert [answer.shape for answer in read.answers] == [answer.shape for answer in due]
     assert all((mine == theirs).all() for mine, theirs in zip(read.answers, due, strict=True))
@@ -211,7 +211,7 @@ def written(path: Path, **changed: object) -> None:
         {"ids": None},
         {"id_ends": np.array([3, 5])},  # beyond the end
         {"id_ends": np.array([4, 3])},
-        {"second_from": np.array([3])},
+        {"second_segment_start": np.array([3])},
         {"answers": np.array([{}], dtype=object)},  # would have to be unpickled
     ],
     ids=["missing", "too long", "backwards", "too few", "pickled"],

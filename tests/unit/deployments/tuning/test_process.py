@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.tuning import process
 from deployments.tuning.costs import Placement, read_costs
-from deployments.tuning.process import Ending
+from deployments.tuning.process import ExitCode
 from tests.support.tuning_artifacts import keep_table, seal_tunable
 from tests.unit.deployments.tuning.test_session import STALE, somebody_tunes
 
@@ -46,36 +46,39 @@ def ended(placement: Placement) -> tuple[int, str]:
 def test_it_measures_and_keeps_the_table(placement: Placement) -> None:
     status, said = ended(placement)
     table = read_costs(placement)
-    assert (status, table is not None) == (Ending.TUNED, True), said
+    assert (status, table is not None) == (ExitCode.TUNED, True), said
     assert table is not None
     assert {row.variant.candidate for row in table.rows} == {"plain", "twin"}
     assert said.splitlines()[-1].startswith("tiny/embedder: ")
 
 
-def test_it_measures_as_the_lane_runs(placement: Placement) -> None:
-    wide = replace(placement, lane=LaneSettings(threads_per_run=2, runs=2, tune_seconds=0.1))
+def test_it_measures_as_the_encoder_runs(placement: Placement) -> None:
+    wide = replace(
+        placement,
+        settings=EncoderSettings(intra_op_threads=2, concurrent_passes=2, tune_seconds=0.1),
+    )
     keep_table(placement, {"1x16": "plain"})
-    assert ended(wide)[0] == Ending.TUNED
+    assert ended(wide)[0] == ExitCode.TUNED
     assert read_costs(wide) is not None
 
 
 def test_a_table_of_another_runtime_is_measured_again(placement: Placement) -> None:
     keep_table(placement, {"1x16": "plain"}, **STALE)
-    assert ended(placement)[0] == Ending.TUNED
+    assert ended(placement)[0] == ExitCode.TUNED
     assert read_costs(placement) is not None
 
 
 def test_it_leaves_at_once_when_somebody_else_is_at_it(placement: Placement) -> None:
     with somebody_tunes(placement):
         status, said = ended(placement)
-    assert status == Ending.BUSY
+    assert status == ExitCode.BUSY
     assert said == "tiny/embedder is being tuned by another process\n"
 
 
 def test_a_store_that_cannot_be_written_is_told_in_one_line(placement: Placement) -> None:
     (placement.artifact / "hosts").write_text("in the way")
     status, said = ended(placement)
-    assert status == Ending.NOT_KEPT
+    assert status == ExitCode.STORE_NOT_WRITABLE
     assert said.startswith(f"error: {placement.artifact} cannot keep what is measured: ")
     assert said.count("\n") == 1
 
@@ -83,7 +86,7 @@ def test_a_store_that_cannot_be_written_is_told_in_one_line(placement: Placement
 def test_a_damaged_artifact_is_told_in_one_line(placement: Placement) -> None:
     (placement.artifact / "tokenizer.json").write_text("{}")
     status, said = ended(placement)
-    assert status == Ending.FAILED
+    assert status == ExitCode.FAILED
     assert said.startswith("error: ")
     assert "tokenizer.json" in said
     assert said.count("\n") == 1
@@ -93,7 +96,7 @@ def test_it_ends_when_its_standard_input_is_closed(started: subprocess.Popen[byt
     assert started.stdin is not None
     started.stdin.close()
     psutil.Process(started.pid).resume()
-    assert started.wait(PATIENCE_S) == Ending.FAILED
+    assert started.wait(PATIENCE_S) == ExitCode.FAILED
 
 
 def test_by_hand_it_needs_no_standard_input(placement: Placement) -> None:
@@ -101,7 +104,7 @@ def test_by_hand_it_needs_no_standard_input(placement: Placement) -> None:
     done = subprocess.run(
         [*command, "--device", "cpu", "--seconds", "0.1"], stdin=subprocess.DEVNULL, check=False
     )
-    assert done.returncode == Ending.TUNED
+    assert done.returncode == ExitCode.TUNED
 
 
 def test_it_stays_where_those_who_end_its_replica_find_it(

@@ -8,7 +8,7 @@ from deployments.batching.batches import collate
 from deployments.engines.base import EngineInfo
 from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Variant
-from deployments.tuning.opening import RegimeEngine
+from deployments.tuning.opening import ShapeDispatchEngine
 from tests.support.cost_tables import shape, variant
 from tests.support.fakes import FakeEngine, item
 
@@ -35,7 +35,7 @@ def engines() -> dict[Variant, Closing]:
 
 
 def test_each_batch_goes_to_the_winner_at_its_size(engines: dict[Variant, Closing]) -> None:
-    engine = RegimeEngine(WINNERS, engines)
+    engine = ShapeDispatchEngine(WINNERS, engines)
     for items, tokens in ((1, 1), (2, 5), (8, 60), (30, 100), (1, 4)):
         answered: Outputs = engine.run(batch(items, tokens))
         assert [float(row[0]) for row in answered.items] == [7.0] * items
@@ -44,25 +44,25 @@ def test_each_batch_goes_to_the_winner_at_its_size(engines: dict[Variant, Closin
 
 
 def test_it_says_what_its_engines_say(engines: dict[Variant, Closing]) -> None:
-    assert RegimeEngine(WINNERS, engines).info == EngineInfo(compute_type="cpu-fake")
+    assert ShapeDispatchEngine(WINNERS, engines).info == EngineInfo(compute_type="cpu-fake")
 
 
 def test_tokens_are_asked_of_an_engine_that_gives_them(engines: dict[Variant, Closing]) -> None:
-    engines[LARGE].info = EngineInfo("cpu-fake", gives_every_token=True)
-    engine = RegimeEngine(WINNERS, engines)
-    assert engine.info.gives_every_token
-    engine.run(replace(batch(1, 1), every_token=True))
-    engine.run(replace(batch(30, 100), every_token=True))
+    engines[LARGE].info = EngineInfo("cpu-fake", supports_unpooled=True)
+    engine = ShapeDispatchEngine(WINNERS, engines)
+    assert engine.info.supports_unpooled
+    engine.run(replace(batch(1, 1), unpooled=True))
+    engine.run(replace(batch(30, 100), unpooled=True))
     assert [len(markers) for markers in engines[LARGE].passes] == [1, 30]
     assert engines[SMALL].passes == []
 
 
 def test_closing_closes_all_of_them(engines: dict[Variant, Closing]) -> None:
-    RegimeEngine(WINNERS, engines).close()
+    ShapeDispatchEngine(WINNERS, engines).close()
     assert all(engine.closed for engine in engines.values())
 
 
 def test_two_precisions_in_one_model_are_a_bug(engines: dict[Variant, Closing]) -> None:
     engines[LARGE].info = EngineInfo(compute_type="cpu-int8")
     with pytest.raises(AssertionError, match="this is a bug"):
-        RegimeEngine(WINNERS, engines)
+        ShapeDispatchEngine(WINNERS, engines)

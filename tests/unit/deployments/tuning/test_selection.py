@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.tuning.costs import VariantCosts
-from deployments.tuning.selection import choose, nearest
+from deployments.tuning.selection import choose, nearest_shape_variant
 from tests.support.cost_tables import row, shape, variant
 
 CASES = {
@@ -91,4 +91,4 @@ def test_the_measured_shape_most_like_the_batch_decides(
         (shape("32x16"), variant("many")),
         (shape("1x128"), variant("long")),
     ]
-    assert nearest(winners, items, tokens).name == winner
+    assert nearest_shape_variant(winners, items, tokens).name == winner

@@ -6,25 +6,32 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.manifest import REFERENCE_NAME, EngineOptions
-from deployments.config import LaneSettings
+from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed
 from deployments.tuning.costs import CostTable, Placement
 from deployments.tuning.parity import Reference
 from deployments.tuning.selection import choose
-from deployments.tuning.tuner import Contender, Contest, compare, merged, tune, worthwhile
+from deployments.tuning.tuner import (
+    Contender,
+    Contest,
+    compare,
+    drop_marginal_variants,
+    merged,
+    tune,
+)
 from tests.support.cost_tables import row, shape
 from tests.support.tuning_artifacts import seal_tunable
 
 SHAPES = (shape("1x8"), shape("4x16"))
 
 
-def contest(placement: Placement, room_bytes: int | None = None) -> Contest:
+def contest(placement: Placement, available_bytes: int | None = None) -> Contest:
     return Contest(
-        lane=placement.lane,
+        settings=placement.settings,
         shapes=SHAPES,
         items=reference(placement).items,
         seconds=0.1,
-        room_bytes=room_bytes,
+        available_bytes=available_bytes,
     )
 
 
@@ -55,7 +62,7 @@ def test_every_candidate_that_is_right_is_measured_at_every_shape(tmp_path: Path
 
 
 def test_the_table_says_where_and_with_what_it_was_measured(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, lane=LaneSettings(threads_per_run=2))
+    placement = seal_tunable(tmp_path, settings=EncoderSettings(intra_op_threads=2))
     table = tuned(placement)
     assert (table.version, table.host) == (placement.manifest.version, placement.host)
     assert (table.threads, table.providers) == (2, ("CPUExecutionProvider",))
@@ -66,7 +73,9 @@ def test_the_table_says_where_and_with_what_it_was_measured(tmp_path: Path) -> N
 def test_the_winner_is_also_tried_with_other_session_options(
     tmp_path: Path, threads: int, options: set[str]
 ) -> None:
-    placement = seal_tunable(tmp_path, names=["plain"], lane=LaneSettings(threads_per_run=threads))
+    placement = seal_tunable(
+        tmp_path, names=["plain"], settings=EncoderSettings(intra_op_threads=threads)
+    )
     names = {row.variant.name for row in tuned(placement).rows}
     assert names == {"plain", *(f"plain{option}" for option in options)}
 
@@ -101,9 +110,9 @@ def test_when_no_candidate_is_right_the_reasons_are_told(tmp_path: Path) -> None
     without_plain = placement.manifest.model_copy(
         update={"candidates": placement.manifest.candidates[1:]}
     )
-    spoilt = Placement(placement.artifact, without_plain, placement.device, placement.lane)
+    corrupted = Placement(placement.artifact, without_plain, placement.device, placement.settings)
     with pytest.raises(EngineFailed, match=r"far: .*Abacus.*; astray: .*cosine"):
-        tuned(spoilt)
+        tuned(corrupted)
 
 
 def test_as_many_are_compared_as_there_is_memory_for(
@@ -111,7 +120,7 @@ def test_as_many_are_compared_as_there_is_memory_for(
 ) -> None:
     placement = seal_tunable(tmp_path, names=["plain", "twin", "third"])
     graph = contenders(placement)[0].spec.path.stat().st_size
-    two = contest(placement, room_bytes=13 * graph)
+    two = contest(placement, available_bytes=13 * graph)
     table = tune(placement, reference(placement), two)
     assert measured(table) == {"plain", "twin"}
     assert table.refused == {"third": "it could not be measured beside the others"}
@@ -121,7 +130,7 @@ def test_as_many_are_compared_as_there_is_memory_for(
 def test_without_memory_for_one_graph_nothing_is_opened(tmp_path: Path) -> None:
     placement = seal_tunable(tmp_path)
     with pytest.raises(EngineFailed, match="not enough memory to measure in: 0 MB are free"):
-        tune(placement, reference(placement), contest(placement, room_bytes=100))
+        tune(placement, reference(placement), contest(placement, available_bytes=100))
 
 
 def test_a_graph_that_cannot_be_opened_does_not_keep_the_others_away(tmp_path: Path) -> None:
@@ -157,6 +166,6 @@ def test_options_must_gain_on_the_whole_and_not_at_some_shapes_only() -> None:
     once = row("a+arena", {"1x16": 0.9, "1x64": 5.0, "1x256": 20.0})
     little_seen = row("a+arena", {"1x16": 0.5, "1x64": 2.5})
     always = row("a+arena", {"1x16": 0.9, "1x64": 4.5, "1x256": 18.0})
-    assert worthwhile([plain, once]) == [plain]
-    assert worthwhile([plain, little_seen]) == [plain]
-    assert worthwhile([plain, always]) == [plain, always]
+    assert drop_marginal_variants([plain, once]) == [plain]
+    assert drop_marginal_variants([plain, little_seen]) == [plain]
+    assert drop_marginal_variants([plain, always]) == [plain, always]

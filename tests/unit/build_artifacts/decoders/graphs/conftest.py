@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from build_artifacts.decoders.graphs.export import WrittenModel, write_decoder
+from build_artifacts.decoders.graphs.export import ExportedModel, export_model
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, saved
 
 
@@ -20,7 +20,7 @@ class Made:
 
     model: Any
     checkpoint: Path
-    written: WrittenModel
+    written: ExportedModel
 
 
 Make = Callable[[str], Made]
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
             root = tmp_path_factory.mktemp(name)
             model = saved((GPT2 | ENCODER_DECODERS)[name], root / "checkpoint")
             (root / "graphs").mkdir()
-            written = write_decoder(root / "checkpoint", root / "graphs")
+            written = export_model(root / "checkpoint", root / "graphs")
             known[name] = Made(model, root / "checkpoint", written)
         return known[name]
 

@@ -11,7 +11,7 @@ import pytest
 
 from build_artifacts.decoders.graphs import block_quantize
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
-from build_artifacts.decoders.graphs.export import WrittenModel
+from build_artifacts.decoders.graphs.export import ExportedModel
 from tests.support.slot_driver import Rows
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
 from tests.unit.build_artifacts.decoders.graphs.conftest import Make
@@ -20,7 +20,7 @@ SOURCE = [7, 8, 9, 30, 31, 41, 5]
 PROMPT = [40, 9, 62, 41, 40, 11]
 
 
-def in_integers(written: WrittenModel, into: Path, bits: Bits) -> WrittenModel:
+def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
     quantised(written.decoder, into / written.decoder.name, bits)
     small = replace(written, decoder=into / written.decoder.name)
     if written.encoder is None:
@@ -29,7 +29,7 @@ def in_integers(written: WrittenModel, into: Path, bits: Bits) -> WrittenModel:
     return replace(small, encoder=into / written.encoder.name)
 
 
-def answers(written: WrittenModel) -> np.ndarray:
+def answers(written: ExportedModel) -> np.ndarray:
     """Logits [T, V] after each token of a prompt, the last of which is read by itself."""
     rows = Rows(written)
     if written.encoder is None:

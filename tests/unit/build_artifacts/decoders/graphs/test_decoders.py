@@ -12,7 +12,7 @@ from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
 
 NEAR = 1e-4
 PROMPTS = ([7, 8, 9, 30, 31], [50], [21, 9, 33, 70, 2, 11, 64, 65, 12])
-STEPS = 8
+SORT_BINS = 8
 
 each = pytest.mark.parametrize("name", GPT2)
 
@@ -26,8 +26,8 @@ def reference_answer(made: Made, ids: list[int]) -> list[int]:
     output = made.model.generate(
         torch.tensor([ids]),
         do_sample=False,
-        min_new_tokens=STEPS,
-        max_new_tokens=STEPS,
+        min_new_tokens=SORT_BINS,
+        max_new_tokens=SORT_BINS,
         no_repeat_ngram_size=1,
         pad_token_id=PAD,
     )
@@ -48,8 +48,8 @@ def test_rows_of_different_lengths_answer_together_as_each_does_alone(
 ) -> None:
     model = made(name)
     expected = [reference_answer(model, ids) for ids in PROMPTS]
-    assert greedy(Rows(model.written), PROMPTS, STEPS) == expected
-    assert len({token for answer in expected for token in answer}) > STEPS
+    assert greedy(Rows(model.written), PROMPTS, SORT_BINS) == expected
+    assert len({token for answer in expected for token in answer}) > SORT_BINS
 
 
 @each
@@ -84,4 +84,4 @@ def test_what_is_said_of_a_decoder(made: Make) -> None:
     assert written.encoder is None
     assert (written.layers, written.kv_heads, written.head_dim) == (2, 4, 8)
     assert written.vocabulary == VOCABULARY
-    assert written.end_tokens == (END,)
+    assert written.eos_token_ids == (END,)

@@ -18,7 +18,7 @@ from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
 
 NEAR = 1e-4
 SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12, 44, 45, 46, 10])
-STEPS = 8
+SORT_BINS = 8
 
 each = pytest.mark.parametrize("name", ENCODER_DECODERS)
 
@@ -34,8 +34,8 @@ def reference_answer(made: Made, source: list[int]) -> list[int]:
         torch.tensor([source]),
         do_sample=False,
         num_beams=1,
-        min_new_tokens=STEPS,
-        max_new_tokens=STEPS,
+        min_new_tokens=SORT_BINS,
+        max_new_tokens=SORT_BINS,
         no_repeat_ngram_size=1,
     )
     return output[0, 1:].tolist()
@@ -66,7 +66,7 @@ def test_rows_of_different_sources_answer_together_as_each_does_alone(
     start = model.written.decoder_start_token
     assert start is not None
     expected = [reference_answer(model, source) for source in SOURCES]
-    assert greedy(read_all(model), [[start]] * 3, STEPS) == expected
+    assert greedy(read_all(model), [[start]] * 3, SORT_BINS) == expected
     assert len({tuple(answer) for answer in expected}) > 1
 
 
@@ -146,7 +146,7 @@ def test_what_is_said_of_a_model_with_an_encoder(made: Make) -> None:
     written = made("bart").written
     assert (written.layers, written.kv_heads, written.head_dim) == (3, 4, 8)
     assert written.decoder_start_token == START
-    assert written.end_tokens == (END,)
+    assert written.eos_token_ids == (END,)
 
 
 def test_heads_of_t5_have_a_size_of_their_own(made: Make) -> None:

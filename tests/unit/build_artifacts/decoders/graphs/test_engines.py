@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.artifacts.generation_config import Decoding, SourceReading
+from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import Decoder, DecoderSpec
@@ -27,7 +27,7 @@ def opened(made: Made) -> Iterator[Decoder]:
     source = None
     if written.encoder is not None:
         assert written.decoder_start_token is not None
-        source = SourceReading(source_tokens=20, start_token=written.decoder_start_token)
+        source = EncoderDecoderConfig(max_source_tokens=20, start_token=written.decoder_start_token)
     spec = DecoderSpec(
         path=written.decoder,
         encoder=written.encoder,
@@ -38,13 +38,13 @@ def opened(made: Made) -> Iterator[Decoder]:
             layers=written.layers,
             kv_heads=written.kv_heads,
             head_dim=written.head_dim,
-            end_tokens=written.end_tokens,
+            eos_token_ids=written.eos_token_ids,
             source=source,
         ),
         vocabulary=written.vocabulary,
         most_tokens=POSITIONS,
     )
-    engine = open_decoder(spec, GeneratorSettings(rows=3))
+    engine = open_decoder(spec, GeneratorSettings(kv_slots=3))
     yield engine
     engine.close()
 

@@ -17,7 +17,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from build_artifacts.checkpoints.encoder_decoders import read_source_decoding
-from build_artifacts.decoders.graphs.export import is_written, write_decoder
+from build_artifacts.decoders.graphs.export import export_model, is_supported_family
 from build_artifacts.errors import UnsupportedModel
 from tests.support.slot_driver import Rows
 from tests.support.tiny_checkpoints import START
@@ -58,7 +58,7 @@ def test_a_checkpoint_stored_without_its_head_s_names(
     checkpoint = copied(name)
     tensors = load_file(checkpoint / WEIGHTS)
     save_file({key.removeprefix(base): t for key, t in tensors.items()}, checkpoint / WEIGHTS)
-    written = write_decoder(checkpoint, tmp_path / "graphs")
+    written = export_model(checkpoint, tmp_path / "graphs")
     np.testing.assert_array_equal(first_logits(written), first_logits(made(name).written))
 
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_in_several_files(
         save_file({k: t for k, t in tensors.items() if shards[k] == shard}, checkpoint / shard)
     index = checkpoint / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": shards}))
-    written = write_decoder(checkpoint, tmp_path / "graphs")
+    written = export_model(checkpoint, tmp_path / "graphs")
     np.testing.assert_array_equal(first_logits(written), first_logits(made("t5").written))
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_in_half_precision(
     checkpoint = copied("gpt2")
     tensors = safetensors.torch.load_file(checkpoint / WEIGHTS)
     safetensors.torch.save_file({k: t.to(dtype) for k, t in tensors.items()}, checkpoint / WEIGHTS)
-    written = write_decoder(checkpoint, tmp_path / "graphs")
+    written = export_model(checkpoint, tmp_path / "graphs")
     np.testing.assert_allclose(first_logits(written), first_logits(made("gpt2").written), atol=near)
 
 
@@ -110,10 +110,10 @@ def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], 
     )
     config = transformers.AutoConfig.from_pretrained(checkpoint)
     decoding = read_source_decoding(checkpoint, config, 20)
-    assert decoding.end_tokens == (3, 5)
+    assert decoding.eos_token_ids == (3, 5)
     assert decoding.never == (11, 1)
     assert decoding.source is not None
-    assert (decoding.source.start_token, decoding.source.source_tokens) == (START, 20)
+    assert (decoding.source.start_token, decoding.source.max_source_tokens) == (START, 20)
     assert (decoding.source.first_token, decoding.source.last_token) == (9, 3)
 
 
@@ -121,11 +121,11 @@ def test_another_family_is_refused_by_its_name(
     copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = copied("gpt2")
-    assert is_written(checkpoint)
+    assert is_supported_family(checkpoint)
     configure(checkpoint, model_type="rwkv")
-    assert not is_written(checkpoint)
+    assert not is_supported_family(checkpoint)
     with pytest.raises(UnsupportedModel, match="`rwkv`"):
-        write_decoder(checkpoint, tmp_path / "graphs")
+        export_model(checkpoint, tmp_path / "graphs")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_cannot_be_written_is_said(
     checkpoint = copied(name)
     configure(checkpoint, **changes)
     with pytest.raises(UnsupportedModel, match=said):
-        write_decoder(checkpoint, tmp_path / "graphs")
+        export_model(checkpoint, tmp_path / "graphs")
 
 
 def test_a_config_that_contradicts_itself_is_refused(
@@ -153,4 +153,4 @@ def test_a_config_that_contradicts_itself_is_refused(
     checkpoint = copied("t5")
     configure(checkpoint, feed_forward_proj="un-gated-gelu")
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
-        write_decoder(checkpoint, tmp_path / "graphs")
+        export_model(checkpoint, tmp_path / "graphs")

@@ -22,7 +22,7 @@ WORLDS = {"with others": (EMBEDDER, DECODER), "alone": (DECODER,)}
 async def http(
     request: pytest.FixtureRequest, writing_store: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
-    writes = GeneratorSettings(rows=2, context_tokens=200)
+    writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with InProcess(writing_store, WORLDS[request.param], writes=writes).client() as http:
         yield http
 
@@ -32,7 +32,7 @@ async def test_it_is_listed_as_what_it_is(http: httpx.AsyncClient) -> None:
         told = (await http.get(path)).json()
         assert (told["id"], told["state"]) == (DECODER, "ready")
         assert told["tasks"] == ["text-generation"]
-        assert told["lanes"] == {
+        assert told["devices"] == {
             "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1}
         }
     for path in ("/models", "/v1/models"):
@@ -82,7 +82,7 @@ async def test_who_wants_something_else_of_it_is_told_where_to_ask(
 
 
 async def test_where_there_is_nothing_else_it_is_the_default(writing_store: Path) -> None:
-    writes = GeneratorSettings(rows=2, context_tokens=200)
+    writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with InProcess(writing_store, (DECODER,), writes=writes).client() as http:
         assert (await http.get("/info")).json()["model_id"] == DECODER
         ((token,),) = (await http.post("/tokenize", json={"inputs": "the"})).json()

@@ -20,7 +20,7 @@ async def test_a_model_says_what_it_does_and_where_it_runs(tiny_store: Path) -> 
     assert facts["state"] == "ready"
     assert facts["tasks"][:2] == ["feature-extraction", "sentence-similarity"]
     assert (facts["max_tokens"], facts["width"]) == (MAX_TOKENS, WIDTH)
-    assert facts["lanes"] == {
+    assert facts["devices"] == {
         "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1},
         "gpu": {"compute_type": "gpu-fp32", "available": False, "replicas": 1},
     }
@@ -72,9 +72,9 @@ async def test_a_model_that_can_answer_is_healthy(tiny_store: Path) -> None:
         assert (await http.get(f"/models/{EMBEDDER}/health")).status_code == 200
 
 
-async def test_a_lane_without_the_model_does_not_make_it_healthy(tmp_path: Path) -> None:
+async def test_an_encoder_without_the_model_does_not_make_it_healthy(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER, devices=(Device.GPU,))
-    world = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuLane": 1})
+    world = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuEncoder": 1})
     async with world.client() as http:
         health = await http.get(f"/models/{EMBEDDER}/health")
         ready = await http.get(f"/v2/models/{EMBEDDER}/ready")

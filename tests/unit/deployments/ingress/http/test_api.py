@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from deployments.ingress.http import api
-from deployments.ingress.http.api import RememberingRouter
+from deployments.ingress.http.api import CachingRouter
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def tell_model(request: Request) -> PlainTextResponse:
 @pytest.fixture
 def app() -> Starlette:
     app = Starlette()
-    app.router = RememberingRouter(
+    app.router = CachingRouter(
         [
             Route("/models/{id:path}/info", tell_info, methods=["GET"]),
             Route("/models/{id:path}", tell_model, methods=["POST"]),
@@ -98,7 +98,7 @@ async def test_the_lifespan_is_run() -> None:
         told.append("ended")
 
     app = Starlette()
-    app.router = RememberingRouter([], lifespan)
+    app.router = CachingRouter([], lifespan)
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 
     async def receive() -> Message:

@@ -17,7 +17,7 @@ from deployments.errors import MalformedBody, UnsupportedEncoding
 from deployments.ingress.http.bodies import (
     MAX_CONTAINERS,
     MAX_DEPTH,
-    Inflater,
+    InflateDecoder,
     decoder_for,
     deeper_than,
     parse_json,
@@ -28,7 +28,7 @@ from tests.support.in_process import InProcess
 EMBED = f"/models/{EMBEDDER}"
 BODY = b'{"inputs": "night"}'
 LIMITS = IngressUserConfig(
-    limits=LimitSettings(body_bytes=2_000, body_wait_s=0.2, inflight_body_bytes=3_000)
+    limits=LimitSettings(body_bytes=2_000, body_timeout_s=0.2, inflight_body_bytes=3_000)
 )
 
 
@@ -122,9 +122,9 @@ async def test_a_compressed_body_that_cannot_be_read_is_refused(
 
 
 def test_a_bomb_costs_no_more_memory_than_a_body_may_have() -> None:
-    bomb = zlib.compress(b" " * 100_000_000, 9)
+    compression_bomb = zlib.compress(b" " * 100_000_000, 9)
     tracemalloc.start()
-    plain = Inflater(None).feed(bomb, 2_000)
+    plain = InflateDecoder(None).feed(compression_bomb, 2_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(plain) == 2_001
@@ -154,7 +154,7 @@ async def test_a_body_that_comes_too_slowly_ends_with_408(tiny_store: Path) -> N
 
 async def test_bodies_held_at_once_are_bounded_together_and_let_go_again(tiny_store: Path) -> None:
     patient = IngressUserConfig(
-        limits=LimitSettings(body_bytes=2_000, body_wait_s=5, inflight_body_bytes=3_000)
+        limits=LimitSettings(body_bytes=2_000, body_timeout_s=5, inflight_body_bytes=3_000)
     )
     arrived, go_on = asyncio.Event(), asyncio.Event()
 

@@ -3,17 +3,22 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import InvalidField
-from deployments.ingress.http.errors import FIELD_CHARS, MESSAGE_CHARS, fields_called, told_briefly
+from deployments.ingress.http.errors import (
+    FIELD_CHARS,
+    MESSAGE_CHARS,
+    rename_error_fields,
+    truncate_error,
+)
 
 
 def test_a_short_error_is_told_as_it_is() -> None:
     error = InvalidField("`inputs` must be a string", field="inputs")
-    assert told_briefly(error) is error
+    assert truncate_error(error) is error
 
 
 def test_a_long_error_keeps_its_start_and_its_end() -> None:
     error = InvalidField(f"`{'k' * 1_000_000}` is not known here; known: `a`", field="f" * 9_999)
-    brief = told_briefly(error)
+    brief = truncate_error(error)
     assert brief.message.startswith("`kkk")
     assert brief.message.endswith("known: `a`")
     assert len(brief.message) <= MESSAGE_CHARS + 5
@@ -23,26 +28,29 @@ def test_a_long_error_keeps_its_start_and_its_end() -> None:
 
 
 def test_half_of_a_surrogate_pair_does_not_reach_json() -> None:
-    brief = told_briefly(InvalidField("`\ud800` is not known", field="\udfff"))
+    brief = truncate_error(InvalidField("`\ud800` is not known", field="\udfff"))
     assert (brief.message, brief.field) == ("`?` is not known", "?")
 
 
 def test_an_error_is_told_in_the_names_of_the_other_api() -> None:
     original = InvalidField("`inputs[3]` is empty", field="inputs[3]")
-    with pytest.raises(InvalidField) as told, fields_called({"inputs": "input", "in": "no"}):
+    with pytest.raises(InvalidField) as told, rename_error_fields({"inputs": "input", "in": "no"}):
         raise original
     assert (told.value.message, told.value.field) == ("`input[3]` is empty", "input[3]")
     assert original.field == "inputs[3]"
 
 
 def test_a_name_that_only_begins_alike_is_another_field() -> None:
-    with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+    with pytest.raises(InvalidField) as told, rename_error_fields({"prompt": "inputs", "a.": ""}):
         raise InvalidField("`prompt_logprobs` are not there", field="prompt_logprobs")
     assert (told.value.message, told.value.field) == (
         "`prompt_logprobs` are not there",
         "prompt_logprobs",
     )
     for field, named in (("prompt", "inputs"), ("prompt.a", "inputs.a"), ("a.b", "b")):
-        with pytest.raises(InvalidField) as told, fields_called({"prompt": "inputs", "a.": ""}):
+        with (
+            pytest.raises(InvalidField) as told,
+            rename_error_fields({"prompt": "inputs", "a.": ""}),
+        ):
             raise InvalidField("wrong", field=field)
         assert told.value.field == named

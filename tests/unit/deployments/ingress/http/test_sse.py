@@ -7,9 +7,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from deployments.errors import EngineFailed, ServeError
-from deployments.ingress.http.sse import EventStream, event_of
-from tests.support.asgi_client import Visitor
-from tests.support.fakes import until
+from deployments.ingress.http.sse import SseResponse, event_of
+from tests.support.asgi_client import AsgiClient
+from tests.support.fakes import wait_until
 
 
 class Spring:
@@ -43,15 +43,21 @@ def told(error: ServeError) -> bytes:
     return event_of(f"{error.code}: {error.message}".encode())
 
 
-def visited(spring: Spring, *, takes: int = 1_000, slow_reader_s: float = 5.0) -> Visitor:
+def visited(
+    spring: Spring, *, takes: int = 1_000, stream_write_timeout_s: float = 5.0
+) -> AsgiClient:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"x-compute-type": "cpu-fake"}
-        response = EventStream(
-            spring.events(), spring, told, slow_reader_s=slow_reader_s, headers=headers
+        response = SseResponse(
+            spring.events(),
+            spring,
+            told,
+            stream_write_timeout_s=stream_write_timeout_s,
+            headers=headers,
         )
         await response(scope, receive, send)
 
-    return Visitor(app, "/", {}, takes=takes)
+    return AsgiClient(app, "/", {}, takes=takes)
 
 
 async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
@@ -113,7 +119,7 @@ async def test_cancelling_ends_the_stream() -> None:
 
 async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
     spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")], hangs=True)
-    visitor = visited(spring, takes=2, slow_reader_s=0.02)
+    visitor = visited(spring, takes=2, stream_write_timeout_s=0.02)
     await visitor.visit
     assert visitor.text == "data: 1\n\n"
     assert spring.is_closed()
@@ -121,7 +127,7 @@ async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
 
 async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() -> None:
     spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")])
-    visitor = visited(spring, takes=2, slow_reader_s=60)
+    visitor = visited(spring, takes=2, stream_write_timeout_s=60)
     await visitor.sees("data: 1")
     visitor.leave()
     await visitor.visit
@@ -141,7 +147,7 @@ async def test_a_broken_connection_is_no_failure_of_ours() -> None:
             raise OSError("broken pipe")
         sent.append("start")
 
-    response = EventStream(spring.events(), spring, told, slow_reader_s=5.0)
+    response = SseResponse(spring.events(), spring, told, stream_write_timeout_s=5.0)
     await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert spring.is_closed()
 
@@ -151,4 +157,4 @@ async def test_events_nobody_has_asked_for_are_closed_too() -> None:
     visitor = visited(spring)
     visitor.leave()
     await visitor.visit
-    await until(lambda: spring.source_closed == 1)
+    await wait_until(lambda: spring.source_closed == 1)

@@ -16,10 +16,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from deployments.artifacts.manifest import TaskName
 from deployments.ingress.apis.documentation.components import Components, shape_of
 from deployments.ingress.apis.response_headers import REPLY_HEADERS
-from tests.support.all_models import OF_LANES, ZOO, seal_zoo
+from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models
 from tests.support.artifacts import EMBEDDER, tiny_manifest
 from tests.support.decoder_artifacts import DECODER
-from tests.support.generators import SpeakingGenerator
+from tests.support.generators import ScriptedGeneratorClient
 from tests.support.in_process import InProcess
 
 JSON = "application/json"
@@ -27,12 +27,12 @@ JSON = "application/json"
 
 @pytest.fixture(scope="module")
 def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seal_zoo(tmp_path_factory.mktemp("zoo"))
+    return seal_all_models(tmp_path_factory.mktemp("zoo"))
 
 
 def zoo(store: Path) -> InProcess:
     """A model for every task, one that writes text included."""
-    return InProcess(store, models=ZOO, generator=SpeakingGenerator())
+    return InProcess(store, models=ALL_MODELS, generator=ScriptedGeneratorClient())
 
 
 async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
@@ -105,12 +105,12 @@ async def test_every_example_fits_its_schema_and_is_answered_as_documented(
                 for reply in good:
                     kind = reply.headers["content-type"].partition(";")[0]
                     for value in told_in(reply):
-                        is_valid(value, told_schema(content, kind), document)
+                        is_valid(value, response_schema(content, kind), document)
                 tried += 1
     assert tried > 10
 
 
-def told_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
+def response_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
     """The schema of an answer, or of the data of a stream's events."""
     schema: dict[str, Any] = content[kind]["schema"]
     return schema if kind == JSON else schema["properties"]["data"]["contentSchema"]
@@ -138,7 +138,7 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 def version_in(path: str) -> str:
     """The version of the model that is named in `path`."""
-    named = [model_id for model_id in OF_LANES if model_id in path]
+    named = [model_id for model_id in ENCODER_MODELS if model_id in path]
     return tiny_manifest(named[0]).version if named else ""
 
 
@@ -211,7 +211,7 @@ async def test_answers_and_streams_of_text_are_as_documented(path: str, zoo_stor
             values = told_in(reply)
             assert values
             for value in values:
-                is_valid(value, told_schema(told, kind), document)
+                is_valid(value, response_schema(told, kind), document)
             sent = set(reply.headers) - own
             assert sent <= headers_told(document, path)
             if kind == JSON and path != "/models/{id}":

@@ -54,7 +54,7 @@ async def infer(
 
 
 @dataclass
-class CannedLane:
+class CannedEncoder:
     """Answers every call with the same value, or failure, and keeps the calls."""
 
     value: Any
@@ -205,13 +205,13 @@ LABELS = ["food", "city", "river"]
 async def test_questions_go_down_as_one_call_and_come_back_as_rows(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/reader", tasks=(TaskName.QUESTION_ANSWERING,))
     answers = [{"score": 0.5, "start": i, "end": i + 1, "answer": "ż"} for i in range(2)]
-    lane = CannedLane(answers)
-    async with InProcess(tmp_path, models=("tiny/reader",), lane=lane).client() as http:
+    encoder = CannedEncoder(answers)
+    async with InProcess(tmp_path, models=("tiny/reader",), encoder=encoder).client() as http:
         result = await infer(
             http, "tiny/reader", [texts("question", "who", "what"), texts("context", "the train")]
         )
     assert [json.loads(row[0]) for row in result.as_numpy("output")] == answers
-    (call,) = lane.calls
+    (call,) = encoder.calls
     assert call.texts == (("who", "the train"), ("what", "the train"))
 
 
@@ -244,7 +244,7 @@ async def test_a_compressed_body_counts_its_header_inflated(tiny_store: Path) ->
 async def test_failures_behind_the_ingress_keep_their_status(
     failure: ServeError, status: int, retry: str | None, tiny_store: Path
 ) -> None:
-    async with InProcess(tiny_store, lane=CannedLane(failure)).client() as http:
+    async with InProcess(tiny_store, encoder=CannedEncoder(failure)).client() as http:
         reply = await http.post(path_of(EMBEDDER), json=ONE_TEXT)
     assert (reply.status_code, reply.headers.get("retry-after")) == (status, retry)
     assert reply.json()["error"] == failure.message

@@ -6,7 +6,7 @@ from deployments.records import RequestRecord
 
 MODEL = ModelRef("org/name", "0123456789ab")
 TASK = "feature-extraction"
-TIMINGS = Timings(encode_s=0.001, queue_s=0.002, forward_s=0.003)
+TIMINGS = Timings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
 
 
 def test_requests_add_up_by_how_they_ended() -> None:

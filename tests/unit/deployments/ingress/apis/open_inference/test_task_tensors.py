@@ -11,7 +11,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
     FORMS,
     LIST_PARAMETERS,
     bind,
-    task_meant_by,
+    detect_task_from_tensors,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.tasks import TASKS
@@ -154,4 +154,4 @@ def test_what_has_no_role_is_refused_by_name(
     ],
 )
 def test_names_tell_the_task_when_they_come_together(names: set[str], task: TaskName) -> None:
-    assert task_meant_by(names) is task
+    assert detect_task_from_tensors(names) is task

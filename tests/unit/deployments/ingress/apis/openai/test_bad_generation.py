@@ -12,9 +12,9 @@ from tests.support.chat_harness import (
     CHAT_BODY,
     COMPLETIONS,
     USER,
-    Asking,
+    ChatHarness,
 )
-from tests.support.generators import Speech
+from tests.support.generators import ScriptedReply
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -26,7 +26,7 @@ def saying(characters: int) -> dict[str, str]:
 
 
 async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | None]:
-    asking = Asking(store, settings=IngressUserConfig(limits=LIMITS))
+    asking = ChatHarness(store, settings=IngressUserConfig(limits=LIMITS))
     reply = await asking.post(path, body)
     error = reply.json()["error"]
     assert error["message"]
@@ -165,7 +165,7 @@ async def test_a_bad_completion_is_refused_in_openai_words(
 async def test_what_the_generator_refuses_is_told_in_openai_words(
     error: ServeError, more: dict[str, Any], param: str, stream: bool, writing_store: Path
 ) -> None:
-    asking = Asking(writing_store, lambda call: Speech(refusal=error))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     reply = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
     told = reply.json()["error"]
     assert (reply.status_code, told["code"], told["param"]) == (error.status, error.code, param)
@@ -174,7 +174,7 @@ async def test_what_the_generator_refuses_is_told_in_openai_words(
 
 
 async def test_a_full_generator_says_when_to_come_back(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(refusal=Overloaded("full")))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=Overloaded("full")))
     reply = await asking.post(CHAT, CHAT_BODY)
     assert reply.status_code == 429
     assert reply.json()["error"]["type"] == "rate_limit_error"

@@ -6,29 +6,29 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.config import ModelSettings
 from deployments.generation.messages import Chat, FinishReason, GenerationOptions, Grammar, Sampling
-from deployments.registry import Registry
+from deployments.registry import ModelRegistry
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.chat_harness import (
     CHAT,
     CHAT_BODY,
     COMPLETIONS,
     USER,
-    Asking,
+    ChatHarness,
 )
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.generators import COMPUTE_TYPE, Speech
+from tests.support.generators import COMPUTE_TYPE, ScriptedReply
 
 
 async def test_an_answer_is_openais_object(writing_store: Path) -> None:
-    reply = await Asking(writing_store).post(CHAT, CHAT_BODY)
+    reply = await ChatHarness(writing_store).post(CHAT, CHAT_BODY)
     body = reply.json()
     assert reply.status_code == 200
     assert body.pop("id").startswith("chatcmpl-")
     assert body.pop("created") > 1_700_000_000
-    model = Registry(writing_store, [ModelSettings(id=DECODER)]).find(DECODER)
+    model = ModelRegistry(writing_store, [ModelSettings(id=DECODER)]).find(DECODER)
     assert body == {
         "object": "chat.completion",
         "model": DECODER,
@@ -51,7 +51,7 @@ async def test_an_answer_is_openais_object(writing_store: Path) -> None:
 
 
 async def test_headers_tell_what_computed_and_where_the_time_went(writing_store: Path) -> None:
-    headers = (await Asking(writing_store).post(CHAT, CHAT_BODY)).headers
+    headers = (await ChatHarness(writing_store).post(CHAT, CHAT_BODY)).headers
     assert headers["content-type"] == "application/json"
     assert headers["x-compute-type"] == COMPUTE_TYPE
     assert headers["x-compute-tokens"] == "7"
@@ -61,14 +61,14 @@ async def test_headers_tell_what_computed_and_where_the_time_went(writing_store:
 
 
 async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     await asking.post(CHAT, CHAT_BODY)
     assert asking.call.options == GenerationOptions()
     assert asking.call.prompt == Chat((USER,))
     assert asking.call.model.id == DECODER
 
 
-OWN_WAY = AnswerDefaults(
+OWN_WAY = GenerationDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
 )
 LEFT_OUT = {name: getattr(OWN_WAY, name) for name in Sampling._fields if hasattr(OWN_WAY, name)}
@@ -92,14 +92,14 @@ async def test_what_a_body_leaves_out_is_the_model_s_own(
 ) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     seal_tiny_decoder(tmp_path, defaults=OWN_WAY)
-    asking = Asking(tmp_path)
+    asking = ChatHarness(tmp_path)
     body = CHAT_BODY if path == CHAT else {"prompt": "Once upon a"}
     assert (await asking.post(path, body | said)).status_code == 200
     assert asking.call.options.sampling == Sampling(**meant)
 
 
 async def test_every_parameter_arrives(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     sampling = {
         "temperature": 0,
         "top_p": 0.5,
@@ -137,7 +137,7 @@ async def test_every_parameter_arrives(writing_store: Path) -> None:
 
 
 async def test_null_is_as_if_nothing_was_said(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     keys = (
         "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed",
         "stream", "stream_options", "logprobs", "top_logprobs", "presence_penalty",
@@ -151,7 +151,7 @@ async def test_null_is_as_if_nothing_was_said(writing_store: Path) -> None:
 
 @pytest.mark.parametrize("top_k", [0, -1])
 async def test_no_limit_has_several_spellings(top_k: int, writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -1}
     await asking.post(CHAT, body)
     sampling = asking.call.options.sampling
@@ -161,7 +161,9 @@ async def test_no_limit_has_several_spellings(top_k: int, writing_store: Path) -
 
 
 async def test_several_answers_are_numbered(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech((f"s{call.options.sampling.seed}",)))
+    asking = ChatHarness(
+        writing_store, lambda call: ScriptedReply((f"s{call.options.sampling.seed}",))
+    )
     body = (await asking.post(CHAT, {**CHAT_BODY, "n": 3, "seed": 1})).json()
     told = [(one["index"], one["message"]["content"]) for one in body["choices"]]
     assert told == [(0, "s1"), (1, "s2"), (2, "s3")]
@@ -174,13 +176,15 @@ async def test_several_answers_are_numbered(writing_store: Path) -> None:
     [(FinishReason.LENGTH, "length"), (FinishReason.STOP, "stop"), (FinishReason.END, "stop")],
 )
 async def test_why_it_ended(reason: FinishReason, finish: str, writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(reason=reason))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=reason))
     body = (await asking.post(CHAT, CHAT_BODY)).json()
     assert body["choices"][0]["finish_reason"] == finish
 
 
 async def test_tokens_are_told_with_what_might_have_come_instead(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(("é", "x"), logprob=float("-inf")))
+    asking = ChatHarness(
+        writing_store, lambda call: ScriptedReply(("é", "x"), logprob=float("-inf"))
+    )
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 1}
     reply = (await asking.post(CHAT, body)).json()
     content = reply["choices"][0]["logprobs"]["content"]
@@ -191,13 +195,13 @@ async def test_tokens_are_told_with_what_might_have_come_instead(writing_store: 
 
 
 async def test_logprobs_without_alternatives(writing_store: Path) -> None:
-    reply = await Asking(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
+    reply = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
     content = reply.json()["choices"][0]["logprobs"]["content"]
     assert [(one["logprob"], one["top_logprobs"]) for one in content] == [(-0.5, [])] * 2
 
 
 async def test_messages_reach_the_template_as_it_reads_them(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -237,7 +241,7 @@ NAMED = {"name": "n", "schema": SCHEMA}
 async def test_every_way_to_ask_for_a_form(
     form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
 ) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     reply = await asking.post(CHAT, {**CHAT_BODY, "response_format": form})
     assert reply.status_code == 200, reply.text
     grammar = asking.call.options.grammar
@@ -265,5 +269,5 @@ async def test_every_way_to_ask_for_a_form(
 async def test_every_way_to_name_the_model(
     path: str, model: str | None, writing_store: Path
 ) -> None:
-    reply = await Asking(writing_store).post(path, {**CHAT_BODY, "model": model})
+    reply = await ChatHarness(writing_store).post(path, {**CHAT_BODY, "model": model})
     assert reply.json()["model"] == DECODER

@@ -9,16 +9,16 @@ import pytest
 from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed, InputTooLong
 from deployments.generation.messages import FinishReason
-from tests.support.asgi_client import Visitor
+from tests.support.asgi_client import AsgiClient
 from tests.support.chat_harness import (
     CHAT,
     CHAT_BODY,
-    Asking,
+    ChatHarness,
     events_in,
 )
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import until
-from tests.support.generators import COMPUTE_TYPE, Speech
+from tests.support.fakes import wait_until
+from tests.support.generators import COMPUTE_TYPE, ScriptedReply
 
 STREAM = {**CHAT_BODY, "stream": True}
 
@@ -29,7 +29,7 @@ def only(events: list[Any], key: str) -> list[Any]:
 
 
 async def test_a_stream_opens_the_message_tells_pieces_and_ends(writing_store: Path) -> None:
-    events = await Asking(writing_store).events(CHAT, CHAT_BODY)
+    events = await ChatHarness(writing_store).events(CHAT, CHAT_BODY)
     assert only(events, "delta") == [
         {"role": "assistant", "content": ""},
         {"content": "Hel"},
@@ -48,13 +48,13 @@ async def test_a_stream_opens_the_message_tells_pieces_and_ends(writing_store: P
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
 async def test_usage_is_told_only_when_wanted(options: Any, writing_store: Path) -> None:
-    events = await Asking(writing_store).events(CHAT, {**CHAT_BODY, "stream_options": options})
+    events = await ChatHarness(writing_store).events(CHAT, {**CHAT_BODY, "stream_options": options})
     assert all("usage" not in event for event in events)
 
 
 async def test_usage_comes_last_and_is_null_before(writing_store: Path) -> None:
     body = {**CHAT_BODY, "stream_options": {"include_usage": True}, "n": 2}
-    *events, last = await Asking(writing_store).events(CHAT, body)
+    *events, last = await ChatHarness(writing_store).events(CHAT, body)
     assert [event["usage"] for event in events] == [None] * len(events)
     assert last["choices"] == []
     assert last["usage"] == {
@@ -66,19 +66,21 @@ async def test_usage_comes_last_and_is_null_before(writing_store: Path) -> None:
 
 
 async def test_headers_of_a_stream(writing_store: Path) -> None:
-    headers = (await Asking(writing_store).post(CHAT, STREAM)).headers
+    headers = (await ChatHarness(writing_store).post(CHAT, STREAM)).headers
     assert headers["x-compute-type"] == COMPUTE_TYPE
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
 
 
 async def test_several_answers_are_told_apart_by_their_number(writing_store: Path) -> None:
-    def speech_of(call: Any) -> Speech:
+    def speech_of(call: Any) -> ScriptedReply:
         seed = call.options.sampling.seed
         reason = FinishReason.LENGTH if seed == 6 else FinishReason.END
-        return Speech((f"a{seed}", "b"), reason)
+        return ScriptedReply((f"a{seed}", "b"), reason)
 
-    events = await Asking(writing_store, speech_of).events(CHAT, {**CHAT_BODY, "n": 2, "seed": 5})
+    events = await ChatHarness(writing_store, speech_of).events(
+        CHAT, {**CHAT_BODY, "n": 2, "seed": 5}
+    )
     texts, ends = {0: "", 1: ""}, {}
     for event in events:
         (choice,) = event["choices"]
@@ -91,7 +93,7 @@ async def test_several_answers_are_told_apart_by_their_number(writing_store: Pat
 
 async def test_logprobs_come_with_their_pieces(writing_store: Path) -> None:
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 2}
-    events = await Asking(writing_store).events(CHAT, body)
+    events = await ChatHarness(writing_store).events(CHAT, body)
     told = [one["content"] for one in only(events, "logprobs") if one]
     assert [[token["token"] for token in content] for content in told] == [["Hel"], ["lo"]]
     assert [len(token["top_logprobs"]) for content in told for token in content] == [2, 2]
@@ -99,7 +101,7 @@ async def test_logprobs_come_with_their_pieces(writing_store: Path) -> None:
 
 async def test_an_error_before_the_first_token_is_an_ordinary_one(writing_store: Path) -> None:
     error = InputTooLong("`prompt` has 900 tokens, the model reads 256", field="prompt")
-    asking = Asking(writing_store, lambda call: Speech(refusal=error))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     reply = await asking.post(CHAT, STREAM)
     assert reply.status_code == 422
     assert reply.json()["error"]["param"] == "messages"
@@ -108,7 +110,7 @@ async def test_an_error_before_the_first_token_is_an_ordinary_one(writing_store:
 
 
 async def test_an_error_half_way_is_an_event_and_nothing_follows(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(breaks=EngineFailed("broken")))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     reply = await asking.post(CHAT, STREAM)
     assert reply.status_code == 200
     *said, last = events_in(reply.content)
@@ -119,9 +121,9 @@ async def test_an_error_half_way_is_an_event_and_nothing_follows(writing_store: 
 
 
 async def test_a_client_who_leaves_frees_the_slots(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(hangs=True))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with asking.world.application() as app:
-        visitor = Visitor(app, CHAT, {**STREAM, "n": 3})
+        visitor = AsgiClient(app, CHAT, {**STREAM, "n": 3})
         await visitor.sees('"content":"lo"')
         assert asking.generator.open == 3
         visitor.leave()
@@ -131,11 +133,11 @@ async def test_a_client_who_leaves_frees_the_slots(writing_store: Path) -> None:
 
 
 async def test_a_cancelled_handler_frees_the_slots(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(hangs=True))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with asking.world.application() as app:
         for body in (STREAM, CHAT_BODY):
-            visitor = Visitor(app, CHAT, {**body, "n": 2})
-            await until(lambda: asking.generator.open == 2)
+            visitor = AsgiClient(app, CHAT, {**body, "n": 2})
+            await wait_until(lambda: asking.generator.open == 2)
             visitor.visit.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await visitor.visit
@@ -144,11 +146,11 @@ async def test_a_cancelled_handler_frees_the_slots(writing_store: Path) -> None:
 
 
 async def test_a_reader_who_takes_nothing_frees_the_slots(writing_store: Path) -> None:
-    settings = IngressUserConfig(slow_reader_s=0.05)
-    endless = Speech(("word ",) * 10_000)
-    asking = Asking(writing_store, lambda call: endless, settings)
+    settings = IngressUserConfig(stream_write_timeout_s=0.05)
+    endless = ScriptedReply(("word ",) * 10_000)
+    asking = ChatHarness(writing_store, lambda call: endless, settings)
     async with asking.world.application() as app:
-        visitor = Visitor(app, CHAT, STREAM, takes=3)
+        visitor = AsgiClient(app, CHAT, STREAM, takes=3)
         await visitor.visit
     assert asking.generator.open == 0
     assert asking.generator.said < 1_000
@@ -156,7 +158,7 @@ async def test_a_reader_who_takes_nothing_frees_the_slots(writing_store: Path) -
 
 
 async def test_a_finished_stream_is_recorded_once_with_its_tokens(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     await asking.post(CHAT, STREAM)
     (record,) = asking.world.recorder.records
     assert (record.status, record.task, record.compute) == (200, "text-generation", COMPUTE_TYPE)

@@ -7,16 +7,16 @@ import pytest
 
 from deployments.errors import EngineFailed
 from deployments.generation.messages import FinishReason, GenerationCall
-from tests.support.chat_harness import COMPLETIONS, Asking, events_in
+from tests.support.chat_harness import COMPLETIONS, ChatHarness, events_in
 from tests.support.decoder_artifacts import DECODER
-from tests.support.generators import Speech
+from tests.support.generators import ScriptedReply
 
 PROMPT = "Once upon a"
 BODY = {"prompt": PROMPT}
 
 
 async def test_a_continuation_is_openais_object(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     body = (await asking.post(COMPLETIONS, BODY)).json()
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1_700_000_000
@@ -50,7 +50,7 @@ async def test_a_continuation_is_openais_object(writing_store: Path) -> None:
 async def test_prompts_are_texts_or_token_ids(
     prompt: Any, prompts: list[Any], writing_store: Path
 ) -> None:
-    asking = Asking(writing_store, lambda call: Speech((f"{call.prompt}!",)))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}!",)))
     body = (await asking.post(COMPLETIONS, {"prompt": prompt})).json()
     assert [call.prompt for call in asking.generator.calls] == prompts
     told = [(choice["index"], choice["text"]) for choice in body["choices"]]
@@ -58,10 +58,10 @@ async def test_prompts_are_texts_or_token_ids(
 
 
 async def test_choices_of_several_prompts_are_numbered_on(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
-        return Speech((f"{call.prompt}{call.options.sampling.seed}",))
+    def speech_of(call: GenerationCall) -> ScriptedReply:
+        return ScriptedReply((f"{call.prompt}{call.options.sampling.seed}",))
 
-    asking = Asking(writing_store, speech_of)
+    asking = ChatHarness(writing_store, speech_of)
     body = (await asking.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1})).json()
     assert [choice["text"] for choice in body["choices"]] == ["a1", "a2", "b1", "b2"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -69,11 +69,11 @@ async def test_choices_of_several_prompts_are_numbered_on(writing_store: Path) -
 
 
 async def test_the_likeliest_of_several_is_told_and_all_are_counted(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> Speech:
+    def speech_of(call: GenerationCall) -> ScriptedReply:
         seed = call.options.sampling.seed or 0
-        return Speech((f"s{seed}",), logprob=-1.0 if seed == 2 else -2.0)
+        return ScriptedReply((f"s{seed}",), logprob=-1.0 if seed == 2 else -2.0)
 
-    asking = Asking(writing_store, speech_of)
+    asking = ChatHarness(writing_store, speech_of)
     body = (await asking.post(COMPLETIONS, {**BODY, "best_of": 3, "seed": 0})).json()
     assert [choice["text"] for choice in body["choices"]] == ["s2"]
     assert body["choices"][0]["logprobs"] is None
@@ -81,7 +81,7 @@ async def test_the_likeliest_of_several_is_told_and_all_are_counted(writing_stor
 
 
 async def test_tokens_come_in_columns_with_their_places(writing_store: Path) -> None:
-    body = (await Asking(writing_store).post(COMPLETIONS, {**BODY, "logprobs": 1})).json()
+    body = (await ChatHarness(writing_store).post(COMPLETIONS, {**BODY, "logprobs": 1})).json()
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["Hel", "lo", ""],
         "token_logprobs": [-0.5, -0.5, -0.5],
@@ -98,13 +98,17 @@ async def test_tokens_come_in_columns_with_their_places(writing_store: Path) -> 
     ("prompt", "shown"), [(PROMPT, [PROMPT]), ([5, 6], ["<5><6>"]), (["a", "b"], ["a", "b"])]
 )
 async def test_the_prompt_is_echoed(prompt: Any, shown: list[str], writing_store: Path) -> None:
-    body = (await Asking(writing_store).post(COMPLETIONS, {"prompt": prompt, "echo": True})).json()
+    body = (
+        await ChatHarness(writing_store).post(COMPLETIONS, {"prompt": prompt, "echo": True})
+    ).json()
     assert [choice["text"] for choice in body["choices"]] == [f"{one}Hello" for one in shown]
 
 
 async def test_an_echoed_prompt_has_its_tokens_in_front(writing_store: Path) -> None:
     body = {**BODY, "echo": True, "logprobs": 0}
-    told = (await Asking(writing_store).post(COMPLETIONS, body)).json()["choices"][0]["logprobs"]
+    told = (await ChatHarness(writing_store).post(COMPLETIONS, body)).json()["choices"][0][
+        "logprobs"
+    ]
     assert told["tokens"] == ["Once", " upon", " a", "Hel", "lo", ""]
     assert told["token_logprobs"] == [None, -1.0, -1.0, -0.5, -0.5, -0.5]
     assert told["text_offset"] == [0, 4, 9, 11, 14, 16]
@@ -112,7 +116,7 @@ async def test_an_echoed_prompt_has_its_tokens_in_front(writing_store: Path) -> 
 
 
 async def test_a_prompt_can_be_scored_without_a_continuation(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(("x",), FinishReason.LENGTH))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), FinishReason.LENGTH))
     body = {**BODY, "echo": True, "logprobs": 0, "max_tokens": 0}
     reply = (await asking.post(COMPLETIONS, body)).json()
     (choice,) = reply["choices"]
@@ -124,7 +128,7 @@ async def test_a_prompt_can_be_scored_without_a_continuation(writing_store: Path
 
 
 async def test_a_stream_of_several_prompts(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech((f"{call.prompt}", "!")))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}", "!")))
     body = {"prompt": ["a", "b"], "stream_options": {"include_usage": True}}
     *events, last = await asking.events(COMPLETIONS, body)
     texts, ends = {0: "", 1: ""}, {}
@@ -141,7 +145,7 @@ async def test_a_stream_of_several_prompts(writing_store: Path) -> None:
 
 async def test_a_stream_echoes_first_and_counts_on(writing_store: Path) -> None:
     body = {**BODY, "echo": True, "logprobs": 0}
-    events = await Asking(writing_store).events(COMPLETIONS, body)
+    events = await ChatHarness(writing_store).events(COMPLETIONS, body)
     choices = [event["choices"][0] for event in events]
     assert [choice["text"] for choice in choices] == [PROMPT, "Hel", "lo", ""]
     offsets = [choice["logprobs"]["text_offset"] for choice in choices]
@@ -149,14 +153,14 @@ async def test_a_stream_echoes_first_and_counts_on(writing_store: Path) -> None:
 
 
 async def test_an_error_half_way_is_an_event(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(breaks=EngineFailed("broken")))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     reply = await asking.post(COMPLETIONS, {**BODY, "stream": True})
     assert events_in(reply.content)[-1]["error"]["code"] == "engine_failed"
 
 
 async def test_a_stop_string_and_its_end(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(reason=FinishReason.STOP))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=FinishReason.STOP))
     body = (await asking.post(COMPLETIONS, {**BODY, "stop": ["\n", "."]})).json()
     assert asking.call.options.stop == ("\n", ".")
-    assert not asking.call.options.keep_stop
+    assert not asking.call.options.include_stop_string
     assert body["choices"][0]["finish_reason"] == "stop"

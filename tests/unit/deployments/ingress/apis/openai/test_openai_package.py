@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.errors import EngineFailed
-from tests.support.chat_harness import USER, Asking
+from tests.support.chat_harness import USER, ChatHarness
 from tests.support.decoder_artifacts import DECODER
-from tests.support.generators import Speech
+from tests.support.generators import ScriptedReply
 from tests.unit.deployments.ingress.apis.openai.test_tools import CALL, WEATHER
 
 openai = pytest.importorskip("openai")
@@ -20,7 +20,7 @@ httpx2 = pytest.importorskip("httpx2")
 
 
 @asynccontextmanager
-async def client_of(asking: Asking) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(asking: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
     async with asking.world.application() as app:
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test/v1")
         async with openai.AsyncOpenAI(
@@ -30,7 +30,7 @@ async def client_of(asking: Asking) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_a_chat_whole_and_streamed(writing_store: Path) -> None:
-    async with client_of(Asking(writing_store)) as client:
+    async with client_of(ChatHarness(writing_store)) as client:
         whole = await client.chat.completions.create(model=DECODER, messages=[USER])
         stream = await client.chat.completions.create(
             model=DECODER, messages=[USER], stream=True, stream_options={"include_usage": True}
@@ -46,7 +46,7 @@ async def test_a_chat_whole_and_streamed(writing_store: Path) -> None:
 
 async def test_the_streaming_helper_collects_the_message(writing_store: Path) -> None:
     async with (
-        client_of(Asking(writing_store)) as client,
+        client_of(ChatHarness(writing_store)) as client,
         client.chat.completions.stream(
             model=DECODER, messages=[USER], logprobs=True, top_logprobs=1
         ) as stream,
@@ -58,7 +58,7 @@ async def test_the_streaming_helper_collects_the_message(writing_store: Path) ->
 
 
 async def test_a_tool_is_called_whole_and_streamed(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(tuple(CALL)))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(tuple(CALL)))
     async with client_of(asking) as client:
         whole = await client.chat.completions.create(
             model=DECODER, messages=[USER], tools=[WEATHER], tool_choice="required"
@@ -78,7 +78,7 @@ class City(BaseModel):
 
 
 async def test_an_answer_is_parsed_into_a_type(writing_store: Path) -> None:
-    asking = Asking(writing_store, lambda call: Speech(('{"name": "Rome"}',)))
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(('{"name": "Rome"}',)))
     async with client_of(asking) as client:
         parsed = await client.chat.completions.parse(
             model=DECODER, messages=[USER], response_format=City
@@ -89,7 +89,7 @@ async def test_an_answer_is_parsed_into_a_type(writing_store: Path) -> None:
 
 
 async def test_a_completion_whole_and_streamed(writing_store: Path) -> None:
-    async with client_of(Asking(writing_store)) as client:
+    async with client_of(ChatHarness(writing_store)) as client:
         whole = await client.completions.create(
             model=DECODER, prompt=["a", "b"], echo=True, logprobs=2, extra_body={"top_k": 3}
         )
@@ -101,7 +101,7 @@ async def test_a_completion_whole_and_streamed(writing_store: Path) -> None:
 
 
 async def test_errors_are_the_clients_own(writing_store: Path) -> None:
-    broken = Asking(writing_store, lambda call: Speech(breaks=EngineFailed("broken")))
+    broken = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     async with client_of(broken) as client:
         with pytest.raises(openai.BadRequestError, match="temperature"):
             await client.chat.completions.create(model=DECODER, messages=[USER], temperature=9)

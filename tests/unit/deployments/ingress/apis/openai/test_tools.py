@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from deployments.generation.messages import Chat, FinishReason
-from deployments.ingress.apis.openai.tools import CallReader
-from tests.support.chat_harness import CHAT, CHAT_BODY, Asking
-from tests.support.generators import Speech
+from deployments.ingress.apis.openai.tools import ToolCallParser
+from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
+from tests.support.generators import ScriptedReply
 
 WEATHER = {
     "type": "function",
@@ -29,11 +29,11 @@ WEATHER = {
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 TOOLS = {**CHAT_BODY, "tools": [WEATHER, CLOCK]}
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
-READER = CallReader(frozenset({"weather", "clock"}))
+QA_MODEL = ToolCallParser(frozenset({"weather", "clock"}))
 
 
-def saying(store: Path, *pieces: str, reason: FinishReason = FinishReason.END) -> Asking:
-    return Asking(store, lambda call: Speech(pieces, reason))
+def saying(store: Path, *pieces: str, reason: FinishReason = FinishReason.END) -> ChatHarness:
+    return ChatHarness(store, lambda call: ScriptedReply(pieces, reason))
 
 
 def letters(text: str) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def letters(text: str) -> tuple[str, ...]:
 
 
 async def test_tools_reach_the_template_as_they_were_sent(writing_store: Path) -> None:
-    asking = Asking(writing_store)
+    asking = ChatHarness(writing_store)
     await asking.post(CHAT, TOOLS)
     prompt = asking.call.prompt
     assert isinstance(prompt, Chat)
@@ -149,10 +149,10 @@ async def test_text_is_held_back_only_while_it_may_be_a_call(writing_store: Path
     ],
 )
 def test_how_a_call_begins(text: str, possible: bool) -> None:
-    assert READER.may_become_call(text) is possible
+    assert QA_MODEL.may_start_tool_call(text) is possible
 
 
-def grammar_schema(asking: Asking) -> Any:
+def grammar_schema(asking: ChatHarness) -> Any:
     grammar = asking.call.options.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"

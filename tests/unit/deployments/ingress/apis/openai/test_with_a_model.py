@@ -22,16 +22,16 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import ListRecorder
 from tests.support.in_process import InProcess
 
-SPEAKER, SAYS = "tiny/speaker", "Hi you!"
-MODELS = (SPEAKER, DECODER)
-ASKED = {"model": SPEAKER, "messages": [USER], "temperature": 0}
+ERROR_FORMAT_KEY, SAYS = "tiny/speaker", "Hi you!"
+MODELS = (ERROR_FORMAT_KEY, DECODER)
+ASKED = {"model": ERROR_FORMAT_KEY, "messages": [USER], "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("speaking")
     seal_tiny_decoder(store)
-    seal_tiny_decoder(store, SPEAKER, says=SAYS)
+    seal_tiny_decoder(store, ERROR_FORMAT_KEY, says=SAYS)
     return store
 
 
@@ -40,8 +40,8 @@ async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
     args = AppArgs(
         store=store,
         models=tuple(ModelSettings(id=one) for one in MODELS),
-        lanes={},
-        generators={Device.CPU: GeneratorSettings(rows=2, context_tokens=200)},
+        encoders={},
+        generators={Device.CPU: GeneratorSettings(kv_slots=2, max_context_tokens=200)},
     )
     steps: ListRecorder[StepRecord] = ListRecorder()
     replica = GeneratorReplica(args, Device.CPU, steps)

@@ -15,15 +15,15 @@ async def test_a_process_that_answers_is_alive_whatever_runs(path: str, tiny_sto
     assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
 
 
-async def test_ready_tells_the_lanes_and_their_replicas(tiny_store: Path) -> None:
-    running = {"Tokenizer": 1, "CpuLane": 2, "GpuLane": 0}
+async def test_ready_tells_the_encoders_and_their_replicas(tiny_store: Path) -> None:
+    running = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
     async with InProcess(tiny_store, running=running, gpus=0).client() as http:
         reply = await http.get("/ready")
     assert reply.status_code == 200
     assert reply.json() == {
         "ready": True,
         "missing": [],
-        "lanes": {
+        "encoders": {
             "cpu": {"available": True, "replicas": 2},
             "gpu": {"available": False, "replicas": 0},
         },
@@ -34,8 +34,8 @@ async def test_ready_tells_the_lanes_and_their_replicas(tiny_store: Path) -> Non
 @pytest.mark.parametrize(
     ("running", "missing"),
     [
-        ({}, ["no tokenizer is running", "no cpu lane is running"]),
-        ({"Tokenizer": 1}, ["no cpu lane is running"]),
+        ({}, ["no tokenizer is running", "no cpu encoder is running"]),
+        ({"Tokenizer": 1}, ["no cpu encoder is running"]),
     ],
 )
 async def test_what_is_missing_makes_it_not_ready(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.apis.operations.metrics_text import with_te_names
+from deployments.ingress.apis.operations.metrics_text import add_tei_aliases
 
 OURS = """\
 # HELP hundredfold_requests_total Requests answered, by status
@@ -24,7 +24,7 @@ hundredfold_queue_seconds_count{model="org/m"} 1
 
 
 def added() -> list[str]:
-    text = with_te_names(OURS)
+    text = add_tei_aliases(OURS)
     assert text.startswith(OURS), "nothing of ours is lost"
     return text.removeprefix(OURS).splitlines()
 
@@ -64,4 +64,4 @@ def test_every_family_has_one_head_and_none_is_empty() -> None:
 
 
 def test_without_metrics_nothing_is_added() -> None:
-    assert with_te_names("\n") == "\n"
+    assert add_tei_aliases("\n") == "\n"

@@ -12,7 +12,7 @@ from deployments.artifacts.manifest import TaskName
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import Overloaded
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
-from tests.support.fakes import FailingLane
+from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
 RANKER = "tiny/ranker"
@@ -190,8 +190,8 @@ async def test_texts_that_are_null_are_not_given(store: Path) -> None:
     )
 
 
-async def test_a_full_lane_is_told_with_the_time_to_wait(store: Path) -> None:
-    async with ranking(store, lane=FailingLane(Overloaded("full"))).client() as http:
+async def test_a_full_encoder_is_told_with_the_time_to_wait(store: Path) -> None:
+    async with ranking(store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
         reply = await http.post("/v2/rerank", json=DOCUMENTS)
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
     assert reply.json()["error"]["type"] == "rate_limit_error"

@@ -10,19 +10,24 @@ import httpx
 import pytest
 import torch
 
-from deployments.artifacts.generation_config import AnswerDefaults
+from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
 from deployments.config import GeneratorSettings
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.encoder_decoder_artifacts import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
+from tests.support.encoder_decoder_artifacts import (
+    SUMMARIZER,
+    TRANSLATOR,
+    WRITER,
+    TinyEncoderDecoder,
+)
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import ScriptedGenerator
 
 MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
 PREFIX = "put this briefly : "
 # What SUMMARIZER does where a request says nothing.
-OWN_WAY = AnswerDefaults(
+OWN_WAY = GenerationDefaults(
     beams=3, length_penalty=2.0, no_repeat_ngram=2, min_new_tokens=3, max_new_tokens=12
 )
 OWN_WAY_SAID: dict[str, Any] = {
@@ -44,12 +49,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> TinyWriter:
-    return TinyWriter.make(tmp_path_factory.mktemp("writer"))
+def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> TinyEncoderDecoder:
+    return TinyEncoderDecoder.make(tmp_path_factory.mktemp("writer"))
 
 
 @pytest.fixture(scope="session")
-def rewriting_store(tiny_writer: TinyWriter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rewriting_store(
+    tiny_writer: TinyEncoderDecoder, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A store with MODELS, shared: nothing is to be changed in it."""
     store = tmp_path_factory.mktemp("rewriting")
     seal_tiny(store, EMBEDDER)
@@ -59,7 +66,7 @@ def rewriting_store(tiny_writer: TinyWriter, tmp_path_factory: pytest.TempPathFa
         SUMMARIZER,
         (TaskName.SUMMARIZATION, TaskName.TEXT2TEXT_GENERATION),
         defaults=OWN_WAY,
-        prefixes={TaskName.SUMMARIZATION: PREFIX},
+        task_prefixes={TaskName.SUMMARIZATION: PREFIX},
     )
     tiny_writer.seal(store, TRANSLATOR, (TaskName.TRANSLATION,))
     tiny_writer.seal(store, WRITER, TEXT2TEXT_TASKS)
@@ -69,13 +76,13 @@ def rewriting_store(tiny_writer: TinyWriter, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 async def http(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application over a real generator."""
-    writes = GeneratorSettings(rows=4, context_tokens=64)
+    writes = GeneratorSettings(kv_slots=4, max_context_tokens=64)
     async with InProcess(rewriting_store, models=MODELS, writes=writes).client() as client:
         yield client
 
 
 @pytest.fixture
-async def unheard(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client_without_generator(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, for what no generator gets to hear of."""
     models, generator = (*MODELS, DECODER), ScriptedGenerator()
     async with InProcess(rewriting_store, models=models, generator=generator).client() as client:

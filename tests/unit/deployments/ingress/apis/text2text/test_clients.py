@@ -15,7 +15,12 @@ from huggingface_hub.errors import BadRequestError
 from huggingface_hub.utils._http import async_hf_response_event_hook, default_async_client_factory
 
 from deployments.config import GeneratorSettings
-from tests.support.encoder_decoder_artifacts import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
+from tests.support.encoder_decoder_artifacts import (
+    SUMMARIZER,
+    TRANSLATOR,
+    WRITER,
+    TinyEncoderDecoder,
+)
 from tests.support.in_process import InProcess
 from tests.unit.deployments.ingress.apis.text2text.conftest import MODELS, OWN_WAY_SAID, PREFIX
 from tests.unit.deployments.ingress.apis.text2text.test_tasks import RIVER
@@ -24,7 +29,9 @@ from tests.unit.deployments.ingress.apis.text2text.test_tasks import RIVER
 @asynccontextmanager
 async def hub_client(store: Path, path: str) -> AsyncIterator[Any]:
     """A client of the application over a real generator."""
-    world = InProcess(store, models=MODELS, writes=GeneratorSettings(rows=4, context_tokens=64))
+    world = InProcess(
+        store, models=MODELS, writes=GeneratorSettings(kv_slots=4, max_context_tokens=64)
+    )
     async with world.application() as app:
         transport = httpx2.ASGITransport(app)
         # As in its own client, so that it reads the errors of streams.
@@ -37,7 +44,7 @@ async def hub_client(store: Path, path: str) -> AsyncIterator[Any]:
             set_async_client_factory(default_async_client_factory)
 
 
-async def test_a_text_is_summarized(rewriting_store: Path, tiny_writer: TinyWriter) -> None:
+async def test_a_text_is_summarized(rewriting_store: Path, tiny_writer: TinyEncoderDecoder) -> None:
     async with hub_client(rewriting_store, SUMMARIZER) as client:
         told = await client.summarization(RIVER)
         assert told.summary_text == tiny_writer.answer(PREFIX + RIVER, **OWN_WAY_SAID)
@@ -51,7 +58,7 @@ async def test_a_text_is_summarized(rewriting_store: Path, tiny_writer: TinyWrit
         assert told.summary_text
 
 
-async def test_a_text_is_translated(rewriting_store: Path, tiny_writer: TinyWriter) -> None:
+async def test_a_text_is_translated(rewriting_store: Path, tiny_writer: TinyEncoderDecoder) -> None:
     async with hub_client(rewriting_store, TRANSLATOR) as client:
         said = {"num_beams": 3, "max_new_tokens": 8}
         told = await client.translation(RIVER, generate_parameters=said, truncation="only_first")
@@ -92,7 +99,7 @@ async def test_text_generation_is_streamed(rewriting_store: Path) -> None:
 
 
 async def test_openai_completions_answer_a_prompt(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"model": SUMMARIZER, "prompt": RIVER, "temperature": 0, "max_tokens": 10}
     reply = (await http.post("/v1/completions", json=body)).json()
@@ -115,7 +122,7 @@ async def test_there_is_no_conversation_without_a_template(http: httpx.AsyncClie
 
 
 async def test_tgi_routes_answer_with_one_object(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"inputs": RIVER, "parameters": {"max_new_tokens": 10}}
     reply = await http.post(f"/models/{WRITER}/generate", json=body)

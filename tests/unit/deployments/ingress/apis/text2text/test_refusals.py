@@ -24,9 +24,9 @@ from tests.unit.deployments.ingress.apis.text2text.test_tasks import RIVER
     ],
 )
 async def test_a_task_that_a_model_cannot_do_is_refused_with_those_it_can(
-    path: str, known: str, unheard: httpx.AsyncClient
+    path: str, known: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await unheard.post(path, json={"inputs": RIVER})
+    reply = await client_without_generator.post(path, json={"inputs": RIVER})
     assert (reply.status_code, reply.json()["code"]) == (400, "wrong_task")
     assert known in reply.json()["error"]
 
@@ -57,9 +57,9 @@ async def test_a_task_that_a_model_cannot_do_is_refused_with_those_it_can(
     ],
 )
 async def test_what_cannot_be_is_refused_by_its_name(
-    parameters: dict[str, Any], field: str, unheard: httpx.AsyncClient
+    parameters: dict[str, Any], field: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await unheard.post(
+    reply = await client_without_generator.post(
         f"/models/{WRITER}", json={"inputs": RIVER, "parameters": parameters}
     )
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_field")
@@ -80,19 +80,21 @@ async def test_what_cannot_be_is_refused_by_its_name(
     ],
 )
 async def test_a_body_that_is_wrong_is_refused(
-    body: Any, status: int, code: str, unheard: httpx.AsyncClient
+    body: Any, status: int, code: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await unheard.post(f"/models/{WRITER}", json=body)
+    reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 
 
-async def test_beams_are_not_streamed(unheard: httpx.AsyncClient) -> None:
+async def test_beams_are_not_streamed(client_without_generator: httpx.AsyncClient) -> None:
     body = {"inputs": RIVER, "parameters": {"num_beams": 2}, "stream": True}
-    reply = await unheard.post(f"/models/{WRITER}", json=body)
+    reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
     assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
     assert "`parameters.num_beams` must be 1" in reply.json()["error"]
 
 
-async def test_the_model_is_listed_with_its_tasks(unheard: httpx.AsyncClient) -> None:
-    facts = (await unheard.get(f"/models/{SUMMARIZER}")).json()
+async def test_the_model_is_listed_with_its_tasks(
+    client_without_generator: httpx.AsyncClient,
+) -> None:
+    facts = (await client_without_generator.get(f"/models/{SUMMARIZER}")).json()
     assert facts["tasks"] == ["summarization", "text2text-generation"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import jsonschema
 import pytest
 
-from deployments.ingress.apis.text2text.routes import text_to_text_schemas, tidied
+from deployments.ingress.apis.text2text.routes import clean_up_spaces, text_to_text_schemas
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from deployments.ingress.apis.text2text.routes import text_to_text_schemas, tidi
     ],
 )
 def test_loose_spaces_are_taken_out_as_transformers_does(text: str, tidy: str) -> None:
-    assert tidied(text) == tidy
+    assert clean_up_spaces(text) == tidy
 
 
 @pytest.mark.parametrize("schema", text_to_text_schemas(), ids=lambda schema: schema["title"])

@@ -8,8 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.apis.text2text.routes import tidied
-from tests.support.encoder_decoder_artifacts import SUMMARIZER, TRANSLATOR, WRITER, TinyWriter
+from deployments.ingress.apis.text2text.routes import clean_up_spaces
+from tests.support.encoder_decoder_artifacts import (
+    SUMMARIZER,
+    TRANSLATOR,
+    WRITER,
+    TinyEncoderDecoder,
+)
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import (
     ScriptedGenerator,
@@ -54,7 +59,7 @@ async def test_it_is_asked_by_the_model_that_the_body_names(
     ],
 )
 async def test_a_model_of_several_tasks_is_asked_for_each_by_its_name(
-    path: str, task: str, key: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+    path: str, task: str, key: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     (answer,) = await told(http, path.format(task=task, model=WRITER), {"inputs": RIVER})
     assert answer == {key: tiny_writer.answer(RIVER)}
@@ -69,7 +74,7 @@ async def test_the_records_say_which_task_was_asked_for(rewriting_store: Path) -
 
 
 async def test_several_texts_have_an_answer_each_in_one_list(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     answers = await told(http, f"/models/{TRANSLATOR}", {"inputs": [RIVER, BRIDGE, ROAD]})
     alone = [tiny_writer.answer(text) for text in (RIVER, BRIDGE, ROAD)]
@@ -79,7 +84,7 @@ async def test_several_texts_have_an_answer_each_in_one_list(
 
 
 async def test_what_a_request_leaves_out_is_as_the_model_says(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     for text in (RIVER, BRIDGE, ROAD):
         (answer,) = await told(http, f"/models/{SUMMARIZER}", {"inputs": text})
@@ -88,7 +93,7 @@ async def test_what_a_request_leaves_out_is_as_the_model_says(
 
 
 async def test_the_text_before_a_prompt_is_that_of_the_task(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     path = f"/models/{SUMMARIZER}/pipeline"
     (answer,) = await told(http, f"{path}/text2text-generation", {"inputs": RIVER})
@@ -112,7 +117,7 @@ async def test_the_text_before_a_prompt_is_that_of_the_task(
     ],
 )
 async def test_parameters_mean_what_they_mean_to_transformers(
-    said: dict[str, Any], http: httpx.AsyncClient, tiny_writer: TinyWriter
+    said: dict[str, Any], http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"inputs": [RIVER, BRIDGE], "parameters": said}
     expected = [{"generated_text": tiny_writer.answer(text, **said)} for text in (RIVER, BRIDGE)]
@@ -123,7 +128,7 @@ async def test_parameters_mean_what_they_mean_to_transformers(
     "name", ["generate_parameters", "generation_parameters", "generate_kwargs"]
 )
 async def test_parameters_of_generate_stand_anywhere(
-    name: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+    name: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     expected = [{"generated_text": tiny_writer.answer(RIVER, num_beams=3, min_new_tokens=5)}]
     for more in (
@@ -136,7 +141,7 @@ async def test_parameters_of_generate_stand_anywhere(
 
 
 async def test_a_text_that_is_too_long_is_refused_unless_it_may_be_cut(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     long, path = " ".join([RIVER] * 9), f"/models/{TRANSLATOR}"
     for parameters in ({}, {"truncation": "do_not_truncate"}, {"truncation": False}):
@@ -167,7 +172,7 @@ async def test_answers_are_drawn_where_that_is_asked_for(http: httpx.AsyncClient
 
 
 async def test_a_models_own_beams_give_way_to_what_goes_token_by_token(
-    http: httpx.AsyncClient, tiny_writer: TinyWriter
+    http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     greedy = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
     whole = tiny_writer.answer(PREFIX + BRIDGE, **greedy)
@@ -197,7 +202,7 @@ async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient)
     (plain,) = await told(http, path, {"inputs": BRIDGE, "parameters": said})
     said["clean_up_tokenization_spaces"] = True
     (clean,) = await told(http, path, {"inputs": BRIDGE, "parameters": said})
-    assert clean["translation_text"] == tidied(plain["translation_text"]) != plain
+    assert clean["translation_text"] == clean_up_spaces(plain["translation_text"]) != plain
 
 
 async def test_details_stand_beside_the_text(http: httpx.AsyncClient) -> None:
@@ -212,7 +217,7 @@ async def test_details_stand_beside_the_text(http: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("model", [SUMMARIZER, TRANSLATOR])
 async def test_a_stream_tells_an_answer_token_by_token(
-    model: str, http: httpx.AsyncClient, tiny_writer: TinyWriter
+    model: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     own = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
     prompt, said = (PREFIX + RIVER, own) if model == SUMMARIZER else (RIVER, {})
@@ -225,8 +230,8 @@ async def test_a_stream_tells_an_answer_token_by_token(
 
 
 async def test_a_model_that_ran_out_of_time_says_what_it_has(http: httpx.AsyncClient) -> None:
-    soon = {"max_time": 30, "min_new_tokens": 5}
-    (answer,) = await told(http, f"/models/{WRITER}", {"inputs": RIVER, "parameters": soon})
+    far_deadline = {"max_time": 30, "min_new_tokens": 5}
+    (answer,) = await told(http, f"/models/{WRITER}", {"inputs": RIVER, "parameters": far_deadline})
     assert answer["generated_text"]
     for number in (1e-6, 1e-9):
         body = {"inputs": RIVER, "parameters": {"max_time": number, "num_beams": 2}}

@@ -20,7 +20,7 @@ from tests.support.artifacts import (
     seal_tiny,
     tiny_manifest,
 )
-from tests.support.fakes import FailingLane
+from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
 TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
@@ -254,7 +254,7 @@ async def test_bodies_that_cannot_be_read_are_objects_too(
 async def test_failures_behind_the_ingress(
     error: Exception, status: int, kind: str, tiny_store: Path
 ) -> None:
-    reply = await ask(tiny_store, "/embed", {"inputs": "a"}, lane=FailingLane(error))
+    reply = await ask(tiny_store, "/embed", {"inputs": "a"}, encoder=FailingEncoder(error))
     assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
     assert ("retry-after" in reply.headers) == (status == 429)
 

@@ -23,7 +23,7 @@ OWN_PATHS = (
     f"/models/{DECODER}/pipeline/text-generation",
     f"/pipeline/text-generation/{DECODER}",
 )
-FIRST = (DECODER, EMBEDDER)
+TTFT = (DECODER, EMBEDDER)
 
 
 @pytest.mark.parametrize("path", OWN_PATHS)
@@ -38,7 +38,7 @@ async def test_a_list_with_one_object_comes_with_its_prompt(path: str, writing_s
     ("more", "models"),
     [
         ({"model": DECODER}, MODELS),
-        ({}, FIRST),  # the first model is the default one
+        ({}, TTFT),  # the first model is the default one
         ({}, (DECODER,)),
         ({"model": "tgi"}, (DECODER,)),
     ],
@@ -59,7 +59,7 @@ async def test_it_is_asked_without_a_path_of_its_own(
         ({"inputs": "good film", "stream": None}, MODELS),
         ({"inputs": "good film", "stream": True, "model": EMBEDDER}, MODELS),
         ({"inputs": "good film", "stream": True}, (EMBEDDER,)),
-        ({"inputs": "good film", "parameters": {"normalize": True}}, FIRST),
+        ({"inputs": "good film", "parameters": {"normalize": True}}, TTFT),
     ],
 )
 async def test_what_an_encoder_is_asked_it_answers_as_ever(
@@ -75,7 +75,7 @@ async def test_what_an_encoder_is_asked_it_answers_as_ever(
 async def test_a_pair_to_compare_is_not_continued(writing_store: Path) -> None:
     pair = {"source_sentence": "good film", "sentences": ["good film"]}
     for body in ({"inputs": pair}, pair, {"inputs": pair, "stream": True}):
-        reply = await ask(writing_store, ScriptedGenerator(), "/", body, models=FIRST)
+        reply = await ask(writing_store, ScriptedGenerator(), "/", body, models=TTFT)
         assert reply.json() == [pytest.approx(1, abs=1e-6)]
 
 

@@ -9,29 +9,35 @@ import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.generation.messages import GenerationOptions, Grammar, Sampling
-from deployments.ingress.apis.text_generation.requests import Asked, Manners, read_asked
+from deployments.ingress.apis.text_generation.requests import (
+    Asked,
+    RouteDefaults,
+    parse_generate_request,
+)
 from deployments.ingress.http.request_options import RequestOptions
 
-HUB, STREAM = Manners(full_text=True, many=True), Manners(streams=True)
+HUB, STREAM = RouteDefaults(full_text=True, many=True), RouteDefaults(streams=True)
 
 
-def asked(parameters: dict[str, Any], manners: Manners = HUB) -> Asked:
-    return read_asked({"inputs": "Once", "parameters": parameters}, manners)
+def asked(parameters: dict[str, Any], manners: RouteDefaults = HUB) -> Asked:
+    return parse_generate_request({"inputs": "Once", "parameters": parameters}, manners)
 
 
-def options(parameters: dict[str, Any], manners: Manners = HUB) -> GenerationOptions:
+def options(parameters: dict[str, Any], manners: RouteDefaults = HUB) -> GenerationOptions:
     return asked(parameters, manners).question(None, RequestOptions()).options
 
 
 def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
-    assert options({}) == GenerationOptions(sampling=Sampling(temperature=0.0), keep_stop=True)
+    assert options({}) == GenerationOptions(
+        sampling=Sampling(temperature=0.0), include_stop_string=True
+    )
 
 
 def test_null_is_not_given() -> None:
     nothing = dict.fromkeys(("temperature", "seed", "stop", "best_of", "grammar", "details"))
     assert options(nothing) == options({})
     body = {"inputs": "Once", "parameters": None, "options": None, "stream": None}
-    assert read_asked(body, HUB).question(None, RequestOptions()).options == options({})
+    assert parse_generate_request(body, HUB).question(None, RequestOptions()).options == options({})
 
 
 @pytest.mark.parametrize(
@@ -88,11 +94,11 @@ def test_every_parameter_reaches_the_generator() -> None:
         max_new_tokens=9,
         min_new_tokens=2,
         stop=("\n", "."),
-        keep_stop=True,
+        include_stop_string=True,
         grammar=Grammar("regex", "[a-z]+"),
         logprobs=3,
         prompt_logprobs=True,
-        keep_last=100,
+        truncate_prompt_tokens=100,
     )
 
 
@@ -108,7 +114,7 @@ def test_every_parameter_reaches_the_generator() -> None:
     ],
 )
 def test_logprobs_are_computed_where_they_are_told(
-    parameters: dict[str, Any], manners: Manners, logprobs: int | None
+    parameters: dict[str, Any], manners: RouteDefaults, logprobs: int | None
 ) -> None:
     assert options(parameters, manners).logprobs == logprobs
 
@@ -143,7 +149,7 @@ def test_a_json_schema_comes_as_an_object_a_text_or_with_its_name(kind: str, val
 
 def test_parameters_may_stand_at_the_top_and_the_nested_ones_win() -> None:
     body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
-    told = read_asked(body, HUB).question(None, RequestOptions()).options
+    told = parse_generate_request(body, HUB).question(None, RequestOptions()).options
     assert (told.max_new_tokens, told.sampling.top_k) == (5, 9)
 
 
@@ -230,16 +236,18 @@ def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
         (["a", ""], HUB, "inputs[1]"),
         (["a", {"role": "user"}], HUB, "inputs[1]"),
         (["a"], STREAM, "inputs"),
-        (["a"], Manners(full_text=True, many=True, streams=True), "inputs"),
-        (["a"], Manners(), "inputs"),
+        (["a"], RouteDefaults(full_text=True, many=True, streams=True), "inputs"),
+        (["a"], RouteDefaults(), "inputs"),
     ],
 )
-def test_inputs_that_are_no_prompt_are_named(inputs: Any, manners: Manners, field: str) -> None:
+def test_inputs_that_are_no_prompt_are_named(
+    inputs: Any, manners: RouteDefaults, field: str
+) -> None:
     with pytest.raises(ServeError) as refused:
-        read_asked({"inputs": inputs}, manners)
+        parse_generate_request({"inputs": inputs}, manners)
     assert refused.value.field == field
 
 
 def test_one_object_cannot_be_several_answers() -> None:
     with pytest.raises(InvalidField, match="num_return_sequences"):
-        asked({"num_return_sequences": 2, "do_sample": True}, Manners())
+        asked({"num_return_sequences": 2, "do_sample": True}, RouteDefaults())

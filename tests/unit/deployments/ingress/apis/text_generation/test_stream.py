@@ -11,7 +11,7 @@ import pytest
 
 from deployments.errors import EngineFailed, InputTooLong, Overloaded, ServeError
 from deployments.generation.messages import Chunk, FinishReason, Token
-from tests.support.asgi_client import Visitor
+from tests.support.asgi_client import AsgiClient
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import (
@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_frees_the_generator(writing_store: Path) -> 
     generator = ScriptedGenerator(chunks=CHUNKS[:1])  # and then it hangs
     world = InProcess(writing_store, models=MODELS, generator=generator)
     async with world.application() as app:
-        visitor = Visitor(app, STREAM, {"inputs": "Once"})
+        visitor = AsgiClient(app, STREAM, {"inputs": "Once"})
         await visitor.sees('"text":" a"')
         visitor.leave()
         await visitor.visit

@@ -1,4 +1,4 @@
-"""A lane replica on a host that nobody tuned for: it serves, is tuned meanwhile, and goes on."""
+"""An encoder replica on a host that nobody tuned for: it serves, is tuned meanwhile, and goes on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import psutil
 import pytest
 
 from deployments.artifacts.manifest import Device, TaskName
-from deployments.batching.scheduler import BatchLoop
-from deployments.config import AppArgs, BatchSettings, LaneSettings, ModelSettings
-from deployments.messages import Answer, BatchKey, EncodedBatch, EncodedCall, ModelRef
-from deployments.records import PassRecord
-from deployments.replicas.encoder import BatchReplica
+from deployments.batching.scheduler import BatchScheduler
+from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
+from deployments.messages import Answer, BatchKey, ModelRef, TokenizedBatch, TokenizedCall
+from deployments.records import ForwardPassRecord
+from deployments.replicas.encoder import EncoderReplica
 from deployments.tasks.embedding import EmbeddingOptions
 from deployments.tuning.costs import Placement, read_costs
 from tests.support.artifacts import EMBEDDER, WIDTH
-from tests.support.fakes import FakeEngine, ListRecorder, item, soon, until
+from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.support.tuning_artifacts import keep_table, seal_tunable
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
@@ -36,10 +36,10 @@ UNTUNED, TUNED = "cpu-fp32", "cpu-int8"
 STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
 
 
-def args(store: Path, **lane: object) -> AppArgs:
-    settings = LaneSettings.parse({"runs": 2, "tune_seconds": 0.2, **lane})
+def args(store: Path, **encoder: object) -> AppArgs:
+    settings = EncoderSettings.parse({"concurrent_passes": 2, "tune_seconds": 0.2, **encoder})
     models = (ModelSettings(id=EMBEDDER),)
-    return AppArgs(store=store, models=models, lanes={Device.CPU: settings})
+    return AppArgs(store=store, models=models, encoders={Device.CPU: settings})
 
 
 @pytest.fixture
@@ -48,18 +48,18 @@ def placement(tmp_path: Path) -> Placement:
     return seal_tunable(tmp_path, names=["slow", "int8"])
 
 
-class Lane:
+class EncoderHarness:
     """A replica that was started, asked for one text of three tokens."""
 
-    def __init__(self, store: Path, version: str, **lane: object) -> None:
-        self.replica = BatchReplica(args(store, **lane), Device.CPU, ListRecorder())
+    def __init__(self, store: Path, version: str, **encoder: object) -> None:
+        self.replica = EncoderReplica(args(store, **encoder), Device.CPU, ListRecorder())
         self.replica.start()
         ref = ModelRef(EMBEDDER, version)
         self._key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
 
     async def ask(self) -> Answer:
-        call = EncodedCall((3,), 0, RAW, soon())
-        batch = EncodedBatch(self._key, item(5, 3).ids.tobytes(), (call,), 0.0)
+        call = TokenizedCall((3,), 0, RAW, far_deadline())
+        batch = TokenizedBatch(self._key, item(5, 3).ids.tobytes(), (call,), 0.0)
         (answer,) = await self.replica.infer(batch)
         assert isinstance(answer, Answer), answer
         return answer
@@ -76,9 +76,9 @@ class Lane:
 
 
 @asynccontextmanager
-async def running(placement: Placement, **lane: object) -> AsyncIterator[Lane]:
+async def running(placement: Placement, **encoder: object) -> AsyncIterator[EncoderHarness]:
     store = placement.artifact.parents[1]
-    made = Lane(store, placement.manifest.version, **lane)
+    made = EncoderHarness(store, placement.manifest.version, **encoder)
     try:
         yield made
     finally:
@@ -92,11 +92,11 @@ def tuning_threads() -> int:
 async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
     placement: Placement,
 ) -> None:
-    async with running(placement) as lane:
-        first = await lane.ask()
+    async with running(placement) as encoder:
+        first = await encoder.ask()
         assert first.compute_type == UNTUNED
         assert read_costs(placement) is None
-        answers = await lane.ask_until(TUNED)
+        answers = await encoder.ask_until(TUNED)
     assert [a.compute_type for a in answers[:1]] == [UNTUNED]
     for answer in answers:
         np.testing.assert_allclose(answer.value, first.value, atol=TOLERANCE)
@@ -111,7 +111,7 @@ async def test_a_second_replica_uses_what_the_first_has_measured(
         await asyncio.gather(first.ask_until(TUNED), second.ask_until(TUNED))
         kept = placement.costs_path.read_bytes()
         # Whatever a second process had measured would have other figures.
-        await until(lambda: tuning_threads() == 0)
+        await wait_until(lambda: tuning_threads() == 0)
         assert placement.costs_path.read_bytes() == kept
     async with running(placement) as third:
         assert (await third.ask()).compute_type == TUNED
@@ -123,9 +123,9 @@ async def test_a_second_replica_uses_what_the_first_has_measured(
 
 async def test_what_another_runtime_has_measured_is_measured_again(placement: Placement) -> None:
     keep_table(placement, {"1x16": "int8"}, **STALE)
-    async with running(placement) as lane:
-        assert (await lane.ask()).compute_type == UNTUNED
-        await lane.ask_until(TUNED)
+    async with running(placement) as encoder:
+        assert (await encoder.ask()).compute_type == UNTUNED
+        await encoder.ask_until(TUNED)
     assert read_costs(placement) is not None
 
 
@@ -133,15 +133,15 @@ async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
     placement: Placement,
 ) -> None:
     keep_table(placement, {"1x16": "int8"})
-    async with running(placement) as lane:
-        assert (await lane.ask()).compute_type == TUNED
+    async with running(placement) as encoder:
+        assert (await encoder.ask()).compute_type == TUNED
         assert tuning_threads() == 0
 
 
 @pytest.mark.parametrize("off", ["off", False], ids=["quoted", "as YAML reads it"])
 async def test_off_means_off(placement: Placement, off: object) -> None:
-    async with running(placement, tune=off) as lane:
-        assert (await lane.ask()).compute_type == UNTUNED
+    async with running(placement, tune=off) as encoder:
+        assert (await encoder.ask()).compute_type == UNTUNED
         assert tuning_threads() == 0
     assert not (placement.artifact / "hosts").exists()
 
@@ -150,9 +150,9 @@ async def test_a_model_that_cannot_be_tuned_is_served_all_the_same(
     placement: Placement, caplog: pytest.LogCaptureFixture
 ) -> None:
     (placement.artifact / "hosts").write_text("in the way")
-    async with running(placement) as lane:
+    async with running(placement) as encoder:
         await until_slowly(lambda: tuning_threads() == 0)
-        assert (await lane.ask()).compute_type == UNTUNED
+        assert (await encoder.ask()).compute_type == UNTUNED
     (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
     assert told.startswith("models are not tuned for this host: ")
 
@@ -169,12 +169,12 @@ async def test_a_pass_under_way_keeps_its_engine() -> None:
     former.info = type(former.info)(compute_type="cpu-former")
     model = ModelRef(EMBEDDER, "0123456789ab")
     engines = {model: former}
-    passes: ListRecorder[PassRecord] = ListRecorder()
-    loop = BatchLoop(engines, BatchSettings(), runs=1, recorder=passes)
-    begun = loop.submit(model, [item(1)], soon())
-    await until(lambda: bool(former.passes))
+    passes: ListRecorder[ForwardPassRecord] = ListRecorder()
+    loop = BatchScheduler(engines, BatchSettings(), runs=1, recorder=passes)
+    begun = loop.submit(model, [item(1)], far_deadline())
+    await wait_until(lambda: bool(former.passes))
     engines[model] = latter
-    waiting = loop.submit(model, [item(2)], soon())
+    waiting = loop.submit(model, [item(2)], far_deadline())
     former.release()
     assert [(await call).compute_type for call in (begun, waiting)] == ["cpu-former", "cpu-fake"]
     assert [(await call).rows for call in (begun, waiting)] == [[[1]], [[2]]]
@@ -188,8 +188,8 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
 ) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from tests.unit.deployments.replicas.test_lane_tuning import Lane\n"
-        "lane = Lane(Path(sys.argv[1]), sys.argv[2])\n"
+        "from tests.unit.deployments.replicas.test_encoder_tuning import EncoderHarness\n"
+        "encoder = EncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
         "time.sleep(600)"
     )
     store = placement.artifact.parents[1]

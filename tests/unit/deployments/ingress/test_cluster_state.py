@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from deployments.artifacts.manifest import Device
+from deployments.config import EncoderSettings
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, DeploymentState
+from tests.support.fakes import PATIENCE_S, wait_until
+
+ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
+
+
+class FakeLook:
+    """What the cluster answers: the latest of `views`, or a failure for None."""
+
+    def __init__(self, *views: ClusterSnapshot | None) -> None:
+        self.views = list(views)
+        self.looks = 0
+
+    def __call__(self) -> ClusterSnapshot:
+        self.looks += 1
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if view is None:
+            raise ConnectionError("the controller does not answer")
+        return view
+
+
+def board(look: FakeLook, *, gpu: str = "auto") -> ClusterMonitor:
+    return ClusterMonitor(
+        {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available=gpu)}, look
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "available"),
+    [("auto", 0.0, False), ("auto", 1.0, True), ("always", 0.0, True), ("always", 4.0, True)],
+)
+async def test_a_gpu_encoder_is_there_with_gpus_or_when_one_can_be_added(
+    setting: str, gpus: float, available: bool
+) -> None:
+    encoders = board(FakeLook(ClusterSnapshot(ALL, gpus)), gpu=setting)
+    await encoders.refresh()
+    assert encoders.states[Device.GPU] == DeploymentState(available=available, running=0)
+    assert encoders.states[Device.CPU] == DeploymentState(available=True, running=2)
+
+
+async def test_a_gpu_encoder_that_cannot_start_is_no_encoder() -> None:
+    failing = frozenset(ALL)
+    encoders = board(FakeLook(ClusterSnapshot(ALL, gpus=1.0, failing=failing)))
+    await encoders.refresh()
+    assert not encoders.states[Device.GPU].available
+    assert encoders.states[Device.CPU].available
+
+
+async def test_a_wave_of_refreshes_is_one_look() -> None:
+    look = FakeLook(ClusterSnapshot(ALL))
+    encoders = board(look)
+    await asyncio.gather(*(encoders.refresh() for _ in range(20)))
+    assert look.looks == 1
+    await encoders.refresh()
+    assert look.looks == 2
+
+
+async def test_the_cpu_encoder_needs_no_gpu_to_be_available() -> None:
+    encoders = ClusterMonitor(
+        {Device.CPU: EncoderSettings(available="auto")}, FakeLook(ClusterSnapshot())
+    )
+    await encoders.refresh()
+    assert encoders.states == {Device.CPU: DeploymentState(available=True, running=0)}
+
+
+def test_before_the_first_look_nothing_runs() -> None:
+    encoders = board(FakeLook(ClusterSnapshot(ALL)))
+    assert encoders.states[Device.CPU].running == 0
+    assert encoders.missing() == ["no tokenizer is running", "no cpu encoder is running"]
+
+
+@pytest.mark.parametrize(
+    ("running", "missing"),
+    [
+        (ALL, []),
+        ({"CpuEncoder": 1}, ["no tokenizer is running"]),
+        ({"Tokenizer": 1, "CpuEncoder": 0, "GpuEncoder": 1}, ["no cpu encoder is running"]),
+    ],
+)
+async def test_what_is_missing_is_what_ordinary_requests_need(
+    running: dict[str, int], missing: list[str]
+) -> None:
+    encoders = board(FakeLook(ClusterSnapshot(running)))
+    await encoders.refresh()
+    assert encoders.missing() == missing
+
+
+async def test_a_failed_look_keeps_the_former_view() -> None:
+    encoders = board(FakeLook(ClusterSnapshot(ALL, 1.0), None))
+    await encoders.refresh()
+    seen = encoders.states
+    await encoders.refresh()
+    assert encoders.states == seen
+    assert encoders.missing() == []
+
+
+async def test_the_view_is_kept_fresh_until_the_block_ends() -> None:
+    encoders = board(FakeLook(ClusterSnapshot({}), ClusterSnapshot(ALL)))
+    before = asyncio.all_tasks()
+    async with encoders.refreshing():
+        assert encoders.missing(), "the first look is done"
+        await wait_until(lambda: not encoders.missing())  # about REFRESH_STARTING_S
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before, "nobody looks any more"
+
+
+async def test_a_controller_that_hangs_keeps_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ingress.cluster_state.STATUS_TIMEOUT_S", 0.01)
+    held = threading.Event()
+
+    def look() -> ClusterSnapshot:
+        held.wait(PATIENCE_S)
+        return ClusterSnapshot({"CpuEncoder": 1})
+
+    board = ClusterMonitor({Device.CPU: EncoderSettings()}, look)
+    await board.refresh_with_timeout()
+    assert board.states[Device.CPU].running == 0
+    held.set()
+    await board.refresh()
+    assert board.states[Device.CPU].running == 1
