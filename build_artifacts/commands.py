@@ -9,13 +9,13 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.metadata import tasks_of
 from build_artifacts.checkpoints.models import load_model
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import read_generation, told
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
-from build_artifacts.evaluation import Sampling
+from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
-from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, placed
+from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, with_gpu_placement
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import keep, read_report
 from build_artifacts.report.output import table as journey_table
@@ -46,16 +46,16 @@ def build_model(arguments: argparse.Namespace) -> int:
             search_seconds=arguments.search_seconds,
             tune_seconds=arguments.tune_seconds,
             evaluation=arguments.eval,
-            sampling=Sampling(limit=arguments.eval_limit),
+            sampling=ExampleSampling(limit=arguments.eval_limit),
         ),
         force=arguments.force,
     )
-    _tell(build(request, Progress.on_stderr()))
+    _tell(build(request, BuildProgress.on_stderr()))
     return 0
 
 
 def _recipe(arguments: argparse.Namespace) -> BuildRecipe:
-    recipe = placed(
+    recipe = with_gpu_placement(
         SEARCH_PRESETS[arguments.search],
         tensor_parallel_size=arguments.tensor_parallel_size,
         kv_offload=arguments.offload_kv_cache,
@@ -81,7 +81,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def demo(arguments: argparse.Namespace) -> int:
     """`demo`."""
-    progress = Progress.on_stderr()
+    progress = BuildProgress.on_stderr()
     for model in DEMO_MODELS:
         _tell(build_demo_model(model, arguments.store, progress))
     return 0
@@ -119,7 +119,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """`report`."""
-    artifact, progress = _find(arguments), Progress.on_stderr()
+    artifact, progress = _find(arguments), BuildProgress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is Head.NEXT_TOKEN:
         print(told(manifest, read_generation(artifact)))
@@ -131,7 +131,7 @@ def report(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         seconds=arguments.seconds,
         evaluation=arguments.eval,
-        sampling=Sampling(limit=arguments.eval_limit),
+        sampling=ExampleSampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
     )
     setting = read_conditions(request, manifest)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.5
 
 
-class Step:
+class BuildStep:
     """The step under way."""
 
     def __init__(self, name: str, detail: str) -> None:
@@ -42,7 +42,7 @@ class Step:
         self.outcome = outcome
 
 
-class Progress:
+class BuildProgress:
     """Reports steps on a stream of its own, so that silencing stderr does not silence it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,8 +50,8 @@ class Progress:
         self._bar: tqdm[Never] | None = None
 
     @classmethod
-    def on_stderr(cls) -> Progress:
-        """Progress on a copy of the process's stderr."""
+    def on_stderr(cls) -> BuildProgress:
+        """BuildProgress on a copy of the process's stderr."""
         return cls(os.fdopen(os.dup(2), "w", encoding="utf-8"))
 
     def title(self, text: str) -> None:
@@ -73,9 +73,9 @@ class Progress:
             self._bar = None
 
     @contextmanager
-    def step(self, name: str, detail: str) -> Iterator[Step]:
+    def step(self, name: str, detail: str) -> Iterator[BuildStep]:
         """Time a step and write its line, also when it fails."""
-        step = Step(name, detail)
+        step = BuildStep(name, detail)
         started_s = time.monotonic()
         try:
             with self._ticking(step):
@@ -98,7 +98,7 @@ class Progress:
             self._stream.flush()
 
     @contextmanager
-    def _ticking(self, step: Step) -> Iterator[None]:
+    def _ticking(self, step: BuildStep) -> Iterator[None]:
         """Keep the bar's clock running; nothing inside a step reports how far it is."""
         bar = self._bar
         if bar is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import (
     BuildBudget,
     BuildRequest,
@@ -99,7 +99,7 @@ DEMO_MODELS = (
 )
 
 
-def build_demo_model(model: DemoModel, store: Path, progress: Progress) -> BuildResult:
+def build_demo_model(model: DemoModel, store: Path, progress: BuildProgress) -> BuildResult:
     """`model` in `store`, built only where it is missing or damaged. Raises BuildError."""
     version = model.version(store)
     found = find_sealed(store, model.id, version)

@@ -10,7 +10,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.build import DecoderBuild
 from build_artifacts.decoders.measurement import LIMITS
 from build_artifacts.errors import BuildError, GateFailed, UnsafeSource
@@ -18,7 +18,7 @@ from build_artifacts.evaluation import (
     ALL_EXAMPLES,
     EvaluatedModel,
     Evaluation,
-    Sampling,
+    ExampleSampling,
     data_digest,
     load_evaluation,
 )
@@ -32,7 +32,7 @@ from build_artifacts.search.preparation import (
     cached_prepare,
 )
 from build_artifacts.search.screening_settings import has_device
-from build_artifacts.search.search import Search
+from build_artifacts.search.search import CandidateSearch
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (
@@ -59,7 +59,7 @@ class BuildBudget:
     search_seconds: float = 300.0
     tune_seconds: float = 60.0
     evaluation: Path | None = None  # labelled data for the gate
-    sampling: Sampling = ALL_EXAMPLES
+    sampling: ExampleSampling = ALL_EXAMPLES
 
 
 DEFAULT_BUDGET = BuildBudget()
@@ -69,7 +69,7 @@ class EncoderBuild:
     """One build at work in its workspace."""
 
     def __init__(
-        self, place: Workspace, progress: Progress, recipe: BuildRecipe, effort: BuildBudget
+        self, place: Workspace, progress: BuildProgress, recipe: BuildRecipe, effort: BuildBudget
     ) -> None:
         self._progress = progress
         self._steps = StepRunner(place, progress)
@@ -142,13 +142,13 @@ class EncoderBuild:
         data, sampling = self._effort.evaluation, self._effort.sampling
         return load_evaluation(data, facts.tasks[0], model, sampling)
 
-    def _search(self, prepared: PreparedModel) -> Search:
+    def _search(self, prepared: PreparedModel) -> CandidateSearch:
         graphs = CandidateGraphs(self._steps, prepared)
         gatekeeper = AccuracyGate(self._steps, prepared, graphs, self._recipe.gate)
         seconds = self._effort.search_seconds
-        return Search(self._steps, prepared, graphs, gatekeeper, self._recipe, seconds)
+        return CandidateSearch(self._steps, prepared, graphs, gatekeeper, self._recipe, seconds)
 
-    def _passed(self, search: Search, facts: ModelFacts) -> list[AcceptedGraph]:
+    def _passed(self, search: CandidateSearch, facts: ModelFacts) -> list[AcceptedGraph]:
         """What is to be sealed, the best of each device first. Raises GateFailed."""
         cpu = search.best(Device.CPU)
         if not cpu:
@@ -163,7 +163,7 @@ class EncoderBuild:
         return [*cpu, *search.best(Device.GPU)]
 
     def _tables(
-        self, search: Search, passed: Sequence[AcceptedGraph], identity: ArtifactIdentity
+        self, search: CandidateSearch, passed: Sequence[AcceptedGraph], identity: ArtifactIdentity
     ) -> list[CostTable]:
         """Costs on this host: on the CPU for passes of one thread and of all cores, on a GPU once.
 
@@ -234,7 +234,7 @@ class BuildResult:
     already_built: bool
 
 
-def build(request: BuildRequest, progress: Progress, *, hub: Hub | None = None) -> BuildResult:
+def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
     """Build `request`, unless the same build is in the store already. Raises BuildError.
 
     One build of a version at a time: another one waits, and then finds it. What an interrupted

@@ -45,7 +45,7 @@ class DynamicInt8:
     symmetric_weights: bool = False
 
 
-Calibration: TypeAlias = Literal["minmax", "percentile", "entropy"]
+CalibrationMethod: TypeAlias = Literal["minmax", "percentile", "entropy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class StaticInt8:
     """Static quantisation: activation ranges from probe texts, written as Q/DQ pairs."""
 
     op_types: tuple[str, ...] = ("MatMul",)
-    calibration: Calibration = "minmax"
+    calibration: CalibrationMethod = "minmax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class CandidateRecipe:
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     options: EngineOptions = _AS_IT_COMES
     # Tried in order when the first calibration misses the gate; none of them changes the speed.
-    other_calibrations: tuple[Calibration, ...] = ()
+    other_calibrations: tuple[CalibrationMethod, ...] = ()
 
 
 # The CPU kernel of the fused operator is three times slower than Add and LayerNormalization.
@@ -347,7 +347,9 @@ LOW_MEMORY = replace(
 SEARCH_PRESETS: Mapping[str, BuildRecipe] = {"full": FULL, "quick": QUICK, "light": LOW_MEMORY}
 
 
-def placed(recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool) -> BuildRecipe:
+def with_gpu_placement(
+    recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool
+) -> BuildRecipe:
     """The same, but models that generate are spread over `tensor_parallel_size` GPUs, or keep memory on the host.
 
     Such is done by transformers alone, so that its candidate takes the place of all for GPUs.

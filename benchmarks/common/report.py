@@ -130,7 +130,7 @@ def write_result(out: Path, run: RunMetadata, figures: Any) -> Path:
 
 
 def say(text: str) -> None:
-    """Progress, on stderr, so that stdout holds the result only."""
+    """BuildProgress, on stderr, so that stdout holds the result only."""
     print(text, file=sys.stderr, flush=True)
 
 

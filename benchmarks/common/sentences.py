@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.common.errors import BenchmarkError
 from build_artifacts.evaluation import BadEvaluationData
-from build_artifacts.evaluation.files import Layout, Place, as_number, read_records
+from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number, read_records
 from build_artifacts.evaluation.similarity import ScoredPair, read_pairs
-from build_artifacts.evaluation.squad import Question, read_questions
+from build_artifacts.evaluation.squad import SquadQuestion, read_questions
 
 # Beside the checkout, because data sets have licences of their own.
 DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -20,7 +20,7 @@ STSB_NAME = "stsb-test.tsv"
 SST2_NAME = "sst2-dev.tsv"
 SQUAD_NAME = "squad2-warsaw.json"
 SST2_EXPECTED = "`label` and `sentence`: tab-separated columns"
-SST2_LAYOUT = Layout(
+SST2_LAYOUT = FileLayout(
     names={"label": ("label",), "sentence": ("sentence",)},
     required=frozenset(("label", "sentence")),
     orders=(("label", "sentence"),),
@@ -103,11 +103,11 @@ def labelled_texts(path: Path) -> list[LabelledText]:
     with _bad_data():
         return [
             LabelledText(record.text("sentence"), int(record.number("label")))
-            for record in read_records(Place(path, SST2_EXPECTED), SST2_LAYOUT)
+            for record in read_records(FileLocation(path, SST2_EXPECTED), SST2_LAYOUT)
         ]
 
 
-def answerable_questions(path: Path) -> list[Question]:
+def answerable_questions(path: Path) -> list[SquadQuestion]:
     """Those questions of a SQuAD file that have an answer. Raises BenchmarkError."""
     with _bad_data():
         questions = [question for question in read_questions(path) if question.golds]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import OPENVINO_INT8, OPENVINO_INT8_SMOOTH, CandidateRecipe
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
@@ -63,7 +63,7 @@ def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace)
     The graphs lie in `place`, which has to outlive the engines. Raises BuildError when the
     checkpoint is not found or has changed.
     """
-    encoders, steps = TimingModes.of(request), StepRunner(place, Progress.on_stderr())
+    encoders, steps = TimingModes.of(request), StepRunner(place, BuildProgress.on_stderr())
     hub, sources = HuggingFaceHub(), place.directory("sources")
     prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
     graphs = CandidateGraphs(steps, prepared)

@@ -31,7 +31,7 @@ from benchmarks.common.sentences import (
 from build_artifacts.console import columns
 from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
 from build_artifacts.evaluation.similarity import ScoredPair
-from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1
+from build_artifacts.evaluation.squad import SquadQuestion, exact_match, overlap_f1
 from deployments.artifacts.manifest import TaskName
 
 DEFAULT_CLASSIFIER = "hundredfold/minilm-sst2"
@@ -166,7 +166,7 @@ def find_squad(named: Path | None, data: Path) -> Path | None:
     return None
 
 
-def score_answers(served: Served, data: str, questions: Sequence[Question]) -> list[Score]:
+def score_answers(served: Served, data: str, questions: Sequence[SquadQuestion]) -> list[Score]:
     """SQuAD's F1 and exact match of the best answers, with the server's default parameters."""
     task = TaskName.QUESTION_ANSWERING
     say(f"{served.model_id}: {len(questions)} questions")

@@ -20,18 +20,18 @@ Labels and tags are names or ids of the model's own labels; `relevant` holds ind
 `documents`. All metrics are fractions of 1 except perplexity, for which less is better.
 """
 
-from build_artifacts.evaluation.base import Answer, EvaluatedModel, Evaluation, Sampling
+from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling, Output
 from build_artifacts.evaluation.files import BadEvaluationData
 from build_artifacts.evaluation.loading import ALL_EXAMPLES, data_digest, load_evaluation
 from build_artifacts.evaluation.runner import answers_of, scores_of
 
 __all__ = [
     "ALL_EXAMPLES",
-    "Answer",
     "BadEvaluationData",
     "EvaluatedModel",
     "Evaluation",
-    "Sampling",
+    "ExampleSampling",
+    "Output",
     "answers_of",
     "data_digest",
     "load_evaluation",

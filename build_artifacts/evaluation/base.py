@@ -22,7 +22,7 @@ from deployments.tokenization.tokenizer import Encoder
 
 E = TypeVar("E")
 
-Answer = NDArray[np.float32]  # what an engine answers to one item, shaped as manifest.Head says
+Output = NDArray[np.float32]  # what an engine answers to one item, shaped as manifest.Head says
 ReducedOutput = NDArray[np.float32]  # the few numbers of one answer that the score needs
 
 
@@ -39,7 +39,7 @@ class EvaluatedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class ExampleSampling:
     """How much of a file to use; equal seeds choose equal examples."""
 
     limit: int | None = None  # examples: pairs, texts, queries, questions
@@ -68,11 +68,11 @@ class Evaluation(ABC):
         self.items = items
         self.metric = metric
 
-    def score(self, answers: Sequence[Answer]) -> dict[str, float]:
+    def score(self, answers: Sequence[Output]) -> dict[str, float]:
         """Every metric by name; `answers[i]` answers `items[i]`. Raises EngineFailed as `keep`."""
         return self.score_reduced([self.keep(i, answer) for i, answer in enumerate(answers)])
 
-    def keep(self, index: int, answer: Answer) -> ReducedOutput:
+    def keep(self, index: int, answer: Output) -> ReducedOutput:
         """What `score_reduced` needs of the answer to `items[index]`, in memory of its own.
 
         Raises EngineFailed when the answer is not made of finite numbers.
@@ -86,7 +86,7 @@ class Evaluation(ABC):
         """Every metric by name, from what was kept of the answer to each item."""
 
     @abstractmethod
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput: ...
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput: ...
 
     def drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
         """How much worse `scores` is than `reference` by the leading metric.

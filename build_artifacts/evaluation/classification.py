@@ -9,14 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
     tokenize_texts,
 )
-from build_artifacts.evaluation.files import Layout, Place, Record, as_number, read_records
+from build_artifacts.evaluation.files import (
+    FileLayout,
+    FileLocation,
+    Record,
+    as_number,
+    read_records,
+)
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pearson, spearman
 from deployments.messages import Text, TokenizedItem
@@ -27,24 +33,30 @@ EXPECTED = (
 )
 
 
-def load_classification(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """The examples of the file, an item each. Raises BadEvaluationData."""
     # A single score leaves nothing to choose from, but has an order, whatever is made of its logit.
     problem = "regression" if len(model.labels) == 1 else model.problem or "single_label"
     load = _LOADERS[problem]
-    return load(Place(path, EXPECTED), model, sampling)
+    return load(FileLocation(path, EXPECTED), model, sampling)
 
 
-def _load_single(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def _load_single(
+    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
     labels = ModelLabels(model.labels)
     records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
     right = [labels.index(r.required("label"), r, "label") for r in records]
     examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
     items = tokenize_texts(model, [text for text, _ in examples])
-    return SingleLabel(items, _one_hot([[label] for _, label in examples], len(model.labels)))
+    return SingleLabelEvaluation(
+        items, _one_hot([[label] for _, label in examples], len(model.labels))
+    )
 
 
-def _load_multi(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def _load_multi(
+    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
     labels = ModelLabels(model.labels)
 
     def fits(cell: str) -> bool:
@@ -56,27 +68,29 @@ def _load_multi(place: Place, model: EvaluatedModel, sampling: Sampling) -> Eval
     wanted = _one_hot([chosen for _, chosen in examples], len(model.labels))
     if not wanted.any():
         raise place.bad("no example has a label")
-    return MultiLabel(tokenize_texts(model, [text for text, _ in examples]), wanted)
+    return MultiLabelEvaluation(tokenize_texts(model, [text for text, _ in examples]), wanted)
 
 
-def _load_regression(place: Place, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def _load_regression(
+    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
     records = read_records(place, _layout(lambda cell: as_number(cell) is not None))
     examples = sampling.of([(_text(record), record.number("label")) for record in records])
     scores = [score for _, score in examples]
     if len(set(scores)) < 2:
         raise place.bad("all scores are equal: there is no order")
-    return Regression(tokenize_texts(model, [text for text, _ in examples]), scores)
+    return RegressionEvaluation(tokenize_texts(model, [text for text, _ in examples]), scores)
 
 
-_LOADERS: dict[str, Callable[[Place, EvaluatedModel, Sampling], Evaluation]] = {
+_LOADERS: dict[str, Callable[[FileLocation, EvaluatedModel, ExampleSampling], Evaluation]] = {
     "single_label": _load_single,
     "multi_label": _load_multi,
     "regression": _load_regression,
 }
 
 
-def _layout(fits: Callable[[str], bool]) -> Layout:
-    return Layout(
+def _layout(fits: Callable[[str], bool]) -> FileLayout:
+    return FileLayout(
         names={
             "text": ("text", "sentence", "sentence1"),
             "text_pair": ("text_pair", "sentence2"),
@@ -119,7 +133,7 @@ def _one_hot(chosen: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
     return bits
 
 
-class SingleLabel(Evaluation):
+class SingleLabelEvaluation(Evaluation):
     """One label per text: `accuracy` decides, `macro_f1` goes with it."""
 
     def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
@@ -135,11 +149,11 @@ class SingleLabel(Evaluation):
             "macro_f1": macro_f1(answered, self._wanted),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         return answer.copy()
 
 
-class MultiLabel(Evaluation):
+class MultiLabelEvaluation(Evaluation):
     """Any number of labels per text, each given from probability one half: `micro_f1` decides."""
 
     def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
@@ -154,11 +168,11 @@ class MultiLabel(Evaluation):
             "macro_f1": macro_f1(answered, self._wanted),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         return answer.copy()
 
 
-class Regression(Evaluation):
+class RegressionEvaluation(Evaluation):
     """A number per text: `spearman` decides, `pearson` goes with it."""
 
     def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
@@ -173,5 +187,5 @@ class Regression(Evaluation):
             "pearson": pearson(answered, self._scores),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         return answer.copy()

@@ -24,14 +24,14 @@ LARGEST_SCORE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileLocation:
     """Where in a file something stands, and what was expected there."""
 
     path: Path
     expected: str  # the format in a few words, for the hint
     spot: str = ""  # such as "line 3"
 
-    def at(self, spot: str) -> Place:
+    def at(self, spot: str) -> FileLocation:
         """A place inside this file."""
         return replace(self, spot=spot)
 
@@ -46,7 +46,7 @@ class Place:
 class Record:
     """One example's fields as the file has them: strings from columns, anything from JSON."""
 
-    place: Place
+    place: FileLocation
     values: Mapping[str, object]
     called: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field, if other
 
@@ -98,7 +98,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """The fields of a format, by what they are called in files.
 
     `orders` are the columns of files that do not name them; of those with as many columns as the
@@ -127,7 +127,7 @@ class Layout:
         return {}
 
 
-def read_records(place: Place, layout: Layout) -> list[Record]:
+def read_records(place: FileLocation, layout: FileLayout) -> list[Record]:
     """The records of a file of columns or of JSON lines. Raises BadEvaluationData."""
     if is_json(place.path):
         return [_renamed(record, layout) for record in read_objects(place)]
@@ -147,7 +147,7 @@ def read_records(place: Place, layout: Layout) -> list[Record]:
 
 
 def _record(
-    place: Place,
+    place: FileLocation,
     cells: Sequence[str],
     width: int,
     columns: Mapping[str, int],
@@ -158,7 +158,7 @@ def _record(
     return Record(place, {name: cells[i] for name, i in columns.items()}, called)
 
 
-def _renamed(record: Record, layout: Layout) -> Record:
+def _renamed(record: Record, layout: FileLayout) -> Record:
     called = {
         name: theirs
         for name, known in layout.names.items()
@@ -169,12 +169,12 @@ def _renamed(record: Record, layout: Layout) -> Record:
     return Record(record.place, values, called)
 
 
-def read_objects(place: Place) -> list[Record]:
+def read_objects(place: FileLocation) -> list[Record]:
     """One JSON object a line. Raises BadEvaluationData."""
     return [_object(place.at(f"line {number}"), line) for number, line in read_lines(place)]
 
 
-def _object(place: Place, line: str) -> Record:
+def _object(place: FileLocation, line: str) -> Record:
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
@@ -184,7 +184,7 @@ def _object(place: Place, line: str) -> Record:
     return Record(place, value)
 
 
-def read_lines(place: Place) -> list[tuple[int, str]]:
+def read_lines(place: FileLocation) -> list[tuple[int, str]]:
     """Every line with something in it, and its number from 1. Raises BadEvaluationData."""
     raw = read_bytes(place)
     try:
@@ -200,7 +200,7 @@ def read_lines(place: Place) -> list[tuple[int, str]]:
     return numbered
 
 
-def read_bytes(place: Place) -> bytes:
+def read_bytes(place: FileLocation) -> bytes:
     """The whole file. Raises BadEvaluationData."""
     try:
         return place.path.read_bytes()

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
     open_cutting_tokenizer,
 )
-from build_artifacts.evaluation.files import Place, read_lines
+from build_artifacts.evaluation.files import FileLocation, read_lines
 from deployments.messages import TokenIds, TokenizedItem
 from deployments.tokenization.encodings import item_of
 
@@ -27,13 +27,13 @@ MASK_EVERY = 7  # tokens, about the share that models were trained with
 MOST_MASKS = 16
 
 
-def load_fill_mask(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """The sentences of the file, an item each, with some tokens masked. Raises BadEvaluationData.
 
     Of sentence i every seventh token is masked, from token i modulo 7 on, so that every position
     has its turn and two builds mask the same tokens.
     """
-    place = Place(path, EXPECTED)
+    place = FileLocation(path, EXPECTED)
     if model.mask_token is None:
         raise AssertionError("this is a bug: a fill-mask model without a mask token")
     lines = sampling.of(read_lines(place))
@@ -51,7 +51,7 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: Sampling) -> Eva
             items.append(item)
     if not items:
         raise place.bad("the tokenizer leaves nothing of any sentence")
-    return FillMask(items, hidden)
+    return FillMaskEvaluation(items, hidden)
 
 
 def masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
@@ -61,7 +61,7 @@ def masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
     return text[offset % min(MASK_EVERY, max(len(text), 1)) :: MASK_EVERY][:MOST_MASKS]
 
 
-class FillMask(Evaluation):
+class FillMaskEvaluation(Evaluation):
     """`perplexity` over all masked tokens: 1 for a model that knows them, less is better."""
 
     def __init__(self, items: Sequence[TokenizedItem], hidden: Sequence[TokenIds]) -> None:
@@ -76,7 +76,7 @@ class FillMask(Evaluation):
         except OverflowError:
             return {"perplexity": math.inf}
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         """Negative log-likelihood of the true token at each mask, [M]."""
         true = answer[np.arange(len(answer)), self._hidden[index]]
         peak = answer.max(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
-from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, Sampling
+from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling
 from build_artifacts.evaluation.classification import load_classification
 from build_artifacts.evaluation.fill_mask import load_fill_mask
 from build_artifacts.evaluation.question_answering import load_question_answering
@@ -16,7 +16,7 @@ from build_artifacts.evaluation.token_classification import load_token_classific
 from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
 
-EVALUATIONS: Mapping[TaskName, Callable[[Path, EvaluatedModel, Sampling], Evaluation]] = {
+EVALUATIONS: Mapping[TaskName, Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,
     TaskName.SENTENCE_SIMILARITY: load_similarity,
     TaskName.TEXT_CLASSIFICATION: load_classification,
@@ -25,11 +25,11 @@ EVALUATIONS: Mapping[TaskName, Callable[[Path, EvaluatedModel, Sampling], Evalua
     TaskName.QUESTION_ANSWERING: load_question_answering,
     TaskName.FILL_MASK: load_fill_mask,
 }
-ALL_EXAMPLES = Sampling()
+ALL_EXAMPLES = ExampleSampling()
 
 
 def load_evaluation(
-    path: Path, task: TaskName, model: EvaluatedModel, sampling: Sampling = ALL_EXAMPLES
+    path: Path, task: TaskName, model: EvaluatedModel, sampling: ExampleSampling = ALL_EXAMPLES
 ) -> Evaluation:
     """The examples of a file, ready for an engine. Raises BadEvaluationData."""
     return EVALUATIONS[task](path, model, sampling)

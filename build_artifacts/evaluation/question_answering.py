@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
 )
-from build_artifacts.evaluation.squad import Question, exact_match, overlap_f1, read_questions
+from build_artifacts.evaluation.squad import SquadQuestion, exact_match, overlap_f1, read_questions
 from deployments.messages import TokenizedItem, TokenOffsets, Truncation
 from deployments.tasks.question_answering import question_windowing
 from deployments.tokenization.windows import WindowTokenizer
@@ -26,7 +26,7 @@ MOST_ANSWER_TOKENS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class QuestionWindow:
     """Which question an item asks, and which of its tokens are context."""
 
     question: int
@@ -34,7 +34,7 @@ class Window:
     offsets: NDArray[np.int32]  # [context tokens, 2], each token's characters in the context
 
 
-class _Found(NamedTuple):
+class _WindowSpan(NamedTuple):
     """A window's best span. Also what is kept of an answer, as four numbers."""
 
     score: float
@@ -51,27 +51,31 @@ class _QuestionSpan(NamedTuple):
     no_answer: float
 
 
-def load_question_answering(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_question_answering(
+    path: Path, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
     """The questions of the file in windows as they are served. Raises BadEvaluationData."""
     questions = sampling.of(read_questions(path))
     encoder = WindowTokenizer(model.directory, model.max_tokens)
     windowing = question_windowing(model.max_tokens)
     items: list[TokenizedItem] = []
-    windows: list[Window] = []
+    windows: list[QuestionWindow] = []
     for i, asked in enumerate(questions):
         pair = (asked.question, asked.context)
         found, _ = encoder.windows(pair, i, windowing, Truncation.REFUSE)
         items += [item for item, _ in found]
         windows += [_window(layout) for _, layout in found]
-    return QuestionAnswering(items, windows, questions)
+    return QuestionAnsweringEvaluation(items, windows, questions)
 
 
-def _window(layout: TokenOffsets) -> Window:
+def _window(layout: TokenOffsets) -> QuestionWindow:
     context = np.flatnonzero(layout.segments == 1)
-    return Window(layout.text, int(context[0]) if len(context) else 0, layout.offsets[context])
+    return QuestionWindow(
+        layout.text, int(context[0]) if len(context) else 0, layout.offsets[context]
+    )
 
 
-class QuestionAnswering(Evaluation):
+class QuestionAnsweringEvaluation(Evaluation):
     """SQuAD's `f1` decides, `exact_match` goes with it.
 
     Where some questions have no answer, a model answers nothing when its no-answer score beats
@@ -82,8 +86,8 @@ class QuestionAnswering(Evaluation):
     def __init__(
         self,
         items: Sequence[TokenizedItem],
-        windows: Sequence[Window],
-        questions: Sequence[Question],
+        windows: Sequence[QuestionWindow],
+        questions: Sequence[SquadQuestion],
     ) -> None:
         super().__init__(items, "f1")
         self._windows = windows
@@ -112,7 +116,7 @@ class QuestionAnswering(Evaluation):
         """The best span of each question over all its windows."""
         best = [_QuestionSpan("", -np.inf, np.inf) for _ in self._questions]
         for window, row in zip(self._windows, kept, strict=True):
-            found = _Found(*map(float, row))
+            found = _WindowSpan(*map(float, row))
             before = best[window.question]
             text, score = before.text, before.score
             if found.score > score:
@@ -126,7 +130,7 @@ class QuestionAnswering(Evaluation):
             )
         return best
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         window = self._windows[index]
         context = answer[window.first : window.first + len(window.offsets)]
         found = best_span(context[:, 0], context[:, 1])

@@ -10,14 +10,14 @@ import numpy as np
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
     tokenize_texts,
 )
-from build_artifacts.evaluation.files import Place, Record, as_index, read_objects, shown
+from build_artifacts.evaluation.files import FileLocation, Record, as_index, read_objects, shown
 from build_artifacts.evaluation.metrics import ndcg, ranked, reciprocal_rank
 from deployments.messages import TokenizedItem
 
@@ -34,7 +34,7 @@ class RankedQuery:
     relevant: frozenset[int]
 
 
-def load_ranking(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_ranking(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """The queries of the file, an item per document.
 
     Raises BadEvaluationData, or UnsupportedModel for a model that does not give one score.
@@ -44,9 +44,9 @@ def load_ranking(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evalu
             f"ranking needs a model with one score, this one has {len(model.labels)} labels",
             hint="leave out `--eval`",
         )
-    queries = sampling.of([_query(record) for record in read_objects(Place(path, EXPECTED))])
+    queries = sampling.of([_query(record) for record in read_objects(FileLocation(path, EXPECTED))])
     pairs = [(query.query, document) for query in queries for document in query.documents]
-    return Ranking(tokenize_texts(model, pairs), queries)
+    return RankingEvaluation(tokenize_texts(model, pairs), queries)
 
 
 def _query(record: Record) -> RankedQuery:
@@ -62,7 +62,7 @@ def _query(record: Record) -> RankedQuery:
     return RankedQuery(record.text("query"), tuple(documents), frozenset(relevant))
 
 
-class Ranking(Evaluation):
+class RankingEvaluation(Evaluation):
     """Items are the documents of query 0, then those of query 1 and so on: `mrr` decides."""
 
     def __init__(self, items: Sequence[TokenizedItem], queries: Sequence[RankedQuery]) -> None:
@@ -83,5 +83,5 @@ class Ranking(Evaluation):
             f"ndcg@{NDCG_DEPTH}": float(np.mean([ndcg(order, NDCG_DEPTH) for order in orders])),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         return answer[:1].copy()

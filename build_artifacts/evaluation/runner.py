@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from build_artifacts.evaluation.base import Answer, Evaluation, ReducedOutput
+from build_artifacts.evaluation.base import Evaluation, Output, ReducedOutput
 from deployments.batching.batches import collate
 from deployments.engines.base import EncoderEngine
 from deployments.messages import TokenizedItem
@@ -16,7 +16,7 @@ BATCH_ITEMS = 32
 BUDGET_TOKENS = 8_192
 
 
-def answers_of(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Answer]:
+def answers_of(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
     """The whole answer to each item, in their order. Raises EngineFailed."""
     # Copies, because an answer may be a view that would keep its whole batch alive.
     answers = {i: np.array(answer) for i, answer in _run(engine, items)}
@@ -34,7 +34,7 @@ def scores_of(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]
     return evaluation.score_reduced([kept[i] for i in range(len(kept))])
 
 
-def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Answer]]:
+def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Output]]:
     """Index and answer of every item, batches of similar length, the shortest first."""
     for batch in _batches([len(item.ids) for item in items]):
         outputs = engine.run(collate([items[i] for i in batch]))

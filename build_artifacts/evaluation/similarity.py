@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
     tokenize_texts,
 )
-from build_artifacts.evaluation.files import Layout, Place, as_number, read_records
+from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number, read_records
 from build_artifacts.evaluation.metrics import row_cosines, spearman
 from deployments.messages import TokenizedItem
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     names={
         "sentence1": ("sentence1",),
         "sentence2": ("sentence2",),
@@ -47,21 +47,21 @@ def read_pairs(path: Path) -> list[ScoredPair]:
     """Every pair of the file. Raises BadEvaluationData."""
     return [
         ScoredPair(record.text("sentence1"), record.text("sentence2"), record.number("score"))
-        for record in read_records(Place(path, EXPECTED), LAYOUT)
+        for record in read_records(FileLocation(path, EXPECTED), LAYOUT)
     ]
 
 
-def load_similarity(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """The pairs of the file, two items each. Raises BadEvaluationData."""
     pairs = sampling.of(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:
-        raise Place(path, EXPECTED).bad("all scores are equal: there is no order")
+        raise FileLocation(path, EXPECTED).bad("all scores are equal: there is no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
-    return Similarity(tokenize_texts(model, texts), scores)
+    return SimilarityEvaluation(tokenize_texts(model, texts), scores)
 
 
-class Similarity(Evaluation):
+class SimilarityEvaluation(Evaluation):
     """Items 2i and 2i + 1 are pair i. `spearman` compares cosines with the pairs' scores."""
 
     def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
@@ -73,5 +73,5 @@ class Similarity(Evaluation):
         cosines = row_cosines(np.stack(kept[0::2]), np.stack(kept[1::2]))
         return {"spearman": spearman(cosines, self._scores)}
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         return answer.copy()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from build_artifacts.evaluation.files import Place, Record, read_bytes
+from build_artifacts.evaluation.files import FileLocation, Record, read_bytes
 
 EXPECTED = "SQuAD 1.1 or 2.0: `data`, `paragraphs`, `context`, `qas`, `question`, `answers`, `text`"
 
@@ -20,7 +20,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SquadQuestion:
     """A question, the text it is asked of, and every right answer; none: it has no answer there."""
 
     question: str
@@ -28,9 +28,9 @@ class Question:
     golds: tuple[str, ...]
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[SquadQuestion]:
     """Every question of the file. Raises BadEvaluationData."""
-    place = Place(path, EXPECTED)
+    place = FileLocation(path, EXPECTED)
     raw = read_bytes(place)
     if not raw.strip():
         raise place.bad("no examples")
@@ -65,14 +65,14 @@ def _children(record: Record, field: str) -> Iterator[Record]:
         yield Record(place, child)
 
 
-def _question(asked: Record, context: str) -> Question:
+def _question(asked: Record, context: str) -> SquadQuestion:
     question = asked.text("question")
     if asked.values.get("is_impossible") is True:
-        return Question(question, context, ())
+        return SquadQuestion(question, context, ())
     golds = tuple(answer.text("text") for answer in _children(asked, "answers"))
     if not golds:
         raise asked.bad("empty, and the question is not marked `is_impossible`", "answers")
-    return Question(question, context, golds)
+    return SquadQuestion(question, context, golds)
 
 
 def normalised(answer: str) -> str:

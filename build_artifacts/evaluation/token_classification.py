@@ -11,14 +11,14 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from build_artifacts.evaluation.base import (
-    Answer,
     EvaluatedModel,
     Evaluation,
+    ExampleSampling,
+    Output,
     ReducedOutput,
-    Sampling,
     open_cutting_tokenizer,
 )
-from build_artifacts.evaluation.files import Place, Record, read_objects
+from build_artifacts.evaluation.files import FileLocation, Record, read_objects
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, f1
 from deployments.messages import TokenizedItem
@@ -95,9 +95,11 @@ class AlignedTags:
     tags: tuple[int, ...]
 
 
-def load_token_classification(path: Path, model: EvaluatedModel, sampling: Sampling) -> Evaluation:
+def load_token_classification(
+    path: Path, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
     """The sentences of the file, an item each. Raises BadEvaluationData."""
-    place = Place(path, EXPECTED)
+    place = FileLocation(path, EXPECTED)
     labels = ModelLabels(model.labels)
     sentences = sampling.of([_sentence(record, labels) for record in read_objects(place)])
     tokenizer = open_cutting_tokenizer(model)
@@ -109,7 +111,7 @@ def load_token_classification(path: Path, model: EvaluatedModel, sampling: Sampl
     if not chosen:
         raise place.bad("the tokenizer leaves nothing of any sentence", "tokens")
     items = [item_of(encodings[i], pair=False) for i in chosen]
-    return TokenClassification(items, [aligned[i] for i in chosen], model.labels)
+    return TokenClassificationEvaluation(items, [aligned[i] for i in chosen], model.labels)
 
 
 def _sentence(record: Record, labels: ModelLabels) -> TaggedWords:
@@ -140,7 +142,7 @@ def _align(encoding: Encoding, sentence: TaggedWords) -> AlignedTags:
     return AlignedTags(tuple(firsts.values()), tuple(sentence.tags[word] for word in firsts))
 
 
-class TokenClassification(Evaluation):
+class TokenClassificationEvaluation(Evaluation):
     """Every word has the best label of its first token: `entity_f1` decides."""
 
     def __init__(
@@ -168,7 +170,7 @@ class TokenClassification(Evaluation):
             "token_accuracy": accuracy(np.concatenate(kept), right_tags),
         }
 
-    def _reduce(self, index: int, answer: Answer) -> ReducedOutput:
+    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
         best: ReducedOutput = (
             answer[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
         )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
 from build_artifacts.report.measure import MeasurementInputs, StageMeasurement
@@ -36,7 +36,7 @@ def build_report(
     request: ReportRequest,
     manifest: ArtifactManifest,
     setting: ReportConditions,
-    progress: Progress,
+    progress: BuildProgress,
     hub: Hub,
 ) -> Report:
     """Measure every stage of the artifact on this host.

@@ -13,7 +13,7 @@ from statistics import median
 
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.report.stages import Stage
-from build_artifacts.report.values import Latency, StageFigures, Throughput
+from build_artifacts.report.values import StageLatency, StageResult, StageThroughput
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Device, Gate, Head
 from deployments.config import EncoderSettings
@@ -60,25 +60,25 @@ class InterleavedTimer:
 
     def latencies(
         self, batches: Mapping[int, Batch], runs: int, budget_s: float
-    ) -> dict[str, tuple[Latency, ...]]:
+    ) -> dict[str, tuple[StageLatency, ...]]:
         """The figures of each engine that is still running, by name.
 
         `batches` are of one item, by their tokens; each gets a share of the budget that goes by
         its length, and what shorter ones left of theirs.
         """
-        found: dict[str, list[Latency]] = {name: [] for name in self.engines}
+        found: dict[str, list[StageLatency]] = {name: [] for name in self.engines}
         end_s, tokens_left = self.clock() + budget_s, sum(batches)
         for tokens, batch in sorted(batches.items()):
             now_s = self.clock()
             share_s = (end_s - now_s) * tokens / tokens_left
             tokens_left -= tokens
             for name, times_s in self._turns(batch, runs, now_s + share_s).items():
-                found[name].append(Latency.of(tokens, times_s))
+                found[name].append(StageLatency.of(tokens, times_s))
         return {name: tuple(found[name]) for name in self.engines}
 
     def throughputs(
         self, batch: Batch, passes: Mapping[str, int], budget_s: float
-    ) -> dict[str, Throughput]:
+    ) -> dict[str, StageThroughput]:
         """Items per second of each engine that is still running, by name.
 
         `passes` says how many passes at once are best for each. The first round warms up, unless
@@ -100,7 +100,7 @@ class InterleavedTimer:
                     took_s = self._round_s(pool, name, batch, passes[name], laps[name])
                     rounds[name].append(took_s / laps[name])
         return {
-            name: Throughput(
+            name: StageThroughput(
                 items=items,
                 tokens=tokens,
                 passes=passes[name],
@@ -205,17 +205,17 @@ class StageMeasurement:
     steps: StepRunner
     failed: dict[str, str] = field(default_factory=dict)
 
-    def figures(self, stages: Sequence[Stage]) -> list[StageFigures]:
+    def figures(self, stages: Sequence[Stage]) -> list[StageResult]:
         """Of every stage that did not fail, in order; without their speed-ups.
 
         All stages take turns, unless there is not enough memory for all of them at once.
         """
-        found: list[StageFigures] = []
+        found: list[StageResult] = []
         for group in groups_of(stages, free_bytes(Device.CPU)):
             found += self._together(group, self.course.seconds * len(group) / len(stages))
         return found
 
-    def _together(self, stages: Sequence[Stage], seconds: float) -> Iterator[StageFigures]:
+    def _together(self, stages: Sequence[Stage], seconds: float) -> Iterator[StageResult]:
         with self._opened(stages, {s.name: s.alone for s in stages}) as engines:
             qualities = self._qualities(engines)
             latencies = self._latencies(engines, seconds * _LATENCY_SHARE)
@@ -225,7 +225,7 @@ class StageMeasurement:
             throughputs = self._throughputs(engines, passes, seconds * (1 - _LATENCY_SHARE))
         for stage in stages:
             quality = qualities[stage.name]
-            yield StageFigures(
+            yield StageResult(
                 name=stage.name,
                 what=stage.what,
                 is_baseline_path=stage.is_baseline_path,
@@ -285,7 +285,7 @@ class StageMeasurement:
 
     def _latencies(
         self, engines: dict[str, EncoderEngine], seconds: float
-    ) -> dict[str, tuple[Latency, ...]]:
+    ) -> dict[str, tuple[StageLatency, ...]]:
         race = InterleavedTimer(dict(engines))
         with self.steps.passing("time", f"one item, {_listed(engines)}") as step:
             found = race.latencies(self.course.alone, self.course.runs, seconds)
@@ -296,7 +296,7 @@ class StageMeasurement:
 
     def _throughputs(
         self, engines: dict[str, EncoderEngine], passes: Mapping[str, int], seconds: float
-    ) -> dict[str, Throughput]:
+    ) -> dict[str, StageThroughput]:
         if not engines:
             return {}
         race = InterleavedTimer(dict(engines))

@@ -14,7 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from build_artifacts.console import columns
-from build_artifacts.report.values import BASELINE, Latency, Report, ReportConditions, StageFigures
+from build_artifacts.report.values import (
+    BASELINE,
+    Report,
+    ReportConditions,
+    StageLatency,
+    StageResult,
+)
 from deployments.artifacts.store import HOSTS_NAME
 from deployments.tuning.host import Host
 
@@ -128,12 +134,12 @@ def _remarks(report: Report) -> list[str]:
     lines = [f"{shown_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):
         lines.append(f"{ASIDE} no part of the journey, measured for comparison")
-    placed: dict[str, list[str]] = {}
+    pass_modes: dict[str, list[str]] = {}
     for stage in report.stages:
         if (one := stage.throughput) is not None:
             how = f"batches of {one.items} x {one.tokens} tokens, {one.passes} at once"
-            placed.setdefault(how, []).append(stage.name)
-    lines += [f"items/s: {how} ({', '.join(names)})" for how, names in placed.items()]
+            pass_modes.setdefault(how, []).append(stage.name)
+    lines += [f"items/s: {how} ({', '.join(names)})" for how, names in pass_modes.items()]
     lines += [f"not measured: {name}: {reason}" for name, reason in report.unmeasured.items()]
     return lines
 
@@ -143,16 +149,16 @@ def _likeness_name(report: Report) -> str:
     return "cosine" if report.stages[0].agreement is None else "top-1"
 
 
-def _likeness(stage: StageFigures) -> str:
+def _likeness(stage: StageResult) -> str:
     return f"{stage.cosine:.4f}" if stage.agreement is None else f"{stage.agreement:.1%}"
 
 
-def shown_name(stage: StageFigures) -> str:
+def shown_name(stage: StageResult) -> str:
     """The name of a stage, marked where it is no part of the journey."""
     return stage.name if stage.is_baseline_path else f"{stage.name} {ASIDE}"
 
 
-def _latency(latency: Latency | None) -> str:
+def _latency(latency: StageLatency | None) -> str:
     return _NONE if latency is None else f"{digits(latency.mean_ms)} ±{digits(latency.std_ms)}"
 
 
@@ -237,7 +243,7 @@ def _curves(axes: Any, report: Report) -> None:
     axes.grid(which="both", axis="y", alpha=0.3)
 
 
-def _bars(axes: Any, report: Report, stages: Sequence[StageFigures]) -> None:
+def _bars(axes: Any, report: Report, stages: Sequence[StageResult]) -> None:
     numbers = {stage.name: number for number, stage in enumerate(report.stages)}
     for place, stage in enumerate(stages):
         height = stage.speedup or 0.0

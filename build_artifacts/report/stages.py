@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.recipes import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
-from build_artifacts.report.values import BASELINE, Serving, TimingModes
+from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.search.gate import spec_of
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import Original, PreparedModel, cached_merge, cached_prepare
@@ -127,7 +127,7 @@ class TorchReferenceEngine:
         """Nothing to give back that the caller does not hold."""
 
 
-def served_stage(serving: Serving, modes: TimingModes) -> Stage:
+def served_stage(serving: ServedVariants, modes: TimingModes) -> Stage:
     """What an encoder of this host serves with."""
     placement, candidate = serving.placement, serving.candidates[0]
     on_gpu = placement.device is Device.GPU
@@ -154,7 +154,7 @@ class RebuiltStages:
         self._modes = modes
         self.unmade: dict[str, str] = {}
 
-    def before(self, served: Serving | None, scores: Mapping[str, float]) -> Iterator[Stage]:
+    def before(self, served: ServedVariants | None, scores: Mapping[str, float]) -> Iterator[Stage]:
         """From the original, whose own `scores` are known, to the float form of what is served."""
         size = weights_bytes(self._prepared.weights)
         facts, compaction = self._prepared.facts, self._prepared.compaction
@@ -171,14 +171,14 @@ class RebuiltStages:
         if served is not None:
             yield from self._optimised(served)
 
-    def usual(self, served: Serving | None) -> Iterator[Stage]:
+    def usual(self, served: ServedVariants | None) -> Iterator[Stage]:
         """For comparison, what most people would do instead."""
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the usual recipe: fused, then quantised"
             yield from self._graph(_USUAL, what, is_baseline_path=False)
 
-    def _optimised(self, served: Serving) -> Iterator[Stage]:
+    def _optimised(self, served: ServedVariants) -> Iterator[Stage]:
         candidate, variant = served.candidates[0], served.variants[0]
         recipe = _RECIPES.get(candidate.name)
         if recipe is None or not isinstance(recipe.source, ExportRecipe):

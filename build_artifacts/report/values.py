@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from build_artifacts.evaluation import ALL_EXAMPLES, Sampling, data_digest
+from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling, data_digest
 from build_artifacts.steps.seal import build_tools
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.config import EncoderSettings
@@ -40,7 +40,7 @@ class ReportRequest:
     threads: int | None = None  # None: all usable cores
     seconds: float = 300.0  # for all timed passes together
     evaluation: Path | None = None
-    sampling: Sampling = ALL_EXAMPLES
+    sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # where the artifact's adapter lies
     gpu: EncoderSettings = GPU_SETTINGS
 
@@ -67,7 +67,7 @@ class ReportConditions(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedVariants:
     """The sealed graphs that an encoder of this host serves with, most used first."""
 
     placement: Placement
@@ -86,16 +86,16 @@ class Serving:
         return sum(files[graph].size for graph in {c.graph for c in self.candidates})
 
 
-def serving(placement: Placement) -> Serving | None:
+def serving(placement: Placement) -> ServedVariants | None:
     """What tuning chose here, else the portable default; None when no graph runs here."""
     table = read_costs(placement)
     if table is not None:
-        return Serving(placement, table.chosen())
+        return ServedVariants(placement, table.chosen())
     try:
         default = default_candidate(placement)
     except (HardwareUnavailable, EngineFailed):
         return None
-    return Serving(placement, (Variant.of(default.name, default.options),))
+    return ServedVariants(placement, (Variant.of(default.name, default.options),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
 BASELINE = "torch"
 
 
-class Latency(Frozen):
+class StageLatency(Frozen):
     """Sequential passes of one item of `tokens` tokens."""
 
     tokens: int = Field(ge=1)
@@ -164,7 +164,7 @@ class Latency(Frozen):
     speedup: float | None = None  # mean of the baseline by this mean
 
     @classmethod
-    def of(cls, tokens: int, times_s: Sequence[float]) -> Latency:
+    def of(cls, tokens: int, times_s: Sequence[float]) -> StageLatency:
         """The figures of passes that took `times_s` seconds each."""
         times_ms = [taken * 1e3 for taken in times_s]
         return cls(
@@ -177,7 +177,7 @@ class Latency(Frozen):
         )
 
 
-class Throughput(Frozen):
+class StageThroughput(Frozen):
     """Full batches of `items` x `tokens`, `passes` of them at once."""
 
     items: int = Field(ge=1)
@@ -188,7 +188,7 @@ class Throughput(Frozen):
     speedup: float | None = None  # by the items per second of the baseline
 
 
-class StageFigures(Frozen):
+class StageResult(Frozen):
     """One row of the table."""
 
     name: str
@@ -198,8 +198,8 @@ class StageFigures(Frozen):
     cosine: float  # mean, to the fp32 reference sealed with the artifact, each probe alone
     agreement: float | None  # top-1, where the model chooses (see `manifest.Parity`)
     scores: dict[str, float]  # the task's metrics; empty where none were measured
-    latencies: tuple[Latency, ...]  # by tokens
-    throughput: Throughput | None
+    latencies: tuple[StageLatency, ...]  # by tokens
+    throughput: StageThroughput | None
     speedup: float | None = None  # geometric mean over the lengths
 
 
@@ -217,7 +217,7 @@ class Report(Frozen):
     metric: str | None
     measured_at: str  # UTC, ISO 8601
     command: str
-    stages: tuple[StageFigures, ...] = Field(min_length=1)
+    stages: tuple[StageResult, ...] = Field(min_length=1)
     unmeasured: dict[str, str]
 
     @property
@@ -238,13 +238,13 @@ class Report(Frozen):
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
-def compared(stages: Sequence[StageFigures]) -> tuple[StageFigures, ...]:
+def compared(stages: Sequence[StageResult]) -> tuple[StageResult, ...]:
     """The stages with their speed-ups; as they are where the baseline is not among them."""
     baseline = next((stage for stage in stages if stage.name == BASELINE), None)
     return tuple(stages) if baseline is None else tuple(_over(baseline, s) for s in stages)
 
 
-def _over(baseline: StageFigures, stage: StageFigures) -> StageFigures:
+def _over(baseline: StageResult, stage: StageResult) -> StageResult:
     means = {one.tokens: one.mean_ms for one in baseline.latencies}
     latencies = tuple(
         one.model_copy(update={"speedup": means[one.tokens] / one.mean_ms})

@@ -95,7 +95,7 @@ _BRIDGE = (
     "When the old bridge was measured again, the engineers found that its middle span had sunk by "
     "eleven millimetres in two winters. That is not much for a bridge of that age, but it was more "
     "than in the forty years before, and the curve on the chart pointed only one way. They closed "
-    "one encoder, hung sensors under the deck and waited for frost. In January the readings jumped on "
+    "one lane, hung sensors under the deck and waited for frost. In January the readings jumped on "
     "three nights in a row, always between two and four, always when the river was low. It turned "
     "out that a culvert upstream had collapsed, so that the water undercut the second pier when "
     "the mill opened its gates. The repair took nine days and cost less than the measuring had."

@@ -119,7 +119,7 @@ _BEHIND = 1.4
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class CandidateSearch:
     """One build's look for the graphs to seal."""
 
     steps: StepRunner

@@ -1,4 +1,4 @@
-"""Step 3: a torch model becomes an ONNX graph that answers what its head says.
+"""BuildStep 3: a torch model becomes an ONNX graph that answers what its head says.
 
 The graph's inputs are those of `rows.input_names`, its first output is what `rows.wrap_for_export` gives,
 in float32. A graph of vectors has a second one, `tokens`: what it pools. It costs nothing where

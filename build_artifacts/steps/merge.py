@@ -1,4 +1,4 @@
-"""Step 2: a checkpoint and a LoRA adapter become one checkpoint."""
+"""BuildStep 2: a checkpoint and a LoRA adapter become one checkpoint."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import (
-    Calibration,
+    CalibrationMethod,
     DynamicInt8,
     NncfInt8,
     Quantisation,
@@ -27,7 +27,7 @@ from deployments.messages import TokenizedItem
 if TYPE_CHECKING:
     import onnx
 
-# Calibration keeps every activation of every item it has seen, so few and not too long ones.
+# CalibrationMethod keeps every activation of every item it has seen, so few and not too long ones.
 CALIBRATION_ITEMS = 24
 CALIBRATION_TOKENS = 128
 # onnxruntime looks for the range whose 128 levels say most about a histogram. In its own default
@@ -123,7 +123,7 @@ def _static(
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    methods: dict[Calibration, CalibrationMethod] = {
+    methods: dict[CalibrationMethod, CalibrationMethod] = {
         "minmax": CalibrationMethod.MinMax,
         "percentile": CalibrationMethod.Percentile,
         "entropy": CalibrationMethod.Entropy,

@@ -1,4 +1,4 @@
-"""Step 1: a SOURCE becomes a checked checkpoint on disk, pinned to one revision."""
+"""BuildStep 1: a SOURCE becomes a checked checkpoint on disk, pinned to one revision."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 _TEMPORARY = re.compile(r"\..+\.\d+")  # `.latest.4711` is written by process 4711
 
 
-class Kind(StrEnum):
+class GarbageKind(StrEnum):
     """What a piece of garbage is."""
 
     VERSION = "version"
@@ -51,10 +51,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GarbageItem:
     """One thing to remove."""
 
-    kind: Kind
+    kind: GarbageKind
     name: str  # `model:version` of versions and builds
     path: Path
     size: int  # bytes
@@ -69,7 +69,7 @@ class DiskUsage:
     changed_s: float  # of the newest file or directory, seconds since the epoch
 
 
-def old_builds(building: Path, now_s: float) -> Iterator[Item]:
+def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Builds that nobody is at work on, unchanged for ABANDONED_AFTER_S."""
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
@@ -82,10 +82,10 @@ def old_builds(building: Path, now_s: float) -> Iterator[Item]:
             why = "unfinished" if root.is_dir() else "left by a failure"
             ref = f"{place['model'].replace('--', '/')}:{place['version']}"
             told = f"{why}, {age_s / 86_400:.0f} days old"
-            yield Item(Kind.BUILD, ref, root, extent.size, told)
+            yield GarbageItem(GarbageKind.BUILD, ref, root, extent.size, told)
 
 
-def orphan_logs(building: Path, now_s: float) -> Iterator[Item]:
+def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Logs that belong to no version."""
     for path in sorted(building.glob("*.log")):
         extent = measure(path)
@@ -93,25 +93,29 @@ def orphan_logs(building: Path, now_s: float) -> Iterator[Item]:
             not BUILD_DIRECTORY.fullmatch(path.stem)
             and now_s - extent.changed_s > ABANDONED_AFTER_S
         ):
-            yield Item(Kind.FILE, path.name, path, extent.size, "a log without a build")
+            yield GarbageItem(
+                GarbageKind.FILE, path.name, path, extent.size, "a log without a build"
+            )
 
 
-def abandoned_scratch(building: Path) -> list[Item]:
+def abandoned_scratch(building: Path) -> list[GarbageItem]:
     """Scratch directories whose process is gone."""
     with directory_held(building):
         found = abandoned(building)
     why = "left by a process that was killed"
-    return [Item(Kind.SCRATCH, path.name, path, measure(path).size, why) for path in found]
+    return [
+        GarbageItem(GarbageKind.SCRATCH, path.name, path, measure(path).size, why) for path in found
+    ]
 
 
-def temporary_files(model: Path, now_s: float) -> Iterator[Item]:
+def temporary_files(model: Path, now_s: float) -> Iterator[GarbageItem]:
     """Files in a model's directory that were being written beside their place."""
     for path in plain_files(model):
         extent = measure(path)
         if _TEMPORARY.fullmatch(path.name) and now_s - extent.changed_s > TEMPORARY_AFTER_S:
             name = path.relative_to(model.parent).as_posix()
             why = "half-written by a process that was killed"
-            yield Item(Kind.FILE, name, path, extent.size, why)
+            yield GarbageItem(GarbageKind.FILE, name, path, extent.size, why)
 
 
 def is_own_directory(path: Path) -> bool:
@@ -150,7 +154,7 @@ class Garbage:
 
     store: Path
     keep: frozenset[str]
-    items: tuple[Item, ...]
+    items: tuple[GarbageItem, ...]
 
     @property
     def size(self) -> int:
@@ -167,7 +171,7 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
         if not ref.partition(":")[2]:
             raise BuildError(f"`{ref}` names no version", hint="write `MODEL:VERSION`")
     kept, now_s, building = frozenset(keep), time.time(), store / BUILDING_NAME
-    items: list[Item] = []
+    items: list[GarbageItem] = []
     with store_errors(store, "read"):
         for model in _model_directories(store):
             items += _versions(model, kept, building)
@@ -179,7 +183,7 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
     return Garbage(store, kept, tuple(items))
 
 
-def remove(garbage: Garbage) -> tuple[Item, ...]:
+def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
     """Remove what was found and may still go; returns what went. Raises BuildError.
 
     What was found a while ago is looked at again: an alias may have been moved meanwhile.
@@ -197,7 +201,7 @@ def describe(garbage: Garbage) -> str:
     """The items in columns, the largest of a kind first, and what they take together."""
     if not garbage.items:
         return f"nothing to remove from {garbage.store}"
-    order = list(Kind)
+    order = list(GarbageKind)
     items = sorted(garbage.items, key=lambda item: (order.index(item.kind), -item.size))
     rows = [_HEADER, *((i.kind, i.name, _megabytes(i.size), i.why) for i in items)]
     kind, name, size = (max(len(row[column]) for row in rows) for column in range(3))
@@ -215,7 +219,7 @@ def _model_directories(store: Path) -> Iterator[Path]:
             yield path
 
 
-def _versions(model: Path, keep: frozenset[str], building: Path) -> Iterator[Item]:
+def _versions(model: Path, keep: frozenset[str], building: Path) -> Iterator[GarbageItem]:
     pointed = pointed_versions(model)
     if pointed is None or _is_building(building, model.name):
         return
@@ -224,7 +228,9 @@ def _versions(model: Path, keep: frozenset[str], building: Path) -> Iterator[Ite
             continue
         name = f"{model.name.replace('--', '/')}:{path.name}"
         if path.name not in pointed and name not in keep and not _is_in_use(path):
-            yield Item(Kind.VERSION, name, path, measure(path).size, "no alias points to it")
+            yield GarbageItem(
+                GarbageKind.VERSION, name, path, measure(path).size, "no alias points to it"
+            )
 
 
 def pointed_versions(model: Path) -> frozenset[str] | None:
@@ -254,7 +260,7 @@ def _is_in_use(version: Path) -> bool:
     return any(is_held(path) for path in plain_files(version))
 
 
-def _remove_version(building: Path, item: Item) -> bool:
+def _remove_version(building: Path, item: GarbageItem) -> bool:
     # Held, so that no build of this version points an alias to it meanwhile.
     with try_exclusive_lock(
         lock_path(building / f"{item.path.parent.name}--{item.path.name}")
@@ -267,7 +273,7 @@ def _remove_version(building: Path, item: Item) -> bool:
     return is_garbage
 
 
-def _remove_build(building: Path, item: Item) -> bool:
+def _remove_build(building: Path, item: GarbageItem) -> bool:
     with try_exclusive_lock(lock_path(item.path)) as free:
         if free and is_own_directory(item.path):
             remove_atomically(item.path, building)
@@ -276,7 +282,7 @@ def _remove_build(building: Path, item: Item) -> bool:
     return free
 
 
-def _remove_scratch(building: Path, item: Item) -> bool:
+def _remove_scratch(building: Path, item: GarbageItem) -> bool:
     with directory_held(building):
         is_abandoned = item.path in abandoned(building)
         if is_abandoned:
@@ -284,14 +290,14 @@ def _remove_scratch(building: Path, item: Item) -> bool:
     return is_abandoned
 
 
-def _remove_file(_: Path, item: Item) -> bool:
+def _remove_file(_: Path, item: GarbageItem) -> bool:
     item.path.unlink(missing_ok=True)
     return True
 
 
-_REMOVE: Mapping[Kind, Callable[[Path, Item], bool]] = {
-    Kind.VERSION: _remove_version,
-    Kind.BUILD: _remove_build,
-    Kind.SCRATCH: _remove_scratch,
-    Kind.FILE: _remove_file,
+_REMOVE: Mapping[GarbageKind, Callable[[Path, GarbageItem], bool]] = {
+    GarbageKind.VERSION: _remove_version,
+    GarbageKind.BUILD: _remove_build,
+    GarbageKind.SCRATCH: _remove_scratch,
+    GarbageKind.FILE: _remove_file,
 }

@@ -39,7 +39,7 @@ _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """One version in a store; `manifest` is the reason where it cannot be trusted."""
 
     id: str
@@ -48,12 +48,12 @@ class Entry:
     manifest: ArtifactManifest | ArtifactError
 
 
-def list_versions(store: Path) -> list[Entry]:
+def list_versions(store: Path) -> list[StoreEntry]:
     """Every version under `store`, by id and version, each file checked against its digest."""
     return list(_entries(store)) if store.is_dir() else []
 
 
-def _entries(store: Path) -> Iterator[Entry]:
+def _entries(store: Path) -> Iterator[StoreEntry]:
     for model in sorted(path for path in store.iterdir() if path.is_dir()):
         model_id = model.name.replace("--", "/")
         latest = _latest(store, model_id)
@@ -63,7 +63,7 @@ def _entries(store: Path) -> Iterator[Entry]:
                 manifest = ArtifactManifest.read(directory)
             except ArtifactError as exc:
                 manifest = exc
-            yield Entry(model_id, directory.name, directory.name == latest, manifest)
+            yield StoreEntry(model_id, directory.name, directory.name == latest, manifest)
 
 
 def _latest(store: Path, model_id: str) -> str | None:
@@ -73,12 +73,12 @@ def _latest(store: Path, model_id: str) -> str | None:
         return None
 
 
-def table(entries: Sequence[Entry]) -> str:
+def table(entries: Sequence[StoreEntry]) -> str:
     """The entries in columns, one line per candidate graph; `*` marks the latest version."""
     return columns([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 
-def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
+def _rows(entry: StoreEntry) -> Iterator[tuple[str, ...]]:
     version = f"{entry.version}{' *' if entry.is_latest else ''}"
     manifest = entry.manifest
     if isinstance(manifest, ArtifactError):

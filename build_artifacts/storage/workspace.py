@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from build_artifacts.console import Progress, Step
+from build_artifacts.console import BuildProgress, BuildStep
 from build_artifacts.errors import BuildError
 from deployments.artifacts.locks import directory_held, held, is_held
 from deployments.artifacts.store import model_directory
@@ -150,7 +150,7 @@ class Workspace:
 
 @contextmanager
 def build_workspace(
-    store: Path, model_id: str, version: str, progress: Progress, *, build_inputs: str = ""
+    store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
     """The workspace of one version, for one build at a time: another one waits and says so.
 
@@ -290,13 +290,13 @@ StepWork = Callable[[Path], str]
 class StepRunner:
     """The one way a build does something that takes time."""
 
-    def __init__(self, place: Workspace, progress: Progress) -> None:
+    def __init__(self, place: Workspace, progress: BuildProgress) -> None:
         self._place = place
         self._progress = progress
         self._told: set[str] = set()
 
     @contextmanager
-    def passing(self, name: str, detail: str) -> Iterator[Step]:
+    def passing(self, name: str, detail: str) -> Iterator[BuildStep]:
         """A step that leaves nothing behind, so an interrupted build does it again."""
         with self._progress.step(name, detail) as step, self._place.quiet():
             yield step

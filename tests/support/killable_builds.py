@@ -169,7 +169,7 @@ def _half_dispose(directory: Path, building: Path) -> None:
 def _live(request: dict[str, object]) -> int:
     """The life of one build, in a process of its own; its exit status."""
     from build_artifacts import __main__, pipeline, recipes
-    from build_artifacts.console import Progress
+    from build_artifacts.console import BuildProgress
     from build_artifacts.steps import seal
     from build_artifacts.storage import workspace
     from tests.support.prepared_build import SMALL
@@ -182,7 +182,7 @@ def _live(request: dict[str, object]) -> int:
     stream: TextIO = os.fdopen(output, "w", encoding="utf-8")
     if lines is not None:
         stream = cast("TextIO", _Mortal(stream, lines))
-    Progress.on_stderr = classmethod(lambda cls: cls(stream))  # type: ignore[method-assign,assignment]
+    BuildProgress.on_stderr = classmethod(lambda cls: cls(stream))  # type: ignore[method-assign,assignment]
     recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,

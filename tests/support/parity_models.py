@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 
 from build_artifacts.checkpoints.models import LOADERS
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildBudget, BuildRequest, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Gate, TaskName
@@ -97,7 +97,7 @@ class ParityModel:
             recipe=RECIPES[precision],
             effort=UNTUNED,
         )
-        (sealed,) = build(request, Progress(io.StringIO())).manifest.candidates
+        (sealed,) = build(request, BuildProgress(io.StringIO())).manifest.candidates
         assert sealed.precision == precision, "the gate refused the graph that was asked for"
         return store
 

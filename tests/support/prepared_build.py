@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_facts, tasks_of
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildBudget
 from build_artifacts.recipes import (
     CPU_FP32,
@@ -50,7 +50,7 @@ class RecordingRunner:
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)
         self.told = io.StringIO()
-        self.steps = StepRunner(Workspace(root), Progress(self.told))
+        self.steps = StepRunner(Workspace(root), BuildProgress(self.told))
 
     def lines(self, step: str) -> list[str]:
         """What was told of the steps of that name, without the time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from build_artifacts.report.values import (
-    Latency,
     Report,
     ReportConditions,
     ReportOptions,
-    StageFigures,
-    Throughput,
+    StageLatency,
+    StageResult,
+    StageThroughput,
     compared,
 )
 from deployments.artifacts.manifest import Device
@@ -28,8 +28,8 @@ SETTING = ReportConditions(
 )
 
 
-def latency(tokens: int, mean_ms: float, runs: int = 50) -> Latency:
-    return Latency(
+def latency(tokens: int, mean_ms: float, runs: int = 50) -> StageLatency:
+    return StageLatency(
         tokens=tokens,
         runs=runs,
         mean_ms=mean_ms,
@@ -39,8 +39,8 @@ def latency(tokens: int, mean_ms: float, runs: int = 50) -> Latency:
     )
 
 
-def throughput(items_per_s: float) -> Throughput:
-    return Throughput(items=32, tokens=128, passes=2, rounds=5, items_per_s=items_per_s)
+def throughput(items_per_s: float) -> StageThroughput:
+    return StageThroughput(items=32, tokens=128, passes=2, rounds=5, items_per_s=items_per_s)
 
 
 def stage(
@@ -49,8 +49,8 @@ def stage(
     *,
     items_per_s: float = 100.0,
     is_baseline_path: bool = True,
-) -> StageFigures:
-    return StageFigures(
+) -> StageResult:
+    return StageResult(
         name=name,
         what=f"what {name} is",
         is_baseline_path=is_baseline_path,
@@ -70,7 +70,7 @@ STAGES = (
 )
 
 
-def report_of(*stages: StageFigures, setting: ReportConditions = SETTING) -> Report:
+def report_of(*stages: StageResult, setting: ReportConditions = SETTING) -> Report:
     return Report(
         id="some/model",
         setting=setting,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, build
 from deployments.artifacts.manifest import TASK_HEADS, Device, TaskName
 from deployments.artifacts.store import LATEST_NAME, model_directory
@@ -88,7 +88,7 @@ def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
             recipe=RECIPES["fp32"],
             effort=UNTUNED,
         )
-        build(request, Progress(io.StringIO()))
+        build(request, BuildProgress(io.StringIO()))
 
 
 def link_or_copy(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.common.sentences import STSB_NAME
 from benchmarks.graphs.candidates import COMMON_RECIPE, OPENVINO, SEALED, TORCH
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from tests.support.builders import tiny_checkpoint
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         recipe=BuildRecipe(candidates=(CPU_INT8,)),
         effort=LITTLE,
     )
-    return build(request, Progress(io.StringIO()))
+    return build(request, BuildProgress(io.StringIO()))
 
 
 def places(built: BuildResult, out: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, BuildRecipe
 from tests.support.adapters import tiny_adapter
@@ -19,8 +19,8 @@ BOTH_DEVICES = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16))
 
 
 @pytest.fixture
-def progress() -> Progress:
-    return Progress(io.StringIO())
+def progress() -> BuildProgress:
+    return BuildProgress(io.StringIO())
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def embedding_build(
         recipe=BOTH_DEVICES,
         effort=LITTLE,
     )
-    return build(request, Progress(io.StringIO()))
+    return build(request, BuildProgress(io.StringIO()))
 
 
 @pytest.fixture(scope="session")

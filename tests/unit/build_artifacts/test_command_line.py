@@ -14,9 +14,9 @@ import pytest
 
 from build_artifacts import commands, demo
 from build_artifacts.__main__ import main
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
-from build_artifacts.evaluation import Sampling
+from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.options import parser
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult
 from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
@@ -113,7 +113,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, built: BuildResult, *arguments: str) 
     """What `build` with these arguments asks the pipeline for."""
     requests: list[BuildRequest] = []
 
-    def note(request: BuildRequest, progress: Progress) -> BuildResult:
+    def note(request: BuildRequest, progress: BuildProgress) -> BuildResult:
         requests.append(request)
         return built
 
@@ -138,7 +138,7 @@ def test_build_asks_for_what_it_was_told(
     )
     assert full.recipe == replace(QUICK, gate=Gate(cosine_mean=0.9, metric_drop=1))
     assert full.effort == BuildBudget(
-        tune_seconds=1.5, evaluation=Path("data.tsv"), sampling=Sampling(limit=9)
+        tune_seconds=1.5, evaluation=Path("data.tsv"), sampling=ExampleSampling(limit=9)
     )
     assert (full.id, full.task, full.force) == ("a/b", TaskName.TEXT_RANKING, True)
     assert (full.adapter, full.store) == (Path("lora"), Path("elsewhere"))
@@ -219,7 +219,7 @@ def test_a_default_that_somebody_chose_survives_the_demo(tmp_path: Path) -> None
     seal_demo(tmp_path)
     model = DEMO_MODELS[0]
     own = seal_tiny(tmp_path, model.id)
-    progress = Progress(io.StringIO())
+    progress = BuildProgress(io.StringIO())
     assert build_demo_model(model, tmp_path, progress).already_built
     assert resolve_version(tmp_path, model.id, LATEST_NAME) == own.name
 
@@ -321,12 +321,12 @@ def test_gc_spares_versions_only(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_steps_are_lines_with_seconds_also_when_they_fail() -> None:
     told = io.StringIO()
-    progress = Progress(told)
+    progress = BuildProgress(told)
     progress.begin()
     with progress.step("export", "cpu-int8") as step:
         step.found("23.1 MB")
     with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
-        1 / 0  # noqa: B018
+        1 / 0
     progress.end()
     lines = told.getvalue().splitlines()
     assert lines[0] == "  export      0.0 s  cpu-int8: 23.1 MB"
@@ -340,7 +340,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> None:
     screen = Terminal()
-    progress = Progress(screen)
+    progress = BuildProgress(screen)
     progress.begin()
     with progress.step("export", "cpu-int8"):
         assert "export cpu-int8" in screen.getvalue()
@@ -357,7 +357,9 @@ def test_a_demo_model_is_built_from_a_package_and_an_adapter(
     monkeypatch.setattr(demo, "QUICK", BuildRecipe(candidates=(CPU_INT8_WEIGHTS,)))
     monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
     model = replace(DEMO_MODELS[1], evaluation=None)
-    built, again = (build_demo_model(model, tmp_path, Progress(io.StringIO())) for _ in range(2))
+    built, again = (
+        build_demo_model(model, tmp_path, BuildProgress(io.StringIO())) for _ in range(2)
+    )
     assert (built.already_built, again.already_built) == (False, True)
     manifest = again.manifest
     assert manifest.version == model.version(tmp_path)

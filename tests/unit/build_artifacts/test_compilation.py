@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
@@ -51,7 +51,7 @@ def judged_by_data(
         recipe=replace(SMALL, gate=Gate(top1_agreement=0.9, metric_drop=50)),
         effort=replace(LITTLE, evaluation=sentiment_data),
     )
-    return build(request, Progress(told)), told.getvalue()
+    return build(request, BuildProgress(told)), told.getvalue()
 
 
 def test_with_data_the_metrics_of_original_and_graphs_are_sealed(
@@ -110,7 +110,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
         recipe=replace(SMALL, gate=EXACT),
         effort=UNTUNED,
     )
-    result = build(request, Progress(told))
+    result = build(request, BuildProgress(told))
     assert [c.name for c in result.manifest.candidates] == ["cpu-fp32"]
     assert result.manifest.candidates[0].parity.cosine_worst > 0.9999999
     lines = told.getvalue().splitlines()
@@ -121,7 +121,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
 
 
 def test_a_gate_that_not_even_fp32_passes_ends_the_build(
-    tmp_path: Path, embedding_source: Path, progress: Progress
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     impossible = BuildRecipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
     request = BuildRequest(
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_before_it_is_exported(
     told = io.StringIO()
     request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, effort=UNTUNED)
     with pytest.raises(UnsupportedModel, match="answers NaN or Inf in fp32 torch already"):
-        build(request, Progress(told))
+        build(request, BuildProgress(told))
     assert "export" not in told.getvalue()
     assert leftovers(tmp_path / "store") == []
 
@@ -161,5 +161,5 @@ def test_data_of_another_task_is_refused_before_anything_is_computed(
         effort=replace(UNTUNED, evaluation=data),
     )
     with pytest.raises(BadEvaluationData, match=r"data\.jsonl"):
-        build(request, Progress(told))
+        build(request, BuildProgress(told))
     assert [line.split()[0] for line in told.getvalue().splitlines()] == ["resolve"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build, find_sealed
@@ -115,7 +115,7 @@ def test_a_second_build_finds_the_first_and_points_to_it(
     request = BuildRequest(
         ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, effort=LITTLE
     )
-    again = build(request, Progress(told))
+    again = build(request, BuildProgress(told))
     assert again.already_built
     assert again.manifest == embedding_build.manifest
     assert again.directory.stat().st_ino == inode
@@ -124,7 +124,7 @@ def test_a_second_build_finds_the_first_and_points_to_it(
 
 
 def test_a_merged_adapter_answers_like_peft(
-    tmp_path: Path, embedding_source: Path, adapter_source: Path, progress: Progress
+    tmp_path: Path, embedding_source: Path, adapter_source: Path, progress: BuildProgress
 ) -> None:
     import torch
     from peft import PeftModel
@@ -163,7 +163,7 @@ def version_of(request: BuildRequest, data: str) -> str:
     path.write_text(data, encoding="utf-8")
     effort = replace(request.effort, evaluation=path)
     with pytest.raises(BadEvaluationData):
-        build(replace(request, effort=effort), Progress(io.StringIO()))
+        build(replace(request, effort=effort), BuildProgress(io.StringIO()))
     (log,) = (request.store / BUILDING_NAME).iterdir()
     return log.stem.rpartition("--")[2]
 
@@ -200,7 +200,7 @@ def test_a_damaged_version_does_not_count_as_built(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_not_the_pinned_one_is_refused(
-    tmp_path: Path, embedding_source: Path, progress: Progress
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     request = BuildRequest(ref=str(embedding_source), store=tmp_path, revision="0" * 64)
     with pytest.raises(UnsafeSource, match="not the source that was pinned"):
@@ -209,14 +209,14 @@ def test_a_source_that_is_not_the_pinned_one_is_refused(
 
 @pytest.mark.parametrize("bad", ["../escape", "a/b/c", "with space", "a--b"])
 def test_an_id_that_is_no_id_is_refused_before_anything_is_built(
-    tmp_path: Path, embedding_source: Path, progress: Progress, bad: str
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress, bad: str
 ) -> None:
     with pytest.raises(BuildError, match="is not a model id"):
         build(BuildRequest(ref=str(embedding_source), store=tmp_path, id=bad), progress)
 
 
 def test_data_that_is_not_there_is_refused_in_one_line(
-    tmp_path: Path, embedding_source: Path, progress: Progress
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     effort = replace(LITTLE, evaluation=tmp_path / "none.tsv")
     request = BuildRequest(ref=str(embedding_source), store=tmp_path, effort=effort)

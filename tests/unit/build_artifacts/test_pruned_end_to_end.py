@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from build_artifacts.search.graphs import CandidateGraphs
@@ -64,7 +64,7 @@ def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             recipe=recipe,
             effort=BuildBudget(tune_seconds=0.2),
         ),
-        Progress(told),
+        BuildProgress(told),
     )
     return Pruned(source, recipe, built, told.getvalue(), torch_embeddings(source))
 

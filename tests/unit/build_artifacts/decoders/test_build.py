@@ -14,7 +14,7 @@ import pytest
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_facts
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
     graph_bytes,
@@ -78,7 +78,7 @@ def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) 
 def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult:
     store = tmp_path_factory.mktemp("store")
     request = request_of(source, store, DECODER_INT8, DECODER_FP16, gate=LENIENT)
-    return build(request, Progress(io.StringIO()))
+    return build(request, BuildProgress(io.StringIO()))
 
 
 def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None:
@@ -158,7 +158,7 @@ def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_pat
     told = io.StringIO()
     request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
     with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
-        build(request, Progress(told))
+        build(request, BuildProgress(told))
     verified = [line for line in told.getvalue().splitlines() if "verify" in line]
     assert all("left out, perplexity" in line for line in verified)
     tried = [line.partition(" s  ")[2].partition(" against")[0] for line in verified]
@@ -170,7 +170,7 @@ def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> No
     (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
     effort = BuildBudget(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
     with pytest.raises(BuildError, match="no metric for models that generate"):
-        build(replace(request, effort=effort), Progress(io.StringIO()))
+        build(replace(request, effort=effort), BuildProgress(io.StringIO()))
 
 
 @pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])
@@ -178,7 +178,7 @@ def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, lim
     gate = LENIENT.model_copy(update={limit: 0.1})
     request = request_of(source, tmp_path, DECODER_INT8, gate=gate)
     with pytest.raises(BuildError, match=f"knows no `{limit}`") as caught:
-        build(request, Progress(io.StringIO()))
+        build(request, BuildProgress(io.StringIO()))
     assert (
         "next_token_agreement, perplexity_increase, cosine_worst, near_tie_margin"
         in caught.value.hint
@@ -193,7 +193,7 @@ def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_pa
     told = io.StringIO()
     request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
     with pytest.raises(UnsupportedModel, match="rope type is `linear`"):
-        build(request, Progress(told))
+        build(request, BuildProgress(told))
     skipped = [line for line in told.getvalue().splitlines() if line.split()[0] == "skip"]
     assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
 
@@ -207,7 +207,7 @@ def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:
 def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     request = request_of(source, tmp_path / "store", recipe, DECODER_FP16, gate=LENIENT)
-    built = build(request, Progress(io.StringIO()))
+    built = build(request, BuildProgress(io.StringIO()))
     assert [candidate.name for candidate in built.manifest.candidates] == [recipe.name]
     (candidate,) = built.manifest.candidates
     assert candidate.memory == recipe.memory
@@ -225,7 +225,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
 ) -> None:
     source = tiny_writer(tmp_path / "writer", make)
     request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
-    built = build(request, Progress(io.StringIO()))
+    built = build(request, BuildProgress(io.StringIO()))
     manifest = built.manifest
     assert manifest.tasks[0] is own_task
     assert set(manifest.tasks) == set(TEXT2TEXT_TASKS)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import build as decoder_build
 from build_artifacts.decoders import gate as decoder_gate
 from build_artifacts.decoders.generation_report import graph_bytes
@@ -27,7 +27,7 @@ from build_artifacts.recipes import (
     FULL,
     LOW_MEMORY,
     DecoderRecipe,
-    placed,
+    with_gpu_placement,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import (
@@ -168,8 +168,8 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
-    assert placed(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
-    spread = placed(FULL, tensor_parallel_size=4, kv_offload=True)
+    assert with_gpu_placement(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
+    spread = with_gpu_placement(FULL, tensor_parallel_size=4, kv_offload=True)
     for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
     assert list(spread.decoders[:-1]) == for_cpu
     last = spread.decoders[-1]
@@ -177,7 +177,7 @@ def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
     assert (last.run.tensor_parallel_size, last.run.kv_offload) == (4, True)
     assert (
         spread.digest()
-        != placed(FULL, tensor_parallel_size=2, kv_offload=True).digest()
+        != with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=True).digest()
         != FULL.digest()
     )
 
@@ -186,9 +186,11 @@ def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
 def test_weights_that_are_rounded_for_gpus_have_no_placement(
     tensor_parallel_size: int, kv_offload: bool
 ) -> None:
-    assert placed(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
+    assert with_gpu_placement(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
     with pytest.raises(BuildError, match="built in fp16") as caught:
-        placed(LOW_MEMORY, tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload)
+        with_gpu_placement(
+            LOW_MEMORY, tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload
+        )
     assert "`--search light`" in caught.value.hint
 
 
@@ -196,14 +198,14 @@ def test_weights_that_are_rounded_for_gpus_have_no_placement(
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     """As on a machine with two GPUs, whose work the CPU then does."""
     store = tmp_path_factory.mktemp("store")
-    spread = placed(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
+    spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
     # Random weights tell words less well apart than trained ones.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_build, "has_device", lambda device: True)
         patch.setattr(decoder_gate, "usable_cores", lambda: 1)
-        return build(request_of(llama, store, *recipes, gate=gate), Progress(io.StringIO()))
+        return build(request_of(llama, store, *recipes, gate=gate), BuildProgress(io.StringIO()))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import build as decoder_build
 from build_artifacts.decoders import gate as decoder_gate
 from build_artifacts.decoders.generation_report import graph_bytes, read_generation
@@ -180,7 +180,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         patch.setattr(decoder_build, "has_device", lambda device: True)
         # Torch's threads wait long for each other where there are more of them than free cores.
         patch.setattr(decoder_gate, "usable_cores", lambda: 1)
-        return build(request_of(llama, store, *recipes, gate=LENIENT), Progress(io.StringIO()))
+        return build(request_of(llama, store, *recipes, gate=LENIENT), BuildProgress(io.StringIO()))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_artifacts.evaluation import BadEvaluationData, Sampling, load_evaluation
+from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
 from deployments.artifacts.manifest import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
 
@@ -103,7 +103,7 @@ def test_a_single_score_is_judged_by_order_and_by_line(
 def test_a_sample_keeps_texts_with_their_labels(write: WriteFile, make_model: MakeModel) -> None:
     model = make_model(labels=tuple(f"len{i}" for i in range(30)))
     path = write("a.tsv", "".join(f"len{i}\t{'a ' * i}a\n" for i in range(30)))
-    evaluation = load_evaluation(path, TASK, model, Sampling(limit=7, seed=2))
+    evaluation = load_evaluation(path, TASK, model, ExampleSampling(limit=7, seed=2))
     answers = [np.eye(30, dtype=np.float32)[len(item.ids) - 3] for item in evaluation.items]
     assert len(answers) == 7
     assert evaluation.score(answers)["accuracy"] == 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.evaluation import BadEvaluationData, Sampling
-from build_artifacts.evaluation.files import Place, read_lines, read_objects
+from build_artifacts.evaluation import BadEvaluationData, ExampleSampling
+from build_artifacts.evaluation.files import FileLocation, read_lines, read_objects
 from build_artifacts.evaluation.similarity import ScoredPair, read_pairs
 from deployments.errors import BadSetting
 from tests.unit.build_artifacts.evaluation.conftest import WriteFile
@@ -39,7 +39,10 @@ def test_json_lines_hold_the_same(write: WriteFile) -> None:
 
 def test_only_line_ends_end_a_line(write: WriteFile) -> None:
     path = write("text.txt", "one\u2028still one\x0cand on\ntwo\n")
-    assert read_lines(Place(path, "text")) == [(1, "one\u2028still one\x0cand on"), (2, "two")]
+    assert read_lines(FileLocation(path, "text")) == [
+        (1, "one\u2028still one\x0cand on"),
+        (2, "two"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -104,19 +107,19 @@ def test_text_that_is_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["absent.tsv", "."])
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadEvaluationData, match=r"cannot be read: (No such file|Is a directory)"):
-        read_objects(Place(tmp_path / name, "JSON lines"))
+        read_objects(FileLocation(tmp_path / name, "JSON lines"))
 
 
 def test_a_sample_is_a_function_of_its_seed_and_keeps_the_order() -> None:
     examples = list(range(1000))
-    some = Sampling(limit=50, seed=3).of(examples)
-    assert some == sorted(set(some)) == Sampling(limit=50, seed=3).of(examples)
+    some = ExampleSampling(limit=50, seed=3).of(examples)
+    assert some == sorted(set(some)) == ExampleSampling(limit=50, seed=3).of(examples)
     assert len(some) == 50
-    assert some != Sampling(limit=50, seed=4).of(examples)
-    assert Sampling(limit=1000).of(examples) == Sampling().of(examples) == examples
+    assert some != ExampleSampling(limit=50, seed=4).of(examples)
+    assert ExampleSampling(limit=1000).of(examples) == ExampleSampling().of(examples) == examples
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_sample_of_nothing_is_refused(limit: int) -> None:
     with pytest.raises(BadSetting):
-        Sampling(limit=limit)
+        ExampleSampling(limit=limit)

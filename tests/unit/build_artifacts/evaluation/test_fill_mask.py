@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from build_artifacts.evaluation import BadEvaluationData, Evaluation, Sampling, load_evaluation
+from build_artifacts.evaluation import (
+    BadEvaluationData,
+    Evaluation,
+    ExampleSampling,
+    load_evaluation,
+)
 from build_artifacts.evaluation.fill_mask import masked_positions
 from deployments.artifacts.manifest import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
@@ -28,7 +33,7 @@ def test_every_seventh_token_is_masked_from_another_place_each_time(
     write: WriteFile, make_model: MakeModel
 ) -> None:
     evaluation = load("the a of and to in is it you that was for\n" * 9, write, make_model)
-    # Place 0 is the special first token.
+    # FileLocation 0 is the special first token.
     assert masked(evaluation) == [
         [1, 8], [2, 9], [3, 10], [4, 11], [5, 12], [6], [7], [1, 8], [2, 9],
     ]  # fmt: skip
@@ -89,7 +94,7 @@ def test_a_surprise_too_large_for_a_number_is_infinite(
 def test_a_sample_is_of_sentences(write: WriteFile, make_model: MakeModel) -> None:
     path = write("a.txt", "".join("a " * n + "\n" for n in range(1, 30)))
     model = make_model(mask_token=MASK)
-    evaluation = load_evaluation(path, TASK, model, Sampling(limit=6, seed=9))
+    evaluation = load_evaluation(path, TASK, model, ExampleSampling(limit=6, seed=9))
     assert len({len(item.ids) for item in evaluation.items}) == 6
 
 

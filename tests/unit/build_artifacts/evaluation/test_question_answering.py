@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from build_artifacts.evaluation import Evaluation, Sampling, load_evaluation
+from build_artifacts.evaluation import Evaluation, ExampleSampling, load_evaluation
 from build_artifacts.evaluation.question_answering import best_span
 from deployments.artifacts.manifest import TaskName
 from deployments.messages import TokenizedItem
@@ -135,7 +135,7 @@ def test_a_long_question_leaves_room_for_the_context(
 def test_a_sample_is_of_questions(write: WriteFile, make_model: MakeModel) -> None:
     asked = [{"question": "a " * n, "answers": [{"text": "city"}]} for n in range(1, 20)]
     path = write("squad.json", squad(*asked))
-    evaluation = load_evaluation(path, TASK, make_model(), Sampling(limit=4, seed=5))
+    evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=4, seed=5))
     assert (
         len({item.second_segment_start for item in evaluation.items}) == len(evaluation.items) == 4
     )

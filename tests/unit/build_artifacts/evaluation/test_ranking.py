@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import BadEvaluationData, Sampling, load_evaluation
+from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
 from deployments.artifacts.manifest import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
 
@@ -51,7 +51,7 @@ def test_items_are_pairs_of_query_and_document(write: WriteFile, make_model: Mak
 
 def test_a_sample_is_of_queries(write: WriteFile, make_model: MakeModel) -> None:
     path = write("a.jsonl", TWO)
-    evaluation = load_evaluation(path, TASK, make_model(), Sampling(limit=1, seed=0))
+    evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=1, seed=0))
     assert len(evaluation.items) in (3, 4)
 
 

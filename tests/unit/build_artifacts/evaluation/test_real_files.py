@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.evaluation import Sampling, load_evaluation
+from build_artifacts.evaluation import ExampleSampling, load_evaluation
 from build_artifacts.evaluation.classification import load_classification
 from build_artifacts.evaluation.loading import EVALUATIONS
 from build_artifacts.evaluation.similarity import read_pairs
@@ -38,14 +38,14 @@ def test_stsb(make_model: MakeModel) -> None:
     assert len(pairs) == 1379
     assert {pair.score for pair in pairs} <= set(np.arange(0, 5001) / 1000)
     evaluation = load_evaluation(
-        path, TaskName.SENTENCE_SIMILARITY, make_model(), Sampling(limit=100)
+        path, TaskName.SENTENCE_SIMILARITY, make_model(), ExampleSampling(limit=100)
     )
     assert len(evaluation.items) == 200
 
 
 def test_sst2(make_model: MakeModel) -> None:
     model = make_model(labels=("NEGATIVE", "POSITIVE"))
-    evaluation = load_classification(present("sst2-dev.tsv"), model, Sampling())
+    evaluation = load_classification(present("sst2-dev.tsv"), model, ExampleSampling())
     positive = np.array([0, 1], dtype=np.float32)
     # 444 of the 872 sentences are positive.
     assert evaluation.score([positive] * 872)["accuracy"] == pytest.approx(444 / 872)
@@ -56,12 +56,12 @@ def test_squad(make_model: MakeModel) -> None:
     questions = read_questions(path)
     assert (len(questions), sum(bool(question.golds) for question in questions)) == (486, 242)
     evaluation = load_evaluation(
-        path, TaskName.QUESTION_ANSWERING, make_model(max_tokens=512), Sampling(limit=40)
+        path, TaskName.QUESTION_ANSWERING, make_model(max_tokens=512), ExampleSampling(limit=40)
     )
     assert {len(item.ids) for item in evaluation.items} <= set(range(513))
     drop_text = [
         np.eye(1, len(item.ids), dtype=np.float32).T.repeat(2, axis=1) for item in evaluation.items
     ]
-    chosen = Sampling(limit=40).of(questions)
+    chosen = ExampleSampling(limit=40).of(questions)
     unanswerable = sum(not question.golds for question in chosen) / 40
     assert evaluation.score(drop_text)["f1"] == pytest.approx(unanswerable)

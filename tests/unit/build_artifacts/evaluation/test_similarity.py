@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_artifacts.evaluation import BadEvaluationData, Sampling, load_evaluation
+from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EngineFailed
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
@@ -53,7 +53,7 @@ def test_long_sentences_are_cut(write: WriteFile, make_model: MakeModel) -> None
 
 def test_a_sample_is_of_pairs(write: WriteFile, make_model: MakeModel) -> None:
     path = write("pairs.tsv", "".join(f"{i}\tgood\t{'bad ' * i}x\n" for i in range(20)))
-    evaluation = load_evaluation(path, TASK, make_model(), Sampling(limit=5, seed=1))
+    evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=5, seed=1))
     lengths = [len(item.ids) for item in evaluation.items]
     assert lengths[0::2] == [3] * 5
     assert len(set(lengths[1::2])) == 5

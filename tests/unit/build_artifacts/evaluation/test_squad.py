@@ -8,7 +8,7 @@ import pytest
 
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.evaluation.squad import (
-    Question,
+    SquadQuestion,
     exact_match,
     normalised,
     overlap_f1,
@@ -68,8 +68,8 @@ def test_both_versions_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "squad.json", b"\xef\xbb\xbf" + orjson.dumps(squad(first, second)))
     context = "the river is good"
     assert read_questions(path) == [
-        Question("what is good", context, ("the river", "river")),
-        Question("who", context, ()),
+        SquadQuestion("what is good", context, ("the river", "river")),
+        SquadQuestion("who", context, ()),
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.report.output import report_path
@@ -72,7 +72,7 @@ def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) 
         recipe=BuildRecipe(candidates=(CPU_INT8,)),
         effort=LITTLE,
     )
-    return build(request, Progress(io.StringIO()))
+    return build(request, BuildProgress(io.StringIO()))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.adapter import read_adapter
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.pipeline import BuildResult
 from build_artifacts.report.build import build_report
@@ -57,7 +57,7 @@ def report_on(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTING
     request = ReportRequest(artifact=artifact, store=store, runs=5, threads=1, seconds=2, gpu=gpu)
     manifest = ArtifactManifest.read(artifact)
     setting = read_conditions(request, manifest)
-    return build_report(request, manifest, setting, Progress(io.StringIO()), HuggingFaceHub())
+    return build_report(request, manifest, setting, BuildProgress(io.StringIO()), HuggingFaceHub())
 
 
 def test_without_the_checkpoint_only_what_is_sealed_is_measured(
@@ -131,7 +131,7 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
 
 
 def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> PreparedModel:
-    steps = StepRunner(Workspace(root), Progress(io.StringIO()))
+    steps = StepRunner(Workspace(root), BuildProgress(io.StringIO()))
     return rebuild_prepared(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
 
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.report.values import Latency, Report, compared
+from build_artifacts.report.values import Report, StageLatency, compared
 from tests.support.report_samples import latency, report_of, stage
 
 
 def test_a_latency_is_mean_spread_median_and_tail_in_milliseconds() -> None:
-    found = Latency.of(32, [0.001, 0.002, 0.003, 0.004, 0.010])
+    found = StageLatency.of(32, [0.001, 0.002, 0.003, 0.004, 0.010])
     assert (found.tokens, found.runs) == (32, 5)
     assert found.mean_ms == pytest.approx(4.0)
     assert found.std_ms == pytest.approx(3.5355, abs=1e-4)  # of a sample: divided by n - 1
@@ -17,7 +17,7 @@ def test_a_latency_is_mean_spread_median_and_tail_in_milliseconds() -> None:
 
 
 def test_one_run_has_no_spread() -> None:
-    assert Latency.of(32, [0.002]).std_ms == 0.0
+    assert StageLatency.of(32, [0.002]).std_ms == 0.0
 
 
 def test_speedups_are_ratios_of_means_and_their_geometric_mean() -> None:

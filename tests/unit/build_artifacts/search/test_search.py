@@ -14,7 +14,7 @@ from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, BuildReci
 from build_artifacts.search.gate import AcceptedGraph, AccuracyGate
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.screening_settings import has_device
-from build_artifacts.search.search import Search
+from build_artifacts.search.search import CandidateSearch
 from deployments.artifacts.manifest import Device, EngineOptions, Gate
 from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
@@ -72,10 +72,10 @@ def search(
     *candidates: CandidateRecipe,
     gate: Gate = ANYTHING,
     keep: int = 3,
-) -> Search:
+) -> CandidateSearch:
     recipe = BuildRecipe(candidates=candidates, gate=gate, keep=keep)
     keeper = workshop.gatekeeper(runner, gate, graphs=graphs)
-    return Search(runner.steps, workshop.prepared, graphs, keeper, recipe, 60.0)
+    return CandidateSearch(runner.steps, workshop.prepared, graphs, keeper, recipe, 60.0)
 
 
 def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
@@ -167,7 +167,7 @@ def test_a_candidate_behind_one_that_passed_is_not_mended(
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
     given = GivenGraphs({**files, "twin": files["fast"]})
     recipe = BuildRecipe(candidates=(FAST, twin))
-    look = Search(runner.steps, workshop.prepared, given, keeper, recipe, 60.0)
+    look = CandidateSearch(runner.steps, workshop.prepared, given, keeper, recipe, 60.0)
     look.best(Device.CPU)
     assert keeper.may_mend == [True, False]
 

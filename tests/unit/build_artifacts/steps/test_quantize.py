@@ -13,7 +13,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
-    Calibration,
+    CalibrationMethod,
     DynamicInt8,
     NncfInt8,
     Quantisation,
@@ -63,7 +63,7 @@ def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: 
 
 @pytest.mark.parametrize("calibration", ["minmax", "percentile", "entropy"])
 def test_static_int8_surrounds_products_with_measured_ranges(
-    plain: PreparedBuild, tmp_path: Path, calibration: Calibration
+    plain: PreparedBuild, tmp_path: Path, calibration: CalibrationMethod
 ) -> None:
     graph = quantised(plain, StaticInt8(calibration=calibration), tmp_path / "graph.onnx")
     counts = op_counts(graph)
@@ -76,7 +76,7 @@ def test_static_int8_surrounds_products_with_measured_ranges(
 
 
 def test_calibrations_differ_in_their_ranges(workshop: PreparedBuild, tmp_path: Path) -> None:
-    def steps(calibration: Calibration) -> dict[str, float]:
+    def steps(calibration: CalibrationMethod) -> dict[str, float]:
         scheme = StaticInt8(calibration=calibration)
         graph = onnx.load(quantised(workshop, scheme, tmp_path / f"{calibration}.onnx")).graph
         scales = [i for i in graph.initializer if i.name.endswith("_scale") and not i.dims]

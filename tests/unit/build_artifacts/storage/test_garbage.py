@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
 from build_artifacts.storage.garbage import (
     ABANDONED_AFTER_S,
     Garbage,
-    Kind,
+    GarbageKind,
     describe,
     find_garbage,
     remove,
@@ -65,7 +65,7 @@ def interrupt(store: Path, version: str) -> Path:
 
     with (
         suppress(OSError),
-        build_workspace(store, MODEL, version, Progress(io.StringIO())) as place,
+        build_workspace(store, MODEL, version, BuildProgress(io.StringIO())) as place,
     ):
         place.once("export", lambda into: None)
         place.once("quantise", fill_the_disk)
@@ -75,7 +75,7 @@ def interrupt(store: Path, version: str) -> Path:
 def test_versions_without_an_alias_go_and_the_others_stay(store: Path) -> None:
     garbage = find_garbage(store)
     assert names(garbage) == [f"{MODEL}:{OLD}"]
-    assert [item.kind for item in garbage.items] == [Kind.VERSION]
+    assert [item.kind for item in garbage.items] == [GarbageKind.VERSION]
     assert garbage.size == 10
     assert remove(garbage) == garbage.items
     assert sorted(path.name for path in (store / "org--model").iterdir()) == [NEW, "latest"]
@@ -117,7 +117,7 @@ def test_a_model_that_is_being_built_is_left_alone(store: Path) -> None:
     publish(store, "org/model--like", OLD)
     publish(store, "org", OLD)
     garbage = find_garbage(store)
-    with build_workspace(store, MODEL, OTHER, Progress(io.StringIO())):
+    with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
         assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}:{OLD}"}
         assert f"{MODEL}:{OLD}" not in [item.name for item in remove(garbage)]
     assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
@@ -138,7 +138,7 @@ def test_a_young_build_stays_and_so_does_an_old_one_at_work(store: Path) -> None
     building = store / BUILDING_NAME
     assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
     age(building, ABANDONED_AFTER_S + 60)
-    with build_workspace(store, MODEL, OTHER, Progress(io.StringIO())):
+    with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
         assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
 
 
@@ -232,7 +232,7 @@ def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert not (store / "org--model" / OLD).exists()
     garbage = find_garbage(store)
-    assert [item.kind for item in garbage.items] == [Kind.SCRATCH]
+    assert [item.kind for item in garbage.items] == [GarbageKind.SCRATCH]
     assert remove(garbage) == garbage.items
     age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
     (lock,) = find_garbage(store).items  # of the process that was killed

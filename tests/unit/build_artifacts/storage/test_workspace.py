@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.storage.workspace import BUILDING_NAME, build_workspace, log_path, place_path
 
@@ -24,11 +24,11 @@ ENTER = f"""
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from pathlib import Path
-from build_artifacts.console import Progress
+from build_artifacts.console import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 STORE = Path(sys.argv[1])
 def enter():
-    return build_workspace(STORE, "{MODEL}", "{VERSION}", Progress.on_stderr())
+    return build_workspace(STORE, "{MODEL}", "{VERSION}", BuildProgress.on_stderr())
 """
 HALF_WAY = (
     ENTER
@@ -79,7 +79,7 @@ def leftovers(store: Path) -> list[str]:
 
 def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> None:
     """A build of two steps, of which `work` is the second."""
-    quiet = Progress(io.StringIO())
+    quiet = BuildProgress(io.StringIO())
     with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.once("export", write)
         place.once("quantise", work)
@@ -92,7 +92,7 @@ def is_export_done(store: Path, build_inputs: str = "") -> bool:
     def look(into: Path) -> None:
         raise KeyboardInterrupt
 
-    quiet = Progress(io.StringIO())
+    quiet = BuildProgress(io.StringIO())
     with (
         suppress(KeyboardInterrupt),
         build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
@@ -121,7 +121,7 @@ def test_a_killed_build_is_resumed_after_its_last_finished_step(
     process.communicate()
     assert process.returncode == -how
 
-    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         assert place.is_done("export")
         assert not place.is_done("quantise")
         assert (place.once("export", never) / "graph.onnx").read_bytes() == b"a graph"
@@ -205,7 +205,7 @@ def test_steps_made_with_other_tools_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path) -> None:
-    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         said = line_of(waiting.stderr)
         assert said.startswith(f"waiting for another build of {MODEL} version {VERSION}")
@@ -225,7 +225,7 @@ def test_of_many_builds_at_once_one_builds(tmp_path: Path) -> None:
 
 
 def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
-    with build_workspace(tmp_path, MODEL, VERSION, Progress(io.StringIO())) as place:
+    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         assert line_of(waiting.stderr).startswith("waiting")
         waiting.send_signal(signal.SIGINT)
@@ -247,7 +247,7 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
 
 
 def test_models_whose_names_differ_after_a_dot_do_not_meet(tmp_path: Path) -> None:
-    quiet = Progress(io.StringIO())
+    quiet = BuildProgress(io.StringIO())
     with (
         build_workspace(tmp_path, "org/model.v1", VERSION, quiet) as one,
         build_workspace(tmp_path, "org/model.v2", VERSION, quiet) as two,
@@ -296,6 +296,6 @@ def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with (
         pytest.raises(BuildError, match="cannot write to the store"),
-        build_workspace(tmp_path / "file", MODEL, VERSION, Progress(io.StringIO())),
+        build_workspace(tmp_path / "file", MODEL, VERSION, BuildProgress(io.StringIO())),
     ):
         pass
