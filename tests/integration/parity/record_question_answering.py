@@ -2,9 +2,10 @@
 
 transformers 5 has no such pipeline, so the tests cannot ask it. 4.57 goes beside the environment:
 
-    pip install --no-deps --target DIR transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.0
+    pip install --no-deps --target DIR transformers==4.57.1 \\
+        tokenizers==0.22.1 huggingface_hub==0.36.0
     python -m tests.integration.parity.record_question_answering DIR
-"""  # noqa: E501  a command has no line breaks
+"""
 
 from __future__ import annotations
 

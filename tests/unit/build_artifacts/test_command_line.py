@@ -326,7 +326,7 @@ def test_steps_are_lines_with_seconds_also_when_they_fail() -> None:
     with progress.step("export", "cpu-int8") as step:
         step.found("23.1 MB")
     with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
-        1 / 0
+        1 / 0  # noqa: B018
     progress.end()
     lines = told.getvalue().splitlines()
     assert lines[0] == "  export      0.0 s  cpu-int8: 23.1 MB"
