@@ -18,7 +18,7 @@ from benchmarks.graphs.results import (
     speed_goals,
 )
 from benchmarks.graphs.run import PROBES, Ground, likeness, open_run, rotate_order
-from build_artifacts.evaluation.similarity import Similarity
+from build_artifacts.evaluation.similarity import SimilarityEvaluation
 from deployments.artifacts.manifest import Gate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, EngineInfo
@@ -141,7 +141,7 @@ def test_speed_goals_look_at_one_shape() -> None:
 
 
 def test_score_goals_count_points() -> None:
-    evaluation = Similarity([], [])
+    evaluation = SimilarityEvaluation([], [])
     scores = {TORCH: 0.82, SEALED: 0.817, RIVALS[0]: 0.8171}
     metrics = {name: {"spearman": value} for name, value in scores.items()}
     goals = score_goals(evaluation, metrics, Gate())

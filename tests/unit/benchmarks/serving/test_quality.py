@@ -18,7 +18,7 @@ from benchmarks.serving.quality import (
     score_similarity,
 )
 from build_artifacts.evaluation.similarity import ScoredPair
-from build_artifacts.evaluation.squad import Question
+from build_artifacts.evaluation.squad import SquadQuestion
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
 
 # Directions of toy embeddings; cosines with "east" fall in this order.
@@ -78,7 +78,7 @@ def first_two_words(n: int, request: Seen) -> FakeAnswer:
 
 def test_questions_go_through_the_api() -> None:
     questions = [
-        Question("who?", "Ada Byron wrote it", gold) for gold in (("Ada Byron",), ("Ada",))
+        SquadQuestion("who?", "Ada Byron wrote it", gold) for gold in (("Ada Byron",), ("Ada",))
     ]
     with FakeServer(first_two_words).in_thread() as server, Client(server.target) as client:
         f1, exact = score_answers(Served(client, "toy", use_gpu=False), "some.json", questions)

@@ -182,7 +182,7 @@ def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
     )
 
 
-@pytest.mark.parametrize(("gpus", "offloaded"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("tensor_parallel_size", "kv_offload"), [(2, False), (1, True)])
 def test_weights_that_are_rounded_for_gpus_have_no_placement(
     tensor_parallel_size: int, kv_offload: bool
 ) -> None:
