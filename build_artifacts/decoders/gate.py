@@ -28,7 +28,7 @@ from build_artifacts.recipes import DecoderRecipe, digest_of
 from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.artifacts.manifest import Gate, Parity
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import engine_for
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
@@ -109,7 +109,7 @@ class DecoderAccuracyGate:
                 yield judged
                 latest = judged
         # Int8 in memory costs little accuracy: only the most accurate is tried without.
-        if latest is not None and latest.spec.memory is not None:
+        if latest is not None and latest.spec.kv_cache_dtype is not None:
             judged = self._attempt(replace(latest.recipe, memory=None))
             if judged is not None:
                 yield judged
@@ -180,11 +180,11 @@ class DecoderAccuracyGate:
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
-            memory=recipe.memory if recipe.memory and has_int8_kv_cache(graph) else None,
+            kv_cache_dtype=recipe.memory if recipe.memory and has_int8_kv_cache(graph) else None,
             options=recipe.run,
             decoding=self.facts.generating,
             vocabulary=self.facts.width,
-            most_tokens=self.facts.max_tokens,
+            max_tokens=self.facts.max_tokens,
         )
 
     def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderGateResult:
@@ -203,7 +203,7 @@ class DecoderAccuracyGate:
             engine = opened(spec, self.original)
             try:
                 found = compare_decoder(engine, self.original, self.gate)
-                most = answer_tokens(spec.most_tokens)
+                most = answer_tokens(spec.max_tokens)
                 ends = spec.decoding.eos_token_ids
                 answers = answers_of(engine, self.original.asked.prompts, ends, most)
             finally:
@@ -218,15 +218,15 @@ class DecoderAccuracyGate:
         )
 
 
-def opened(spec: DecoderSpec, original: Original) -> Decoder:
+def opened(spec: DecoderSpec, original: Original) -> DecoderEngine:
     """The graph with room for what the original was asked. Raises EngineFailed."""
     prompts = original.asked.prompts
     longest_prompt = max(map(len, prompts))
-    longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.most_tokens))
+    longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.max_tokens))
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = engine_settings(spec.device, usable_cores())
-    context = max(longest, throughput_context(spec.most_tokens))
-    return engine_for(spec)(spec, hardware, rows=max(ROWS, len(prompts)), context=context)
+    context = max(longest, throughput_context(spec.max_tokens))
+    return engine_for(spec)(spec, hardware, slots=max(ROWS, len(prompts)), context=context)
 
 
 def find_encoder_graph(graph: Path) -> Path | None:

@@ -6,7 +6,7 @@ Each channel of each head has a scale of its own, fixed by what a few texts leav
 ONNX Runtime's attention over such a memory computes each token by itself, with no more threads than
 heads. That is what steps want: a token's result is the same, to the bit, alone, in company, and
 beside its successors, so that drafts can be verified several at a time. For prompts it takes three
-times as long as attention in floats. So a graph gets both, and the input `reading` says which:
+times as long as attention in floats. So a graph gets both, and the input `is_prefill` says which:
 
     steps:    queries, keys, values -> GroupQueryAttention over the int8 memory
     prompts:  keys and values are rotated, rounded, written to the memory (TensorScatter), and read
@@ -238,7 +238,7 @@ class _Writer:
             domain=ORT_DOMAIN,
         )
         attended.attribute.extend(_without(node, "do_rotary", "rotary_interleaved"))
-        return _subgraph(f"{name}/reading", self._nodes, [out, kept_keys, kept_values])
+        return _subgraph(f"{name}/prefill", self._nodes, [out, kept_keys, kept_values])
 
     def _parted(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
         """Queries, keys and values, which may come side by side."""

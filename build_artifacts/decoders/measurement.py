@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.reference import Floats, Original, perplexity, seen, truncate_at_eos
 from deployments.artifacts.manifest import Gate, Parity
-from deployments.engines.decoder import Decoder, TokenColumn
+from deployments.engines.decoder import DecoderEngine, TokenColumn
 
 _PROMPT_TOKENS = 256
 _BEFORE = 128  # tokens that are in the memory of each row while it is timed
@@ -45,7 +45,7 @@ def throughput_context(most_tokens: int) -> int:
     return min(_PROMPT_TOKENS, most_tokens)
 
 
-def measure_throughput(engine: Decoder, seconds: float) -> DecoderThroughput:
+def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughput:
     """Time each of the three for a third of `seconds`. Raises EngineFailed."""
     context = engine.info.context
     before = min(_BEFORE, context - 1)
@@ -140,7 +140,7 @@ class DecoderParity(NamedTuple):
     reasons: tuple[str, ...]  # why it may not be sealed
 
 
-def compare_decoder(engine: Decoder, original: Original, gate: Gate) -> DecoderParity:
+def compare_decoder(engine: DecoderEngine, original: Original, gate: Gate) -> DecoderParity:
     """Read the texts at once and token by token, and hold the worse against the gate.
 
     `engine` has ROWS rows or more, each with room for every text. Raises EngineFailed.
@@ -149,7 +149,7 @@ def compare_decoder(engine: Decoder, original: Original, gate: Gate) -> DecoderP
     whole, stepwise = Tally(original), Tally(original)
     # A decoder behind an encoder only ever reads token by token.
     for text, ids in enumerate(() if original.sources else texts):
-        logits = engine.prefill(0, ids, 0, every=True)
+        logits = engine.prefill(0, ids, 0, all_logits=True)
         whole.add(starts[text] + np.arange(len(ids)), logits)
     watched = max(range(len(texts)), key=lambda text: len(texts[text]))
     batched_answers = []
@@ -200,7 +200,7 @@ def _cosine(a: Floats, b: Floats) -> float:
 
 
 def steps(
-    engine: Decoder, texts: Sequence[Tokens], sources: Sequence[Tokens] = ()
+    engine: DecoderEngine, texts: Sequence[Tokens], sources: Sequence[Tokens] = ()
 ) -> Iterator[tuple[list[int], int, Floats]]:
     """Read texts token by token, ROWS at a time: which n are left, place of the token, [n, V].
 
@@ -220,7 +220,7 @@ def steps(
 
 
 def answers_of(
-    engine: Decoder, prompts: Sequence[Tokens], eos_token_ids: Sequence[int], most: int
+    engine: DecoderEngine, prompts: Sequence[Tokens], eos_token_ids: Sequence[int], most: int
 ) -> tuple[Tokens, ...]:
     """The likeliest token each time, at most `most`, all prompts in company. Raises EngineFailed.
 

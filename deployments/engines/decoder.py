@@ -1,7 +1,7 @@
-"""The contract of engines that generate: rows of memory, prompts into them, tokens out of them.
+"""The contract of engines that generate: slots of memory, prompts into them, tokens out of them.
 
 A decoder remembers what it has read: for each layer the keys and values of every token. That
-memory is laid out in *rows*, one for each request at a time, and stays between calls.
+memory is laid out in *slots*, one for each request at a time, and stays between calls.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from deployments.errors import EngineFailed, ManifestInvalid
 LOGITS_FROM = "logits_from"
 # The input that says whether the tokens are a prompt's, or an answer's; of graphs that compute the
 # two in different ways.
-IS_PREFILL = "reading"
+IS_PREFILL = "is_prefill"
 
 # The two arrays that a layer keeps, as its graph's inputs and outputs are called.
 KV_NAMES = ("key", "value")
 
-TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n rows
+TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n slots
 Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
 
 
@@ -48,11 +48,13 @@ class DecoderSpec:
     engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
-    memory: KvCacheDtype | None = None  # of keys and values; None: as the engine computes them
+    kv_cache_dtype: KvCacheDtype | None = (
+        None  # of keys and values; None: as the engine computes them
+    )
     options: EngineOptions
     decoding: Decoding
     vocabulary: int  # V
-    most_tokens: int  # of prompt and answer together, that the model was made for
+    max_tokens: int  # of prompt and answer together, that the model was made for
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
@@ -65,11 +67,11 @@ class DecoderSpec:
             engine=candidate.engine,
             device=candidate.device,
             precision=candidate.precision,
-            memory=candidate.memory,
+            kv_cache_dtype=candidate.memory,
             options=candidate.options,
             decoding=manifest.decoding,
             vocabulary=manifest.width,
-            most_tokens=manifest.max_tokens,
+            max_tokens=manifest.max_tokens,
         )
 
     @property
@@ -91,10 +93,10 @@ class DecoderInfo:
     """Facts about a decoder, as data."""
 
     compute_type: str
-    rows: int  # requests whose memory it holds at once
-    context: int  # tokens a row has room for
+    slots: int  # requests whose memory it holds at once
+    context: int  # tokens a slot has room for
     vocabulary: int  # V
-    # Tokens that an encoder reads of a prompt. They are no part of the row, which then holds a
+    # Tokens that an encoder reads of a prompt. They are no part of the slot, which then holds a
     # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
     max_source_tokens: int | None = None
     max_draft_tokens: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
@@ -109,31 +111,33 @@ def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
         raise EngineFailed(f"{info.compute_type}: there is no room, or no such token")
 
 
-class Decoder(Protocol):
+class DecoderEngine(Protocol):
     """One loaded decoder. Not thread-safe: one thread calls it. Every call may raise EngineFailed.
 
-    What a row holds beyond the tokens that a caller counts as valid is noise, and is overwritten.
+    What a slot holds beyond the tokens that a caller counts as valid is noise, and is overwritten.
     """
 
     info: DecoderInfo
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
-        """Read T tokens into a row that holds `start` valid ones: the logits after the last, [V].
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
+        """Read T tokens into a slot that holds `start` valid ones: the logits after the last, [V].
 
         With `every`, those after each of them, [T, V].
         """
         ...
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        """Read one more token into each of the rows 0 to n-1: the logits after each, [n, V].
+        """Read one more token into each of the slots 0 to n-1: the logits after each, [n, V].
 
-        `lengths[i]` tokens of row i are valid before. A row that is not meant may take part with
+        `lengths[i]` tokens of slot i are valid before. A slot that is not meant may take part with
         any token: it is written where its next token will be.
         """
         ...
 
-    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
-        """Read T tokens of an answer into a row that holds `start` valid ones: [T, V].
+    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
+        """Read T tokens of an answer into a slot that holds `start` valid ones: [T, V].
 
         To the bit what `decode` gives for one after the other. At most `info.max_draft_tokens` of them
         come behind the first.
@@ -141,11 +145,11 @@ class Decoder(Protocol):
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Make the first `tokens` of row `target` those of row `source`."""
+        """Make the first `tokens` of slot `target` those of slot `source`."""
         ...
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the first `tokens` of two rows."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap the first `tokens` of two slots."""
         ...
 
     def close(self) -> None:

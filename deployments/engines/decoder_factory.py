@@ -1,4 +1,4 @@
-"""Opening a decoder: which engine, and how many rows the memory is enough for."""
+"""Opening a decoder: which engine, and how many slots the memory is enough for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from deployments.artifacts.generation_config import Decoding
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.config import GeneratorSettings, HardwareSettings
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.errors import EngineFailed
 
 WARM_UP_TOKENS = 32
@@ -24,37 +24,37 @@ class Opening(Protocol):
     """An engine, which is what opens a decoder."""
 
     def __call__(
-        self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
-    ) -> Decoder:
-        """The decoder, with memory for `rows` of `context` tokens. Raises EngineFailed."""
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
+    ) -> DecoderEngine:
+        """The decoder, with memory for `slots` of `context` tokens. Raises EngineFailed."""
         ...
 
 
-def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> Decoder:
+def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
     """The decoder, its memory set aside. Raises EngineFailed."""
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
-    context = min(settings.max_context_tokens, spec.most_tokens)
+    context = min(settings.max_context_tokens, spec.max_tokens)
     source = 0 if spec.decoding.source is None else spec.decoding.source.max_source_tokens
-    row_bytes = (context + source) * kv_bytes_per_token(spec.decoding, _value_bytes(spec))
-    row_bytes //= spec.options.tensor_parallel_size  # each has its share of the heads
-    rows = min(settings.kv_slots, settings.kv_cache_bytes // row_bytes)
-    if not rows:
+    slot_bytes = (context + source) * kv_bytes_per_token(spec.decoding, _value_bytes(spec))
+    slot_bytes //= spec.options.tensor_parallel_size  # each has its share of the heads
+    slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes)
+    if not slots:
         raise EngineFailed(
-            f"{spec.path.name}: a context of {context} tokens takes {row_bytes} bytes of memory, "
+            f"{spec.path.name}: a context of {context} tokens takes {slot_bytes} bytes of memory, "
             f"`kv_cache_bytes` is {settings.kv_cache_bytes}"
         )
     # A step is hundreds of small operators, between which a thread that sleeps wakes too late: a
-    # third of the time of a step for one row.
+    # third of the time of a step for one slot.
     spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
-    decoder = engine_for(spec)(spec, settings, rows=rows, context=context)
+    decoder = engine_for(spec)(spec, settings, slots=slots, context=context)
     with close_on_error(decoder):
         _warm_up(decoder)
     return decoder
 
 
 @contextmanager
-def close_on_error(decoder: Decoder) -> Iterator[None]:
+def close_on_error(decoder: DecoderEngine) -> Iterator[None]:
     """Give the decoder's memory back where the block raises: nobody is going to have it."""
     try:
         yield
@@ -114,20 +114,20 @@ def select_candidate(
 
 def _value_bytes(spec: DecoderSpec) -> int:
     """What a key or a value takes in memory."""
-    if spec.memory == "int8":
+    if spec.kv_cache_dtype == "int8":
         return 1
     return 4 if spec.floats == "fp32" else 2
 
 
-def _warm_up(decoder: Decoder) -> None:
+def _warm_up(decoder: DecoderEngine) -> None:
     """Do once what is slow the first time, before somebody waits for it.
 
-    Weights are laid out and memory is touched; the calls for each number of rows are bound.
+    Weights are laid out and memory is touched; the calls for each number of slots are bound.
     """
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)
-    for rows in range(1, info.rows + 1):
-        decoder.decode(np.zeros(rows, np.int64), np.ones(rows, np.int64))
+    for slots in range(1, info.slots + 1):
+        decoder.decode(np.zeros(slots, np.int64), np.ones(slots, np.int64))
 
 
 def kv_bytes_per_token(decoding: Decoding, value_bytes: int) -> int:

@@ -1,9 +1,9 @@
 """A decoder with an encoder before it, such as T5 or BART, through ONNX Runtime.
 
 The encoder reads a prompt once and gives what the decoder's cross attention needs of it, projected:
-cross.{layer}.{key,value} [1, heads, S, size], kept per row in a memory of its own. The decoder is
+cross.{layer}.{key,value} [1, heads, S, size], kept per slot in a memory of its own. The decoder is
 fed as `onnx_decoder` says, and with that memory [B, heads, C, size] and `cross_mask` [B, C], which
-is 1 where a row's prompt is. So rows with prompts and answers of any length decode in one call.
+is 1 where a slot's prompt is. So slots with prompts and answers of any length decode in one call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
     """A Decoder whose prompts are read by an encoder."""
 
     def __init__(
-        self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
         source = spec.decoding.source
         if source is None or spec.encoder is None:
@@ -49,21 +49,23 @@ class OnnxEncoderDecoder(OnnxDecoder):
             spec.encoder, spec.options, hardware, spec.precision
         )
         self._readings = count()
-        super().__init__(spec, hardware, rows=rows, context=context)
+        super().__init__(spec, hardware, slots=slots, context=context)
         self.info = replace(self.info, max_source_tokens=source.max_source_tokens)
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
         """Read a whole prompt, and the token that answers follow. Raises EngineFailed."""
-        if start or every:
+        if start or all_logits:
             raise EngineFailed("an encoder reads prompts whole; this is a bug")
         cross = self._cross
         made = self._encoded(ids)
         for array, values in zip(cross.source_arrays, made, strict=True):
-            array[row, :, : len(ids)] = values[0]
-        cross.mask[row] = 0
-        cross.mask[row, : len(ids)] = 1
-        cross.readings[row] = next(self._readings)
-        return super().prefill(row, [self._source.start_token], 0)
+            array[slot, :, : len(ids)] = values[0]
+        cross.mask[slot] = 0
+        cross.mask[slot, : len(ids)] = 1
+        cross.readings[slot] = next(self._readings)
+        return super().prefill(slot, [self._source.start_token], 0)
 
     def close(self) -> None:
         """Drop both sessions and the memory."""
@@ -94,21 +96,21 @@ class CrossMemory(HostKvCache):
 
     def __init__(self, layout: KvCacheLayout, max_source_tokens: int) -> None:
         super().__init__(layout)
-        rows, heads, _, size = layout.shape
-        shape = (rows, heads, max_source_tokens, size)
+        slots, heads, _, size = layout.shape
+        shape = (slots, heads, max_source_tokens, size)
         self.source_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
-        self.mask = np.zeros((rows, max_source_tokens), np.int64)
-        self.readings = np.full(rows, _NOTHING_READ)  # which prompt lies in a row
+        self.mask = np.zeros((slots, max_source_tokens), np.int64)
+        self.readings = np.full(slots, _NOTHING_READ)  # which prompt lies in a slot
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the rows from `first` up to `end`."""
+        """Let a call read and write the slots from `first` up to `end`."""
         super().bind(binding, first, end)
         for name, array in zip(self.names, self.source_arrays, strict=True):
             bind_array(binding, array[first:end], f"cross.{name}")
         bind_array(binding, self.mask[first:end], "cross_mask")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a row, and what it read if that is not the same already."""
+        """Copy a slot, and what it read if that is not the same already."""
         super().copy(source, target, tokens)
         if self.readings[source] == self.readings[target]:
             return
@@ -116,13 +118,13 @@ class CrossMemory(HostKvCache):
         self.mask[target] = self.mask[source]
         self.readings[target] = self.readings[source]
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap two rows, and what they read."""
-        super().exchange(first, second, tokens)
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap two slots, and what they read."""
+        super().swap(first, second, tokens)
         if self.readings[first] == self.readings[second]:
             return
-        rows = [first, second]
-        length = int(self.mask[rows].sum(axis=1).max())
+        slots = [first, second]
+        length = int(self.mask[slots].sum(axis=1).max())
         swap_slots(self.source_arrays, first, second, length)
-        self.mask[rows] = self.mask[rows[::-1]]
-        self.readings[rows] = self.readings[rows[::-1]]
+        self.mask[slots] = self.mask[slots[::-1]]
+        self.readings[slots] = self.readings[slots[::-1]]

@@ -1,7 +1,7 @@
 """Rows of keys and values in the memory of a device, and what goes there and back.
 
 ONNX Runtime has no call that copies device memory, but a graph of one Identity does, bound to where
-it reads and where it writes. Whole rows are copied: what lies beyond their tokens is noise anyway.
+it reads and where it writes. Whole slots are copied: what lies beyond their tokens is noise anyway.
 
 An array of the host that is bound for a device is copied when it is bound, and never again
 (onnxruntime issue 5857), so what changes between calls has a place on the device.
@@ -31,7 +31,7 @@ _TYPES: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class KvCacheLayout:
-    """Two arrays for each layer, keys and values: [rows, heads, tokens, size]."""
+    """Two arrays for each layer, keys and values: [slots, heads, tokens, size]."""
 
     names: tuple[str, ...]  # of the arrays, such as "0.key"
     shape: tuple[int, int, int, int]  # of each
@@ -39,13 +39,13 @@ class KvCacheLayout:
     answers: np.dtype[np.generic]  # of logits
 
     @classmethod
-    def of(cls, session: ort.InferenceSession, spec: DecoderSpec, rows: int, context: int) -> Self:
-        """The layout of `rows` rows of `context` tokens, in the types of the graph."""
+    def of(cls, session: ort.InferenceSession, spec: DecoderSpec, slots: int, context: int) -> Self:
+        """The layout of `slots` slots of `context` tokens, in the types of the graph."""
         types = {output.name: _dtype(output) for output in session.get_outputs()}
         names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in KV_NAMES)
         return cls(
             names,
-            (rows, spec.decoding.kv_heads, context, spec.decoding.head_dim),
+            (slots, spec.decoding.kv_heads, context, spec.decoding.head_dim),
             dtype=types[f"present.{names[0]}"],
             answers=types["logits"],
         )
@@ -53,7 +53,7 @@ class KvCacheLayout:
 
 def _dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
     if output.type not in _TYPES:
-        raise EngineFailed(f"`{output.name}` is a {output.type}, which no row of memory has")
+        raise EngineFailed(f"`{output.name}` is a {output.type}, which no slot of memory has")
     return np.dtype(_TYPES[output.type])
 
 
@@ -65,7 +65,7 @@ class RowMemory(Protocol):
     """The memory of one decoder, and of what goes in and out of its calls."""
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the rows from `first` up to `end`, where they lie."""
+        """Let a call read and write the slots from `first` up to `end`, where they lie."""
         ...
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
@@ -79,18 +79,18 @@ class RowMemory(Protocol):
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Make the first `tokens` of row `target` those of row `source`."""
+        """Make the first `tokens` of slot `target` those of slot `source`."""
         ...
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the first `tokens` of two rows."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap the first `tokens` of two slots."""
         ...
 
 
 class HostKvCache:
     """Rows in the memory of the machine.
 
-    Zeroed pages cost nothing until they are written, so rows that were never used are free.
+    Zeroed pages cost nothing until they are written, so slots that were never used are free.
     """
 
     def __init__(self, layout: KvCacheLayout) -> None:
@@ -100,7 +100,7 @@ class HostKvCache:
         ]
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the rows from `first` up to `end`."""
+        """Let a call read and write the slots from `first` up to `end`."""
         for name, array in zip(self.names, self.arrays, strict=True):
             bind_array(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
@@ -117,21 +117,21 @@ class HostKvCache:
         return _nothing
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a row."""
+        """Copy a slot."""
         copy_slot(self.arrays, source, target, tokens)
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap two rows."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap two slots."""
         swap_slots(self.arrays, first, second, tokens)
 
 
 def bind_array(
-    binding: ort.IOBinding, rows: NDArray[np.generic], into: str, out_of: str | None = None
+    binding: ort.IOBinding, slots: NDArray[np.generic], into: str, out_of: str | None = None
 ) -> None:
     """Bind an array of the host as an input, and as an output where one is named."""
-    binding.bind_input(into, *_place(rows))
+    binding.bind_input(into, *_place(slots))
     if out_of is not None:
-        binding.bind_output(out_of, *_place(rows))
+        binding.bind_output(out_of, *_place(slots))
 
 
 def _place(values: NDArray[np.generic]) -> tuple[object, ...]:
@@ -143,13 +143,13 @@ def _nothing() -> None:
 
 
 def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
-    """Copy the first `tokens` of a row, in all of several [rows, heads, tokens, size]."""
+    """Copy the first `tokens` of a slot, in all of several [slots, heads, tokens, size]."""
     for array in arrays:
         array[target, :, :tokens] = array[source, :, :tokens]
 
 
 def swap_slots(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
-    """Swap the first `tokens` of two rows, in one after the other of several arrays."""
+    """Swap the first `tokens` of two slots, in one after the other of several arrays."""
     for array in arrays:
         kept = array[first, :, :tokens].copy()
         array[first, :, :tokens] = array[second, :, :tokens]
@@ -170,16 +170,16 @@ class DeviceKvCache:
             ort.OrtValue.ortvalue_from_shape_and_type(layout.shape, dtype, device, 0)
             for _ in layout.names
         ]
-        one_row = (1, *layout.shape[1:])
-        self._spare = ort.OrtValue.ortvalue_from_shape_and_type(one_row, dtype, device, 0)
-        self._row_bytes = math.prod(one_row) * layout.dtype.itemsize
+        one_slot = (1, *layout.shape[1:])
+        self._spare = ort.OrtValue.ortvalue_from_shape_and_type(one_slot, dtype, device, 0)
+        self._slot_bytes = math.prod(one_slot) * layout.dtype.itemsize
         self._copier = _copier(layout, provider)
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the rows from `first` up to `end`."""
+        """Let a call read and write the slots from `first` up to `end`."""
         shape = (end - first, *self._layout.shape[1:])
         for name, array in zip(self._layout.names, self._arrays, strict=True):
-            place = self._place(shape, array.data_ptr() + first * self._row_bytes)
+            place = self._place(shape, array.data_ptr() + first * self._slot_bytes)
             binding.bind_input(f"past_key_values.{name}", *place)
             binding.bind_output(f"present.{name}", *place)
 
@@ -201,20 +201,20 @@ class DeviceKvCache:
         return lambda: np.copyto(values, place.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a row."""
+        """Copy a slot."""
         for array in self._arrays:
-            self._move(self._row(array, source), self._row(array, target))
+            self._move(self._slot_address(array, source), self._slot_address(array, target))
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap two rows, an array at a time."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap two slots, an array at a time."""
         spare = self._spare.data_ptr()
         for array in self._arrays:
-            self._move(self._row(array, first), spare)
-            self._move(self._row(array, second), self._row(array, first))
-            self._move(spare, self._row(array, second))
+            self._move(self._slot_address(array, first), spare)
+            self._move(self._slot_address(array, second), self._slot_address(array, first))
+            self._move(spare, self._slot_address(array, second))
 
-    def _row(self, array: ort.OrtValue, row: int) -> int:
-        address: int = array.data_ptr() + row * self._row_bytes
+    def _slot_address(self, array: ort.OrtValue, slot: int) -> int:
+        address: int = array.data_ptr() + slot * self._slot_bytes
         return address
 
     def _move(self, source: int, target: int) -> None:
@@ -229,7 +229,7 @@ class DeviceKvCache:
 
 
 def _copier(layout: KvCacheLayout, provider: str) -> ort.InferenceSession:
-    """A session of one Identity over a row. The package `onnx` comes with the extra for GPUs."""
+    """A session of one Identity over a slot. The package `onnx` comes with the extra for GPUs."""
     from onnx import helper
 
     shape = (1, *layout.shape[1:])

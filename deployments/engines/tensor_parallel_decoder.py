@@ -1,6 +1,6 @@
 """A decoder whose model is spread over several GPUs of its replica: tensor parallelism.
 
-transformers' plan for the model says which weights are cut by columns and which by rows, so that
+transformers' plan for the model says which weights are cut by columns and which by slots, so that
 each GPU computes some of the heads and a part of each product, and keeps the keys and values of its
 heads. A process for each GPU does every call; the first one answers. Where there are no GPUs they
 share the CPU, which is no faster and is how it is tested.
@@ -62,10 +62,10 @@ class _Part:
 
     number: int
     rendezvous_file: Path  # a file by which the processes find each other
-    answers: Any  # shared memory for the logits of a step, [rows x V]
+    answers: Any  # shared memory for the logits of a step, [slots x V]
     spec: DecoderSpec
     hardware: HardwareSettings
-    rows: int
+    slots: int
     context: int
 
 
@@ -78,13 +78,13 @@ class TensorParallelDecoder:
     """A Decoder over several processes."""
 
     def __init__(
-        self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
-        context = min(context, spec.most_tokens)
-        self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
+        context = min(context, spec.max_tokens)
+        self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
         if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
-        self._answers = _PROCESSES.RawArray("f", rows * spec.vocabulary)
+        self._answers = _PROCESSES.RawArray("f", slots * spec.vocabulary)
         self._workers: list[_Worker] = []
         # Held as long as they are: those on GPUs may meet as late as at their first product.
         self._directory = tempfile.TemporaryDirectory()
@@ -97,7 +97,7 @@ class TensorParallelDecoder:
                         answers=self._answers,
                         spec=spec,
                         hardware=hardware,
-                        rows=rows,
+                        slots=slots,
                         context=context,
                     )
                     self._workers.append(_started(part))
@@ -106,28 +106,30 @@ class TensorParallelDecoder:
             self._end(at_once=True)
             raise
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         check_prompt(self.info, ids, start)
-        logits = self._call("prefill", row, list(ids), start, every=every)
+        logits = self._call("prefill", slot, list(ids), start, all_logits=all_logits)
         assert logits is not None, "the first process answers; this is a bug"
         return logits
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        """One more token for each of the first rows. Raises EngineFailed."""
+        """One more token for each of the first slots. Raises EngineFailed."""
         self._call("decode", ids, lengths)
         return _shared(self._answers, self.info)[: len(ids)].copy()
 
-    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         """Not here, as with one GPU. Raises EngineFailed."""
         raise EngineFailed(f"{self.info.compute_type}: the engine verifies no drafts")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the memory of a row. Raises EngineFailed."""
+        """Copy the memory of a slot. Raises EngineFailed."""
         self._call("copy", source, target, tokens)
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the memory of two rows. Raises EngineFailed."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap the memory of two slots. Raises EngineFailed."""
         self._call("exchange", first, second, tokens)
 
     def close(self) -> None:
@@ -248,7 +250,7 @@ def _open_shard(part: _Part) -> TorchDecoder:
     )
     threads = max(1, hardware.intra_op_threads // tensor_parallel_size)
     hardware = hardware.model_copy(update={"intra_op_threads": threads})
-    return TorchDecoder(part.spec, hardware, rows=part.rows, context=part.context)
+    return TorchDecoder(part.spec, hardware, slots=part.slots, context=part.context)
 
 
 def _end_with_parent() -> None:
@@ -260,4 +262,4 @@ def _end_with_parent() -> None:
 
 
 def _shared(answers: Any, info: DecoderInfo) -> NDArray[np.float32]:
-    return np.frombuffer(answers, np.float32).reshape(info.rows, info.vocabulary)
+    return np.frombuffer(answers, np.float32).reshape(info.slots, info.vocabulary)

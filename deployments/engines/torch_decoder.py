@@ -1,4 +1,4 @@
-"""A decoder through torch: one module over rows of memory that never move, replayed on a GPU.
+"""A decoder through torch: one module over slots of memory that never move, replayed on a GPU.
 
 The module is a torch program (torch_program.py), or a checkpoint's own model (rows_model.py).
 
@@ -7,9 +7,9 @@ tokens that logits are wanted of), memory_{0, 1, ...}: keys and values of one la
 [B, heads, tokens, size], written where they lie. Output: logits [B, L, V] in fp32.
 
 A step is hundreds of kernels, which take longer to launch than to run. On CUDA the step of each
-number of rows is therefore captured, as a graph over tensors that stay, and replayed by one launch,
-from any thread: one graph for rows that hold up to 256 tokens, one for up to 512, and so on, as
-attention looks at as much of all rows as the longest of them holds. Prompts are read without: their
+number of slots is therefore captured, as a graph over tensors that stay, and replayed by one launch,
+from any thread: one graph for slots that hold up to 256 tokens, one for up to 512, and so on, as
+attention looks at as much of all slots as the longest of them holds. Prompts are read without: their
 kernels are large, their lengths many. So are steps over memory that is brought from the host, and
 steps that several GPUs share.
 """
@@ -45,7 +45,7 @@ _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # What is not captured looks at as much memory as it needs, rounded up to lengths kernels like.
 _KV_LENGTH_STEP = 64
-_SHORTEST_GRAPH = 256  # tokens of a row that the first graph is for; each further one, twice that
+_SHORTEST_GRAPH = 256  # tokens of a slot that the first graph is for; each further one, twice that
 _WARMING_STEPS = 3  # before a capture: libraries set memory aside at their first calls
 
 
@@ -54,22 +54,22 @@ class _Loaded:
     """A module on its device, and tensors that stay where they are."""
 
     module: Callable[..., torch.Tensor]
-    memory: torch.Tensor  # [2 * layers, rows, heads, tokens, size]
-    ids: torch.Tensor  # [rows, 1], what a step reads
-    lengths: torch.Tensor  # [rows]
+    memory: torch.Tensor  # [2 * layers, slots, heads, tokens, size]
+    ids: torch.Tensor  # [slots, 1], what a step reads
+    lengths: torch.Tensor  # [slots]
     first: torch.Tensor  # [1]: logits are wanted of the first token
-    logits: torch.Tensor  # [rows, V], what a step answers
+    logits: torch.Tensor  # [slots, V], what a step answers
 
     def part(self, first: int, end: int, tokens: int) -> Sequence[torch.Tensor]:
-        """The memory of some rows, as the program takes it."""
+        """The memory of some slots, as the program takes it."""
         arrays: Sequence[torch.Tensor] = self.memory[:, first:end, :, :tokens].unbind()
         return arrays
 
-    def step(self, rows: int, reach: int) -> None:
-        """One more token for each of the first rows, none of which holds more than `reach`."""
-        memory = self.part(0, rows, reach)
-        logits = self.module(self.ids[:rows], self.lengths[:rows], self.first, memory)
-        self.logits[:rows].copy_(logits[:, 0])
+    def step(self, slots: int, reach: int) -> None:
+        """One more token for each of the first slots, none of which holds more than `reach`."""
+        memory = self.part(0, slots, reach)
+        logits = self.module(self.ids[:slots], self.lengths[:slots], self.first, memory)
+        self.logits[:slots].copy_(logits[:, 0])
 
 
 class TorchDecoder:
@@ -79,63 +79,65 @@ class TorchDecoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, hardware: HardwareSettings, *, rows: int, context: int
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
-        context = min(context, spec.most_tokens)
-        self.info = DecoderInfo(spec.compute_type, rows, context, spec.vocabulary)
+        context = min(context, spec.max_tokens)
+        self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
         self._device = _CUDA if on_gpus(hardware) else "cpu"
         # Only where all that a step touches stays where it is, and nobody else is waited for.
         is_still = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
         self._captures = self._device == _CUDA and is_still
-        # By the number of rows, and the tokens of them that are looked at.
+        # By the number of slots, and the tokens of them that are looked at.
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._loaded: _Loaded | None = None
         with translate_errors(spec.path.name):
             self._loaded = self._load(spec, hardware)
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
         """Read a prompt, or the next part of one. Raises EngineFailed."""
         import torch
 
         loaded, tokens = self.loaded, len(ids)
         check_prompt(self.info, ids, start)
         reach = self._reach(start + tokens)
-        wanted = range(tokens) if every else range(tokens - 1, tokens)
+        wanted = range(tokens) if all_logits else range(tokens - 1, tokens)
         with translate_errors(self.info.compute_type), torch.inference_mode():
             read = ([list(ids)], [start], list(wanted))
             inputs = (torch.tensor(values, device=self._device) for values in read)
-            logits = loaded.module(*inputs, loaded.part(row, row + 1, reach))[0]
-            return _on_host(logits if every else logits[0])
+            logits = loaded.module(*inputs, loaded.part(slot, slot + 1, reach))[0]
+            return _on_host(logits if all_logits else logits[0])
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        """One more token for each of the first rows. Raises EngineFailed."""
+        """One more token for each of the first slots. Raises EngineFailed."""
         import torch
 
-        loaded, rows = self.loaded, len(ids)
+        loaded, slots = self.loaded, len(ids)
         with translate_errors(self.info.compute_type), torch.inference_mode():
-            loaded.ids[:rows, 0].copy_(torch.tensor(ids))
-            # A full row can only be one that is not meant.
+            loaded.ids[:slots, 0].copy_(torch.tensor(ids))
+            # A full slot can only be one that is not meant.
             lengths = np.minimum(lengths, self.info.context - 1)
-            loaded.lengths[:rows].copy_(torch.tensor(lengths))
+            loaded.lengths[:slots].copy_(torch.tensor(lengths))
             tokens = 1 + int(lengths.max())
             if self._captures:
-                self._graph(rows, tokens).replay()
+                self._graph(slots, tokens).replay()
             else:
-                loaded.step(rows, self._reach(tokens))
-            return _on_host(loaded.logits[:rows])
+                loaded.step(slots, self._reach(tokens))
+            return _on_host(loaded.logits[:slots])
 
-    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         """Not here: products of several tokens round differently. Raises EngineFailed."""
         raise EngineFailed(f"{self.info.compute_type}: the engine verifies no drafts")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the memory of a row. Raises EngineFailed."""
+        """Copy the memory of a slot. Raises EngineFailed."""
         memory = self.loaded.memory
         with translate_errors(self.info.compute_type):
             memory[:, target, :, :tokens] = memory[:, source, :, :tokens]
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        """Swap the memory of two rows. Raises EngineFailed."""
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Swap the memory of two slots. Raises EngineFailed."""
         memory = self.loaded.memory
         with translate_errors(self.info.compute_type):
             kept = memory[:, first, :, :tokens].clone()
@@ -169,28 +171,28 @@ class TorchDecoder:
         if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.intra_op_threads)
-        rows, context, decoding = self.info.rows, self.info.context, spec.decoding
+        slots, context, decoding = self.info.slots, self.info.context, spec.decoding
         heads = decoding.kv_heads // spec.options.tensor_parallel_size
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)
         return _Loaded(
             module=_open(spec, self._device),
             memory=torch.zeros(
-                (2 * decoding.layers, rows, heads, context, decoding.head_dim),
+                (2 * decoding.layers, slots, heads, context, decoding.head_dim),
                 dtype=dtype_of(spec),
                 device="cpu" if spec.options.kv_offload else self._device,
             ),
-            ids=whole((rows, 1)),
-            lengths=whole(rows),
+            ids=whole((slots, 1)),
+            lengths=whole(slots),
             first=whole(1),
-            logits=zeros((rows, spec.vocabulary)),
+            logits=zeros((slots, spec.vocabulary)),
         )
 
-    def _graph(self, rows: int, tokens: int) -> torch.cuda.CUDAGraph:
+    def _graph(self, slots: int, tokens: int) -> torch.cuda.CUDAGraph:
         reach = _SHORTEST_GRAPH
         while reach < tokens:
             reach *= 2
-        key = rows, min(reach, self.info.context)
+        key = slots, min(reach, self.info.context)
         if key not in self._graphs:
             # One call at a time, and nothing is left in their memory: they may share it.
             pool = next((graph.pool() for graph in self._graphs.values()), None)

@@ -136,7 +136,7 @@ class RequestPreparer:
             never=manifest.decoding.never,
             source=manifest.decoding.source,
         )
-        self._rows = info.rows
+        self._rows = info.slots
         self._most_prompt = (
             info.max_source_tokens or info.context - 1
         )  # room for one token of answer

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
 from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
-from deployments.engines.decoder import Decoder
+from deployments.engines.decoder import DecoderEngine
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
 from deployments.generation.job import Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
@@ -31,7 +31,7 @@ class GenerationLoop:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: DecoderEngine,
         rules: SchedulingSettings,
         publish: Publish,
         recorder: StepRecorder,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deployments.config import SchedulingSettings
-from deployments.engines.decoder import Decoder, Logits
+from deployments.engines.decoder import DecoderEngine, Logits
 from deployments.errors import EngineLost, ServeError
 from deployments.generation.job import Job
 from deployments.generation.messages import Chunk, Started
@@ -58,13 +58,13 @@ NextJob = Callable[[int], Job | None]
 class StepExecutor:
     """The active jobs and their rows. One thread at a time; what happens goes to `events`."""
 
-    def __init__(self, decoder: Decoder, next_job: NextJob) -> None:
+    def __init__(self, decoder: DecoderEngine, next_job: NextJob) -> None:
         self.active: dict[int, Job] = {}  # by number, first come first
         self.events: list[JobEvent] = []
         self.failures = 0  # calls of the decoder that failed, since one did not
         self._decoder = decoder
         self._next_job = next_job
-        self._rows = RowTable(decoder.info.rows)
+        self._rows = RowTable(decoder.info.slots)
         self._speed = PrefillRate(FIRST_TOKENS_PER_S)
         self._token_cost = VerifyCost()
 
@@ -95,7 +95,7 @@ class StepExecutor:
             if isinstance(move, CopySlot):
                 self._decoder.copy(move.source, move.target, move.tokens)
             else:
-                self._decoder.exchange(move.first, move.second, move.tokens)
+                self._decoder.swap(move.first, move.second, move.tokens)
 
     def read_prompts(self, rules: SchedulingSettings) -> int:
         """Compute parts of prompts, first come, first served; how many tokens."""
@@ -144,7 +144,7 @@ class StepExecutor:
         ids = job.prompt[done : done + tokens]
         began_s = time.perf_counter()
         logits = self._call_engine(
-            lambda: self._decoder.prefill(row, ids, done, every=job.needs_prompt_logprobs)
+            lambda: self._decoder.prefill(row, ids, done, all_logits=job.needs_prompt_logprobs)
         )
         self._speed.learn(tokens, time.perf_counter() - began_s, rules.min_prefill_chunk_tokens)
         self._rows.read(row, ids)
@@ -262,4 +262,4 @@ class StepExecutor:
         """The engine gave up: nobody's memory can be trusted."""
         self.events += [JobEvent(number, error) for number in self.active]
         self.active.clear()
-        self._rows = RowTable(self._decoder.info.rows)
+        self._rows = RowTable(self._decoder.info.slots)

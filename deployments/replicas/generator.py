@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deployments.artifacts.manifest import Device
 from deployments.config import AppArgs, SchedulingSettings
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
@@ -195,7 +195,7 @@ class GeneratorReplica:
         info = decoder.info
         log.info(
             "model %s: %s, %d rows of %d tokens (asked for: %d rows)",
-            *(model.ref.id, info.compute_type, info.rows, info.context, self._hardware.kv_slots),
+            *(model.ref.id, info.compute_type, info.slots, info.context, self._hardware.kv_slots),
         )
         with close_on_error(decoder):
             preparation = RequestPreparer(model, info)
@@ -228,6 +228,6 @@ class _Reader(NamedTuple):
 class _Served(NamedTuple):
     """A model at work."""
 
-    decoder: Decoder
+    decoder: DecoderEngine
     loop: GenerationLoop
     preparation: RequestPreparer

@@ -143,11 +143,11 @@ def spec_for(graph: Path) -> DecoderSpec:
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
     is_int8 = past.type.tensor_type.elem_type == onnx.TensorProto.INT8
     decoding = spec.decoding.model_copy(update={"kv_heads": heads, "head_dim": size})
-    return replace(spec, decoding=decoding, memory="int8" if is_int8 else None)
+    return replace(spec, decoding=decoding, kv_cache_dtype="int8" if is_int8 else None)
 
 
 def opened(graph: Path, rows: int = 4) -> OnnxDecoder:
-    return OnnxDecoder(spec_for(graph), EncoderSettings(), rows=rows, context=CONTEXT)
+    return OnnxDecoder(spec_for(graph), EncoderSettings(), slots=rows, context=CONTEXT)
 
 
 def calibration_for(graph: Path) -> Calibration:

@@ -62,12 +62,12 @@ def spec_of(graph: Path) -> DecoderSpec:
         options=EngineOptions(),
         decoding=Decoding(layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, eos_token_ids=ENDS),
         vocabulary=VOCABULARY,
-        most_tokens=CONTEXT,
+        max_tokens=CONTEXT,
     )
 
 
 def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
-    return OnnxDecoder(spec_of(graph), EncoderSettings(), rows=rows, context=CONTEXT)
+    return OnnxDecoder(spec_of(graph), EncoderSettings(), slots=rows, context=CONTEXT)
 
 
 def original_of(graph: Path) -> Original:
@@ -82,6 +82,6 @@ def original_of(graph: Path) -> Original:
     answers = texts(3, 4, 8)
     read = (*asked.passages, *(p + a for p, a in zip(asked.prompts, answers, strict=True)))
     engine = open_graph(graph)
-    logits = np.concatenate([engine.prefill(0, ids, 0, every=True).copy() for ids in read])
+    logits = np.concatenate([engine.prefill(0, ids, 0, all_logits=True).copy() for ids in read])
     engine.close()
     return Original(asked, answers, logits)

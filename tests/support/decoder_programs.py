@@ -53,7 +53,7 @@ def spec_of(path: Path, facts: ModelFacts, recipe: DecoderRecipe) -> DecoderSpec
         options=recipe.run,
         decoding=facts.generating,
         vocabulary=facts.width,
-        most_tokens=facts.max_tokens,
+        max_tokens=facts.max_tokens,
     )
 
 

@@ -21,7 +21,7 @@ TOGETHER, ALONE, ANSWERED = 1, 2, 3
 class FakeDecoder:
     """Rows of (token, how) pairs. Noise is where nobody wrote."""
 
-    rows: int = 4
+    slots: int = 4
     context: int = 96
     failing_at: int = -1  # the number of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
@@ -35,18 +35,20 @@ class FakeDecoder:
 
     def __post_init__(self) -> None:
         self.info = DecoderInfo(
-            "cpu-fake", self.rows, self.context, VOCABULARY, max_draft_tokens=self.max_draft_tokens
+            "cpu-fake", self.slots, self.context, VOCABULARY, max_draft_tokens=self.max_draft_tokens
         )
-        self.memory = np.full((self.rows, self.context, 2), -1, np.int64)
+        self.memory = np.full((self.slots, self.context, 2), -1, np.int64)
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
+    def prefill(
+        self, row: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
         self._wait()
         self.parts.append((row, len(ids)))
         how = TOGETHER if len(ids) > 1 else ALONE
         self.memory[row, start : start + len(ids)] = [(token, how) for token in ids]
-        ends = range(start + 1, start + len(ids) + 1) if every else [start + len(ids)]
+        ends = range(start + 1, start + len(ids) + 1) if all_logits else [start + len(ids)]
         logits = np.stack([self._logits(row, end) for end in ends])
-        return logits if every else logits[0]
+        return logits if all_logits else logits[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         self._wait()
@@ -72,7 +74,7 @@ class FakeDecoder:
         self.moved += tokens
         self.memory[target, :tokens] = self.memory[source, :tokens]
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
+    def swap(self, first: int, second: int, tokens: int) -> None:
         self.moved += tokens
         self.memory[[first, second], :tokens] = self.memory[[second, first], :tokens]
 

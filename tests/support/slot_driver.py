@@ -53,11 +53,13 @@ class Rows:
             memory[row, :, : len(ids)] = states[0, :, : len(ids)]
         self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
 
-    def prefill(self, row: int, ids: Sequence[int], every: bool = False) -> Array:
+    def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> Array:
         """Read tokens into a row: the logits after the last [V], or after each [T, V]."""
         self.lengths[row] += len(ids)
-        logits = self._run(row, row + 1, np.array([ids], np.int64), 0 if every else len(ids) - 1)
-        return logits[0] if every else logits[0, 0]
+        logits = self._run(
+            row, row + 1, np.array([ids], np.int64), 0 if all_logits else len(ids) - 1
+        )
+        return logits[0] if all_logits else logits[0, 0]
 
     def decode(self, tokens: Sequence[int]) -> Array:
         """One more token into each of the first rows: logits [n, V]."""

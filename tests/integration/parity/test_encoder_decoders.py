@@ -63,7 +63,7 @@ class Served:
             options=EngineOptions(),
             decoding=decoding,
             vocabulary=written.vocabulary,
-            most_tokens=CONTEXT,
+            max_tokens=CONTEXT,
         )
         decoder = open_decoder(spec, GeneratorSettings(kv_slots=4))
         names = {f"w{n}": n for n in range(VOCABULARY)}

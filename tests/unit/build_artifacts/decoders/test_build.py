@@ -102,10 +102,10 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
     manifest = built.manifest
     (candidate,) = (c for c in manifest.candidates if c.name == name)
     spec = DecoderSpec.of(built.directory, manifest, candidate)
-    engine = OnnxDecoder(spec, EncoderSettings(), rows=2, context=32)
+    engine = OnnxDecoder(spec, EncoderSettings(), slots=2, context=32)
     try:
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
-        assert engine.prefill(0, [5, 6, 7], 0, every=True).shape == (3, manifest.width)
+        assert engine.prefill(0, [5, 6, 7], 0, all_logits=True).shape == (3, manifest.width)
         assert engine.info.max_draft_tokens == (MAX_DRAFT_TOKENS if candidate.memory else 0)
     finally:
         engine.close()

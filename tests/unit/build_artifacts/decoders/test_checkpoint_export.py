@@ -61,7 +61,7 @@ def read_by(spec: DecoderSpec) -> np.ndarray:
     """The logits behind each token of a prompt, and behind one more."""
     decoder = open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=128))
     try:
-        every = decoder.prefill(0, PROMPT, 0, every=True).copy()
+        every = decoder.prefill(0, PROMPT, 0, all_logits=True).copy()
         return np.vstack([every, decoder.decode(np.array([7]), np.array([len(PROMPT)]))])
     finally:
         decoder.close()
@@ -158,7 +158,7 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
     )
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
-        options=EngineOptions(), decoding=facts_of(llama).generating, vocabulary=9, most_tokens=9,
+        options=EngineOptions(), decoding=facts_of(llama).generating, vocabulary=9, max_tokens=9,
     )  # fmt: skip
     assert (
         missing_requirement(spec, GeneratorSettings())

@@ -63,14 +63,14 @@ def test_a_graph_of_the_family_says_what_transformers_says(
         options=EngineOptions(),
         decoding=facts.generating,
         vocabulary=facts.width,
-        most_tokens=facts.max_tokens,
+        max_tokens=facts.max_tokens,
     )
     ids = np.random.default_rng(0).integers(8, facts.width, TOKENS)
     with torch.inference_mode():
         expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
-    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), rows=2, context=128)
+    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
     try:
-        read = engine.prefill(1, ids[:-1].tolist(), 0, every=True).copy()
+        read = engine.prefill(1, ids[:-1].tolist(), 0, all_logits=True).copy()
         step = engine.decode(ids[[-1, -1]], np.array([0, TOKENS - 1]))[1]
     finally:
         engine.close()

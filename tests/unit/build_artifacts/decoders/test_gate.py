@@ -95,7 +95,7 @@ def test_a_graph_that_passes_keeps_int8(
     passed = admit(runner, original, recipe)
     assert passed is not None
     assert (passed.recipe.options, passed.recipe.memory) == (recipe.options, "int8")
-    assert passed.spec.memory == "int8"
+    assert passed.spec.kv_cache_dtype == "int8"
     assert has_int8_kv_cache(passed.spec.path)
     assert passed.judgement.parity is not None
     assert 0.99 < passed.judgement.parity.cosine_mean < 1 - 1e-7, "nothing was rounded"
@@ -124,7 +124,7 @@ def test_what_passes_without_int8_is_a_graph_of_floats(
     passed = admit(runner, original, recipe)
     assert passed is not None
     assert passed.recipe == replace(recipe, memory=None)
-    assert passed.spec.memory is None
+    assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
     missed, found = runner.lines("verify")
     assert "memory in int8 against fp32 torch: left out" in missed
@@ -145,7 +145,7 @@ def test_a_recipe_without_int8_is_tried_as_it_is(
 ) -> None:
     passed = admit(runner, original, replace(SEVERAL, memory=None))
     assert passed is not None
-    assert passed.spec.memory is None
+    assert passed.spec.kv_cache_dtype is None
     assert passed.judgement.parity is not None
     assert passed.judgement.parity.cosine_worst > 1 - 1e-6
     assert builder.asked == [(TTFT, None)]
@@ -158,7 +158,7 @@ def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
     original = original_of(float_graph(tmp_path / "model.onnx", sinking))
     passed = admit(runner, original, PLAIN)
     assert passed is not None
-    assert passed.spec.memory is None
+    assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
 
 

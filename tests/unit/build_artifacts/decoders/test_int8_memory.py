@@ -54,7 +54,7 @@ def decoder(kept: Path) -> Iterator[OnnxDecoder]:
 
 def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> Floats:
     """After every token, [T, V]."""
-    return decoder.prefill(row, text, 0, every=True).copy()
+    return decoder.prefill(row, text, 0, all_logits=True).copy()
 
 
 def read_singly(decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1) -> Floats:
@@ -123,7 +123,7 @@ def test_the_memory_is_int8_and_an_input_says_which_way(kept: Path) -> None:
     memory = {name for name in types if name.startswith(("past_key_values.", "present."))}
     assert len(memory) == 8
     assert {types[name] for name in memory} == {TensorProto.INT8}
-    assert types["reading"] == TensorProto.BOOL
+    assert types["is_prefill"] == TensorProto.BOOL
     assert types["logits"] == TensorProto.FLOAT
     assert ATTENTION not in {node.op_type for node in graph.node}
 
@@ -166,7 +166,7 @@ def test_it_does_not_matter_how_a_prompt_is_cut(decoder: OnnxDecoder, ends: Sequ
     decoder.prefill(1, OTHERS[0], 0)  # what lies in a row from before is nothing to the next
     starts = (0, *ends[:-1])
     parts = [
-        decoder.prefill(1, text[start:end], start, every=True).copy()
+        decoder.prefill(1, text[start:end], start, all_logits=True).copy()
         for start, end in zip(starts, ends, strict=True)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -245,7 +245,7 @@ def test_copied_and_exchanged_rows_go_on_the_same(decoder: OnnxDecoder) -> None:
     decoder.prefill(0, first, 0)
     decoder.prefill(1, second, 0)
     decoder.copy(0, 3, len(first))
-    decoder.exchange(0, 1, max(len(first), len(second)))
+    decoder.swap(0, 1, max(len(first), len(second)))
     for row, prompt in ((0, second), (1, first), (3, first)):
         found = decoder.verify(row, FOLLOWING, len(prompt))
         np.testing.assert_array_equal(found, due[prompt])

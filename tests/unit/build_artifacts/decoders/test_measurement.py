@@ -85,8 +85,10 @@ class Mixing:
         self._inner = inner
         self.info: DecoderInfo = inner.info
 
-    def prefill(self, row: int, ids: Sequence[int], start: int, *, every: bool = False) -> Logits:
-        return self._inner.prefill(row, ids, start, every=every)
+    def prefill(
+        self, row: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
+        return self._inner.prefill(row, ids, start, all_logits=all_logits)
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         return np.roll(self._inner.decode(ids, lengths), 1, axis=0)
@@ -94,8 +96,8 @@ class Mixing:
     def copy(self, source: int, target: int, tokens: int) -> None:
         self._inner.copy(source, target, tokens)
 
-    def exchange(self, first: int, second: int, tokens: int) -> None:
-        self._inner.exchange(first, second, tokens)
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        self._inner.swap(first, second, tokens)
 
     def close(self) -> None:
         self._inner.close()

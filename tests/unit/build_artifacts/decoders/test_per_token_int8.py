@@ -183,6 +183,6 @@ def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
 def logits_of(graph: Path) -> Array:
     """After every token of the texts that were not read before."""
     engine = open_graph(graph)
-    read = [engine.prefill(0, text, 0, every=True).copy() for text in TEXTS[4:]]
+    read = [engine.prefill(0, text, 0, all_logits=True).copy() for text in TEXTS[4:]]
     engine.close()
     return np.concatenate(read)

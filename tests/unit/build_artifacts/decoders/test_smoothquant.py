@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 def logits_of(graph: Path) -> Floats:
     engine = open_graph(graph)
-    read = [engine.prefill(row, text, 0, every=True).copy() for row, text in enumerate(TEXTS)]
+    read = [engine.prefill(row, text, 0, all_logits=True).copy() for row, text in enumerate(TEXTS)]
     engine.close()
     return np.stack(read)
 

@@ -27,7 +27,7 @@ from build_artifacts.recipes import (
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, Attention, Device, EngineOptions
 from deployments.config import GeneratorSettings
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.support.decoder_programs import PROGRAM, facts_of, program_spec
@@ -54,11 +54,11 @@ def logits_of(checkpoint: Path) -> np.ndarray:
 
 def check(spec: DecoderSpec, due: np.ndarray) -> None:
     """A prompt in two parts and two single tokens, beside another row."""
-    decoder = TorchDecoder(spec, GeneratorSettings(), rows=2, context=128)
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=2, context=128)
     try:
         decoder.prefill(0, PROMPT[::-1], 0)
-        read = [decoder.prefill(1, PROMPT[:17], 0, every=True).copy()]
-        read.append(decoder.prefill(1, PROMPT[17:-2], 17, every=True).copy())
+        read = [decoder.prefill(1, PROMPT[:17], 0, all_logits=True).copy()]
+        read.append(decoder.prefill(1, PROMPT[17:-2], 17, all_logits=True).copy())
         for place in (len(PROMPT) - 2, len(PROMPT) - 1):
             step = np.array([3, PROMPT[place]]), np.array([40, place])
             read.append(decoder.decode(*step)[1:].copy())
@@ -67,7 +67,7 @@ def check(spec: DecoderSpec, due: np.ndarray) -> None:
         decoder.close()
 
 
-def check_step(decoder: Decoder) -> None:
+def check_step(decoder: DecoderEngine) -> None:
     """A step beside another row answers as the prompt of the same tokens does."""
     due = decoder.prefill(1, [5, 6, 7], 0).copy()
     decoder.prefill(0, [5, 6], 0)

@@ -13,7 +13,7 @@ import pytest
 from deployments.artifacts.manifest import Device, EngineOptions, Head
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import Opening
 from tests.support.engine_programs import MASK_TOKEN, write_onnx, write_torch
 
@@ -21,7 +21,7 @@ BUCKETS = ((1, 4), (2, 8), (4, 8), (4, 16))
 SETTINGS = EncoderSettings(concurrent_passes=2)
 
 
-OpenRows = Callable[..., Decoder]
+OpenRows = Callable[..., DecoderEngine]
 
 
 @contextmanager
@@ -29,8 +29,8 @@ def rows_of(engine: Opening, spec: DecoderSpec) -> Iterator[OpenRows]:
     """Opens decoders of one spec, with a few short rows, and closes them in the end."""
     with ExitStack() as opened:
 
-        def open_(rows: int = 3, context: int = 128) -> Decoder:
-            decoder = engine(spec, GeneratorSettings(), rows=rows, context=context)
+        def open_(slots: int = 3, context: int = 128) -> DecoderEngine:
+            decoder = engine(spec, GeneratorSettings(), slots=slots, context=context)
             opened.callback(decoder.close)
             return decoder
 

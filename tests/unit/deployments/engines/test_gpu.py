@@ -12,7 +12,7 @@ import pytest
 from deployments.artifacts.manifest import EngineOptions, Head
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import missing_requirement, open_engine
-from deployments.engines.decoder import Decoder
+from deployments.engines.decoder import DecoderEngine
 from deployments.engines.onnx import missing_provider
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.torch_decoder import TorchDecoder, missing_torch_device
@@ -62,7 +62,7 @@ class Uncaptured(TorchDecoder):
         self.loaded.step(self.rows, self.info.context)
 
 
-def decoded(decoder: Decoder) -> list[np.ndarray]:
+def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
     """The logits of steps of several numbers of rows, the second time of a graph made before."""
     lengths = np.array([30, 7, 30, 0])
     decoder.prefill(0, list(range(10, 40)), 0)
@@ -92,9 +92,9 @@ def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> No
         how = EngineOptions(kv_offload=kind == "offloaded")
         spec = whole_spec(source, tmp_path / kind, replace(WHOLE, precision="fp16", run=how))
     with (
-        closing(TorchDecoder(spec, on_gpu, rows=4, context=128)) as captured,
-        closing(Uncaptured(spec, on_gpu, rows=4, context=128)) as plain,
-        closing(TorchDecoder(spec, on_cpu, rows=4, context=128)) as host,
+        closing(TorchDecoder(spec, on_gpu, slots=4, context=128)) as captured,
+        closing(Uncaptured(spec, on_gpu, slots=4, context=128)) as plain,
+        closing(TorchDecoder(spec, on_cpu, slots=4, context=128)) as host,
     ):
         due = decoded(host)
         for decoder in (captured, plain):
@@ -113,8 +113,8 @@ def test_onnx_runtime_generates_on_a_gpu_as_on_the_host(tmp_path: Path) -> None:
 
     spec = decoder_spec(tiny_graph(tmp_path / "model.onnx"))
     with (
-        closing(OnnxDecoder(spec, on_gpu, rows=4, context=CONTEXT)) as device,
-        closing(OnnxDecoder(spec, on_cpu, rows=4, context=CONTEXT)) as host,
+        closing(OnnxDecoder(spec, on_gpu, slots=4, context=CONTEXT)) as device,
+        closing(OnnxDecoder(spec, on_cpu, slots=4, context=CONTEXT)) as host,
     ):
         for found, due in zip(decoded(device), decoded(host), strict=True):
             np.testing.assert_allclose(found, due, atol=0.05)

@@ -50,8 +50,8 @@ def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> 
     """Greedy tokens of one row, all rows taking part."""
     found = [int(decoder.prefill(row, prompt, 0).argmax())]
     for step in range(count - 1):
-        ids = np.zeros(decoder.info.rows, np.int64)
-        lengths = np.zeros(decoder.info.rows, np.int64)
+        ids = np.zeros(decoder.info.slots, np.int64)
+        lengths = np.zeros(decoder.info.slots, np.int64)
         ids[row], lengths[row] = found[-1], len(prompt) + step
         found.append(int(decoder.decode(ids, lengths)[row].argmax()))
     return found
@@ -69,14 +69,14 @@ def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
 
 def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: OpenRows) -> None:
     decoder = open_rows()
-    every = decoder.prefill(0, PROMPT, 0, every=True).copy()
+    every = decoder.prefill(0, PROMPT, 0, all_logits=True).copy()
     assert every.shape == (len(PROMPT), decoder.info.vocabulary)
     for end in (5, 20, len(PROMPT)):
         np.testing.assert_allclose(decoder.prefill(1, PROMPT[:end], 0), every[end - 1], atol=1e-4)
 
 
 def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
-    alone, company = open_rows(rows=1), open_rows(rows=3)
+    alone, company = open_rows(slots=1), open_rows(slots=3)
     first = alone.prefill(0, PROMPT, 0).copy()
     company.prefill(0, OTHER, 0)
     np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
@@ -108,7 +108,7 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
     expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
     decoder = open_rows()
     found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
-    decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+    decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
     for step in range(3):
         ids = np.array([found[1][-1], found[0][-1]])
         logits = decoder.decode(ids, np.array([len(OTHER) + step, len(PROMPT) + step]))
@@ -125,13 +125,13 @@ class OnDevice(OnnxDecoder):
 
 
 def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: DecoderSpec) -> None:
-    device, host = OnDevice(spec, GeneratorSettings(), rows=3, context=128), open_rows()
+    device, host = OnDevice(spec, GeneratorSettings(), slots=3, context=128), open_rows()
     try:
         for decoder in (device, host):
             decoder.prefill(0, PROMPT, 0)
             decoder.prefill(1, OTHER, 0)
             decoder.copy(0, 2, len(PROMPT))
-            decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+            decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
         lengths = np.array([len(OTHER), len(PROMPT), len(PROMPT)])
         for step in range(3):  # each reads other tokens from the same places
             ids = np.array([5, 6, 7]) + step
@@ -154,20 +154,20 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
 def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
     one_row = 64 * kv_bytes_per_token(spec.decoding, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
-    assert open_decoder(spec, settings).info.rows == 3
+    assert open_decoder(spec, settings).info.slots == 3
     with pytest.raises(EngineFailed, match="kv_cache_bytes"):
         open_decoder(spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 
 def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
-    assert int8_spec.memory == "int8"
+    assert int8_spec.kv_cache_dtype == "int8"
     one_row = 64 * kv_bytes_per_token(int8_spec.decoding, 4) // 4
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(int8_spec, settings)
     assert isinstance(decoder, OnnxDecoder)
-    assert decoder.info.rows == 3
+    assert decoder.info.slots == 3
     assert sum(array.nbytes for array in decoder.memory.arrays) == settings.kv_cache_bytes
-    floats = replace(int8_spec, memory=None)
+    floats = replace(int8_spec, kv_cache_dtype=None)
     with pytest.raises(EngineFailed, match="kv_cache_bytes"):
         open_decoder(floats, settings)
     with pytest.raises(EngineFailed, match="kv_cache_bytes"):
@@ -178,7 +178,7 @@ def max_draft_tokens(
     spec: DecoderSpec, kind: type[OnnxDecoder] = OnnxDecoder, *, context: int = 64, threads: int = 1
 ) -> int:
     settings = GeneratorSettings(intra_op_threads=threads)
-    decoder = kind(spec, settings, rows=2, context=context)
+    decoder = kind(spec, settings, slots=2, context=context)
     decoder.close()
     return decoder.info.max_draft_tokens
 
@@ -202,7 +202,7 @@ def test_a_decoder_has_no_more_threads_than_heads(
     """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
     decoding = spec.decoding.model_copy(update={"heads": told})
     settings = GeneratorSettings(intra_op_threads=16)
-    decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, rows=1, context=64)
+    decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, slots=1, context=64)
     assert decoder.session.get_session_options().intra_op_num_threads == threads
     decoder.close()
 
@@ -232,4 +232,4 @@ def test_what_is_off_by_a_bit_verifies_no_drafts(
 
 def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:
     decoder = open_decoder(spec, GeneratorSettings(max_context_tokens=100_000))
-    assert decoder.info.context == spec.most_tokens
+    assert decoder.info.context == spec.max_tokens

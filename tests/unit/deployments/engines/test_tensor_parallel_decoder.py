@@ -56,7 +56,7 @@ def spread(spec: DecoderSpec) -> Iterator[TensorParallelDecoder]:
 def whole(spec: DecoderSpec) -> Iterator[TorchDecoder]:
     """The same model in one process."""
     alone = replace(spec, options=EngineOptions())
-    decoder = TorchDecoder(alone, SETTINGS, rows=3, context=128)
+    decoder = TorchDecoder(alone, SETTINGS, slots=3, context=128)
     yield decoder
     decoder.close()
 
@@ -71,7 +71,9 @@ def test_prompts_and_steps_answer_as_in_one_process(
     for decoder in (spread, whole):
         decoder.prefill(0, OTHER, 0)
         decoder.prefill(1, PROMPT[:20], 0)
-    every = [decoder.prefill(1, PROMPT[20:], 20, every=True).copy() for decoder in (spread, whole)]
+    every = [
+        decoder.prefill(1, PROMPT[20:], 20, all_logits=True).copy() for decoder in (spread, whole)
+    ]
     assert every[0].shape == (15, spread.info.vocabulary)
     near(*every)
     for step in range(4):
@@ -88,7 +90,7 @@ def test_rows_are_copied_and_exchanged_in_all_processes(
         decoder.prefill(0, OTHER, 0)
         decoder.prefill(1, PROMPT, 0)
         decoder.copy(1, 2, len(PROMPT))
-        decoder.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+        decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
         lengths = np.array([len(PROMPT), len(OTHER), len(PROMPT)])
         answers.append(decoder.decode(np.array([5, 6, 5]), lengths).copy())
     near(*answers)
@@ -108,7 +110,7 @@ def test_what_is_refused_harms_nobody(spread: TensorParallelDecoder) -> None:
 
 
 def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> None:
-    decoder = TensorParallelDecoder(spec, SETTINGS, rows=2, context=64)
+    decoder = TensorParallelDecoder(spec, SETTINGS, slots=2, context=64)
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)
     os.kill(processes[1].pid, signal.SIGKILL)
@@ -128,7 +130,7 @@ from deployments.config import GeneratorSettings
 from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 
 spec = pickle.loads(Path(sys.argv[1]).read_bytes())
-decoder = TensorParallelDecoder(spec, GeneratorSettings(), rows=1, context=64)
+decoder = TensorParallelDecoder(spec, GeneratorSettings(), slots=1, context=64)
 print(*(worker.process.pid for worker in decoder._workers), flush=True)
 decoder._workers[0].calls.send(("prefill", (0, [1, 2, 3], 0), {}))  # the other one waits for ever
 sys.stdin.read()
@@ -154,7 +156,7 @@ def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(EngineFailed, match=r"`open` failed in process [01]"):
         TensorParallelDecoder(
-            replace(spec, path=tmp_path / "model.safetensors"), SETTINGS, rows=1, context=64
+            replace(spec, path=tmp_path / "model.safetensors"), SETTINGS, slots=1, context=64
         )
     after = [child for child in psutil.Process().children() if child.pid not in before]
     assert [child for child in after if "spawn_main" in " ".join(child.cmdline())] == []
@@ -173,7 +175,7 @@ def test_each_process_takes_a_gpu_of_its_own(
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
     part = tensor_parallel_decoder._Part(
         number=number, rendezvous_file=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
-        rows=1, context=64,
+        slots=1, context=64,
     )  # fmt: skip
     tensor_parallel_decoder._open_shard(part)
     assert os.environ["LOCAL_RANK"] == str(number)
@@ -192,4 +194,4 @@ def test_gpus_that_are_missing_are_counted(
     with pytest.raises(EngineFailed, match=said):
         open_decoder(spec, on_gpus)
     with pytest.raises(EngineFailed, match=said):
-        TensorParallelDecoder(spec, on_gpus, rows=1, context=64)
+        TensorParallelDecoder(spec, on_gpus, slots=1, context=64)

@@ -76,7 +76,7 @@ def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: OpenRows)
     with torch.inference_mode():
         due = model(torch.tensor([PROMPT])).logits[0].numpy()
     decoder = open_rows()
-    near(decoder.prefill(2, PROMPT, 0, every=True), due)
+    near(decoder.prefill(2, PROMPT, 0, all_logits=True), due)
     near(decoder.prefill(1, PROMPT[:-2], 0), due[-3])
     for place in (len(PROMPT) - 2, len(PROMPT) - 1):
         ids, lengths = np.array([0, PROMPT[place]]), np.array([0, place])
@@ -102,7 +102,7 @@ def test_a_row_has_room_for_its_last_token(open_rows: OpenRows, context: int) ->
 
 
 def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
-    alone, company = open_rows(rows=1), open_rows(rows=3)
+    alone, company = open_rows(slots=1), open_rows(slots=3)
     first = alone.prefill(0, PROMPT, 0).copy()
     company.prefill(0, OTHER, 0)
     np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
@@ -128,7 +128,7 @@ def test_numbers_that_are_none_do_not_outlast_their_request(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     spec = program_spec(checkpoint, tmp_path, broken_token=99)
-    decoder = TorchDecoder(spec, GeneratorSettings(), rows=1, context=128)
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=128)
     due = decoder.prefill(0, PROMPT, 0).copy()
     assert np.isnan(decoder.prefill(0, [1, 2, 99] * 25, 0)).all()
     near(decoder.prefill(0, PROMPT, 0), due)
@@ -150,7 +150,7 @@ def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
 ) -> None:
     monkeypatch.setattr(torch_decoder, "_captured", Replayed)
     monkeypatch.setattr(torch_decoder, "_SHORTEST_GRAPH", 16)
-    plain, captured = (TorchDecoder(spec, GeneratorSettings(), rows=2, context=100) for _ in "ab")
+    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
     for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
         ids, lengths = np.full(rows, 7), np.full(rows, length)
@@ -182,7 +182,7 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
     for decoder in (straight, crossed):
         decoder.prefill(0, PROMPT, 0)
         decoder.prefill(1, OTHER, 0)
-    crossed.exchange(0, 1, max(len(PROMPT), len(OTHER)))
+    crossed.swap(0, 1, max(len(PROMPT), len(OTHER)))
     ids, lengths = np.array([5, 6]), np.array([len(PROMPT), len(OTHER)])
     due = straight.decode(ids, lengths).copy()
     near(crossed.decode(ids[::-1].copy(), lengths[::-1].copy())[::-1], due)
@@ -197,7 +197,7 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
         lambda: decoder.prefill(0, PROMPT, 0),
         lambda: decoder.decode(np.zeros(1, np.int64), np.zeros(1, np.int64)),
         lambda: decoder.copy(0, 1, 2),
-        lambda: decoder.exchange(0, 1, 2),
+        lambda: decoder.swap(0, 1, 2),
     ):
         with pytest.raises(EngineFailed, match="closed"):
             call()
@@ -216,7 +216,7 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(spec, settings)
     assert isinstance(decoder, TorchDecoder)
-    assert (decoder.info.rows, decoder.info.context) == (3, 64)
+    assert (decoder.info.slots, decoder.info.context) == (3, 64)
     assert decoder.loaded.memory.shape[1] == 3
     decoder.close()
     with pytest.raises(EngineFailed, match="openvino does not generate"):
@@ -255,7 +255,7 @@ def test_a_device_that_is_missing_is_named(spec: DecoderSpec) -> None:
     with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
         open_decoder(spec, settings)
     with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
-        TorchDecoder(spec, settings, rows=1, context=64)
+        TorchDecoder(spec, settings, slots=1, context=64)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -104,7 +104,7 @@ def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
 
 
 def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1))
+    bench = make_bench(FakeDecoder(slots=1))
     jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
     bench.answered(*jobs)
     assert [job.number for job in jobs] == list(bench.reader.news)
@@ -143,7 +143,7 @@ def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
 
 
 def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=3, held=threading.Event()))
+    bench = make_bench(FakeDecoder(slots=3, held=threading.Event()))
     options = GenerationOptions(beams=BeamSearchParams(3), max_new_tokens=4)
     first = bench.job([1, 2], new_tokens=4)
     wide = BeamSearchJob([3, 4], options, BeamSearchParams(3), words(96), far_deadline())
@@ -156,7 +156,7 @@ def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) ->
 
 
 def test_one_too_many_is_refused_at_once(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()), max_waiting_requests=2)
+    bench = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = bench.job([1, 2])
     bench.loop.submit(first)
     deadline_s = time.monotonic() + PATIENCE_S
@@ -172,7 +172,7 @@ def test_one_too_many_is_refused_at_once(make_bench) -> None:
 
 
 def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1, context=4096))
+    bench = make_bench(FakeDecoder(slots=1, context=4096))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
     endless = bench.job([1, 2], options=never_end)
     bench.loop.submit(endless)
@@ -187,7 +187,7 @@ def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
 
 
 def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1, held=threading.Event()))
+    bench = make_bench(FakeDecoder(slots=1, held=threading.Event()))
     first, second, third = (bench.job([n, n + 1]) for n in range(3))
     for job in (first, second, third):
         bench.loop.submit(job)
@@ -198,7 +198,7 @@ def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
 
 
 def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=1, context=4096))
+    bench = make_bench(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
     running = bench.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
     waiting = bench.job([3, 4], deadline_s=time.time() + 0.1)
@@ -232,7 +232,7 @@ def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed)
 
 def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
     class Broken(FakeDecoder):
-        def prefill(self, row, ids, start, *, every=False):
+        def prefill(self, row, ids, start, *, all_logits=False):
             raise EngineFailed("an illegal access")
 
     bench = make_bench(Broken())
@@ -257,11 +257,11 @@ def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
 @pytest.mark.parametrize("told", [False, True], ids=["cannot be computed", "is no numbers"])
 def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
     class Picky(FakeDecoder):
-        def prefill(self, row, ids, start, *, every=False):
-            logits = super().prefill(row, ids, start, every=every)
+        def prefill(self, row, ids, start, *, all_logits=False):
+            logits = super().prefill(row, ids, start, all_logits=all_logits)
             if 13 not in ids:
                 return logits
-            if not every:
+            if not all_logits:
                 raise EngineFailed("no room on the device")
             return np.full_like(logits, np.nan)
 
@@ -290,10 +290,10 @@ def test_who_failed_is_no_longer_recorded_as_active(make_bench) -> None:
 
 def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_bench) -> None:
     class Short(FakeDecoder):
-        def prefill(self, row, ids, start, *, every=False):
+        def prefill(self, row, ids, start, *, all_logits=False):
             if start:
                 raise EngineFailed("no room for a second part")
-            return super().prefill(row, ids, start, every=every)
+            return super().prefill(row, ids, start, all_logits=all_logits)
 
     bench = make_bench(Short())
     job = bench.job(range(40))
@@ -303,7 +303,7 @@ def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_ben
 
 
 def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
-    bench = make_bench(FakeDecoder(rows=2, context=512))
+    bench = make_bench(FakeDecoder(slots=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
     running = bench.job([1, 2], options=endless)
     bench.loop.submit(running)

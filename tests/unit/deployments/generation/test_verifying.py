@@ -83,7 +83,7 @@ def test_all_that_is_told_is_the_same(
     """Texts, log-probabilities, and the end: by its length, by the model, or by an error."""
     told = []
     for most in (0, MOST):
-        bench = make_bench(repetitive(1, rows=1), max_draft_tokens=most)
+        bench = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
         bench.answered(*jobs)  # on one row: the second takes it over from the first

@@ -33,10 +33,10 @@ def answers(written: ExportedModel) -> np.ndarray:
     """Logits [T, V] after each token of a prompt, the last of which is read by itself."""
     rows = Rows(written)
     if written.encoder is None:
-        read = rows.prefill(0, PROMPT[:-1], every=True)
+        read = rows.prefill(0, PROMPT[:-1], all_logits=True)
     else:
         rows.read_source(0, SOURCE)
-        read = rows.prefill(0, [START, *PROMPT[:-1]], every=True)
+        read = rows.prefill(0, [START, *PROMPT[:-1]], all_logits=True)
     return np.concatenate([read, rows.decode(PROMPT[-1:])])
 
 

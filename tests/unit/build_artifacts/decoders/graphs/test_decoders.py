@@ -38,7 +38,7 @@ def reference_answer(made: Made, ids: list[int]) -> list[int]:
 def test_logits_after_every_token_of_a_prompt(made: Make, name: str) -> None:
     model = made(name)
     for row, ids in enumerate(PROMPTS):
-        found = Rows(model.written).prefill(row, ids, every=True)
+        found = Rows(model.written).prefill(row, ids, all_logits=True)
         np.testing.assert_allclose(found, reference_logits(model, ids), atol=NEAR)
 
 

@@ -54,7 +54,7 @@ def test_logits_after_every_token_of_an_answer(made: Make, name: str) -> None:
     ids = [START, 40, 9, 62, 41, 40, 11]  # longer than one of the sources, shorter than the others
     rows = read_all(model)
     for row, source in enumerate(SOURCES):
-        found = rows.prefill(row, ids, every=True)
+        found = rows.prefill(row, ids, all_logits=True)
         np.testing.assert_allclose(found, reference_logits(model, source, ids), atol=NEAR)
 
 
@@ -138,7 +138,7 @@ def test_the_last_position_there_is(made: Make, name: str) -> None:
     ids = [START, *(4 + i % 70 for i in range(POSITIONS - 1))]
     rows = Rows(model.written, context=POSITIONS)
     rows.read_source(0, SOURCES[0])
-    found = rows.prefill(0, ids, every=True)
+    found = rows.prefill(0, ids, all_logits=True)
     np.testing.assert_allclose(found, reference_logits(model, SOURCES[0], ids), atol=NEAR)
 
 

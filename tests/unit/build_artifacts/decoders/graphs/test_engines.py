@@ -12,7 +12,7 @@ import torch
 from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import GeneratorSettings
-from deployments.engines.decoder import Decoder, DecoderSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from tests.support.tiny_checkpoints import POSITIONS
 from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
@@ -22,7 +22,7 @@ SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12])
 
 
 @contextmanager
-def opened(made: Made) -> Iterator[Decoder]:
+def opened(made: Made) -> Iterator[DecoderEngine]:
     written = made.written
     source = None
     if written.encoder is not None:
@@ -42,7 +42,7 @@ def opened(made: Made) -> Iterator[Decoder]:
             source=source,
         ),
         vocabulary=written.vocabulary,
-        most_tokens=POSITIONS,
+        max_tokens=POSITIONS,
     )
     engine = open_decoder(spec, GeneratorSettings(kv_slots=3))
     yield engine
