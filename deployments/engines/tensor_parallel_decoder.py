@@ -130,7 +130,7 @@ class TensorParallelDecoder:
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         """Swap the memory of two slots. Raises EngineFailed."""
-        self._call("exchange", first, second, tokens)
+        self._call("swap", first, second, tokens)
 
     def close(self) -> None:
         """End the processes, and what they hold with them."""
