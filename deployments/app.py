@@ -25,7 +25,7 @@ from deployments.config import (
 )
 from deployments.errors import ServeError
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
-from deployments.ingress.apis.operations.metrics_text import gather_from_ray
+from deployments.ingress.apis.operations.metrics_text import scrape_ray
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
     ENCODER_DEPLOYMENTS,
@@ -192,7 +192,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once the replica stands."""
-        return build_http_app(self._service, self._generation, gather_from_ray)
+        return build_http_app(self._service, self._generation, scrape_ray)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

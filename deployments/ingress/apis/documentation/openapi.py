@@ -35,7 +35,7 @@ from deployments.errors import (
     UnsupportedEncoding,
     WrongTask,
 )
-from deployments.ingress.apis.documentation.components import Components, shape_of
+from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.http.api import Family, Operation
 from deployments.ingress.http.request_options import HEADERS
 from deployments.release import RELEASE
@@ -46,10 +46,10 @@ _REFUSED = ArtifactMissing("Model org/name is refused: nothing was built under t
 _LOADING = ModelLoading("Model org/name is currently loading", estimated_time_s=20.0)
 
 # Wherever a model is named in the path.
-OF_MODELS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
+MODEL_ERRORS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
 
 # Wherever a body is read.
-OF_BODIES: tuple[ServeError, ...] = (
+BODY_ERRORS: tuple[ServeError, ...] = (
     MalformedBody("the body is not JSON in UTF-8", field="body"),
     InvalidField("Error in `inputs`: field required", field="inputs"),
     EmptyInput("`inputs` is empty", field="inputs"),
@@ -100,14 +100,14 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
         for operation in operations:
             for route in operation.paths if not operation.hidden else ():
                 # As the router does: of two that are the same the first one is served.
-                item = paths.setdefault(plain_path(route), {})
+                item = paths.setdefault(to_openapi_path(route), {})
                 if operation.method.lower() in item:
                     continue
                 item[operation.method.lower()] = {
-                    **described(family, operation, route, components),
+                    **describe_operation(family, operation, route, components),
                     "parameters": parameters(operation, route, model_ids),
                     "responses": {
-                        **answers(operation, components),
+                        **build_responses(operation, components),
                         **error_responses(
                             operation,
                             route,
@@ -125,17 +125,18 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
     }
 
 
-def described(
+def describe_operation(
     family: Family, operation: Operation, route: str, components: Components
 ) -> dict[str, Any]:
     """What an operation is and reads."""
     told: dict[str, Any] = {
-        "operationId": operation.method.lower() + (pascal(plain_path(route)) or "Root"),
+        "operationId": operation.method.lower()
+        + (to_pascal_case(to_openapi_path(route)) or "Root"),
         "tags": [family.name],
         "summary": operation.summary,
     }
     if operation.body is not None:
-        schema = components.named(f"{pascal(operation.summary)}Body", operation.body)
+        schema = components.add_schema(f"{to_pascal_case(operation.summary)}Body", operation.body)
         content: dict[str, Any] = {"schema": schema}
         if operation.examples:
             content["examples"] = {k: {"value": v} for k, v in operation.examples.items()}
@@ -146,7 +147,7 @@ def described(
 def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Parts of the path, and the headers that mean something."""
     in_path = [
-        {"name": name, "in": "path", "required": True, **path_parameter(name, model_ids)}
+        {"name": name, "in": "path", "required": True, **build_path_parameter(name, model_ids)}
         for name in PARAMETER.findall(route)
     ]
     if not operation.runs_model:
@@ -165,7 +166,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
     ]
 
 
-def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
+def build_path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
     """Description, schema and examples of a part of the path."""
     if name == "task":
         return {"schema": {"type": "string", "enum": [task.value for task in TaskName]}}
@@ -179,7 +180,7 @@ def path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def answers(operation: Operation, components: Components) -> dict[str, Any]:
+def build_responses(operation: Operation, components: Components) -> dict[str, Any]:
     """What comes back when nothing is wrong, and the operation's own other statuses."""
     schemas = {operation.media_type: operation.answer, EVENTS: operation.events}
     good: dict[str, Any] = {
@@ -212,9 +213,9 @@ def response_schema(
     if schema.keys() <= {"type"}:
         return schema
     if media_type != EVENTS:
-        return components.named(f"{pascal(operation.summary)}Answer", schema)
-    named = components.named(f"{pascal(operation.summary)}Event", schema)
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": named}
+        return components.add_schema(f"{to_pascal_case(operation.summary)}Answer", schema)
+    add_schema = components.add_schema(f"{to_pascal_case(operation.summary)}Event", schema)
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": add_schema}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
@@ -233,10 +234,13 @@ def error_responses(
     operation: Operation, route: str, error_formats: Sequence[Family], components: Components
 ) -> dict[str, Any]:
     """Every error that may come, by status, with what the families really say."""
-    possible: tuple[ServeError, ...] = OF_BODIES if operation.body is not None else ()
+    possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
     if "{id" in route:
-        possible = (*possible, *(one for one in OF_MODELS if one not in possible))
-    schemas = [components.named(f"{pascal(f.name)}Error", error_shape(f)) for f in error_formats]
+        possible = (*possible, *(one for one in MODEL_ERRORS if one not in possible))
+    schemas = [
+        components.add_schema(f"{to_pascal_case(f.name)}Error", infer_error_schema(f))
+        for f in error_formats
+    ]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     responses: dict[str, Any] = {}
     for family in error_formats:
@@ -266,16 +270,18 @@ def add_error_response(
     examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
 
 
-def error_shape(family: Family) -> JsonSchema:
+def infer_error_schema(family: Family) -> JsonSchema:
     """A schema that all of a family's errors fit."""
-    return shape_of([orjson.loads(bytes(family.error_response(one).body)) for one in OF_BODIES])
+    return infer_schema(
+        [orjson.loads(bytes(family.error_response(one).body)) for one in BODY_ERRORS]
+    )
 
 
-def plain_path(route: str) -> str:
+def to_openapi_path(route: str) -> str:
     """A route as OpenAPI writes it: `/models/{id:path}` as `/models/{id}`."""
     return PARAMETER.sub(r"{\1}", route)
 
 
-def pascal(text: str) -> str:
+def to_pascal_case(text: str) -> str:
     """`/v1/models` and `v1 models` as `V1Models`."""
     return "".join(word[:1].upper() + word[1:] for word in re.findall(r"[A-Za-z0-9]+", text))

@@ -23,11 +23,11 @@ from starlette.responses import Response
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import InvalidField, ModelLoading, ServeError
 from deployments.ingress.apis.huggingface.requests import (
-    envelope_of,
-    given_parameters,
-    inputs_of,
-    parameters_of,
-    task_of,
+    merge_parameters,
+    parse_envelope,
+    parse_task,
+    parse_task_inputs,
+    parse_task_parameters,
 )
 from deployments.ingress.apis.model_list import (
     is_loaded,
@@ -36,20 +36,20 @@ from deployments.ingress.apis.model_list import (
     short_path_list,
 )
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
-from deployments.ingress.apis.text2text.requests import has_encoder, task_for
+from deployments.ingress.apis.text2text.requests import has_encoder, resolve_generation_task
 from deployments.ingress.apis.text2text.routes import (
-    ANSWER,
-    EXAMPLE,
+    TEXT2TEXT_EXAMPLE,
+    TEXT2TEXT_RESPONSE,
     TextToTextHandler,
-    text_to_text_schemas,
+    text2text_body_schemas,
 )
-from deployments.ingress.apis.text_generation.responses import HEADERS
+from deployments.ingress.apis.text_generation.responses import TGI_HEADERS
 from deployments.ingress.apis.text_generation.routes import (
-    ENVELOPE_ANSWER,
     ENVELOPE_EXAMPLE,
-    EVENTS,
+    ENVELOPE_RESPONSE,
+    EVENT_SCHEMA,
     TextGenerationRoutes,
-    generation_schema,
+    envelope_body_schema,
 )
 from deployments.ingress.generation import GenerationService
 from deployments.ingress.http.api import Operation, schema_of
@@ -74,10 +74,15 @@ from deployments.tasks.text_classification import LabelScore
 
 # huggingface_hub reads zero-shot answers as lists from 1.2 on, and as objects before.
 HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
-LISTS_SINCE = (1, 2)
+LIST_SINCE_VERSION = (1, 2)
 
 # Every task's, and what zero-shot answers are presented as.
-ANSWERS = (*(task.answer for task in TASKS.values()), list[LabelScore], ENVELOPE_ANSWER, ANSWER)
+RESPONSE_TYPES = (
+    *(task.answer for task in TASKS.values()),
+    list[LabelScore],
+    ENVELOPE_RESPONSE,
+    TEXT2TEXT_RESPONSE,
+)
 EXAMPLES: Mapping[str, Any] = {
     "embedding": {"inputs": ["A cat.", "A kitten."]},
     "similarity": {"inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}},
@@ -87,7 +92,7 @@ EXAMPLES: Mapping[str, Any] = {
     "entities": {"inputs": "A city.", "parameters": {"aggregation_strategy": "simple"}},
     "question": {"inputs": {"question": "Was it good?", "context": "The food was good."}},
     "mask": {"inputs": "The food was [MASK].", "parameters": {"targets": ["good"]}},
-    "summary": EXAMPLE,
+    "summary": TEXT2TEXT_EXAMPLE,
 }
 
 
@@ -124,12 +129,12 @@ class HuggingFaceRoutes:
             paths=paths,
             handler=self.infer,
             summary=summary,
-            body=any_body(),
-            answer=any_answer(),
+            body=any_body_schema(),
+            answer=any_response_schema(),
             examples={**EXAMPLES, **examples},
-            events=EVENTS,
+            events=EVENT_SCHEMA,
             runs_model=True,
-            headers={**HEADERS, **REPLY_HEADERS},
+            headers={**TGI_HEADERS, **REPLY_HEADERS},
         )
 
     def _read(self, summary: str, path: str, handler: Any) -> Operation:
@@ -147,17 +152,17 @@ class HuggingFaceRoutes:
 
     async def infer(self, request: Request) -> Response:
         """Run a task."""
-        body = envelope_of(await read_json(request, self._service.settings.limits))
+        body = parse_envelope(await read_json(request, self._service.settings.limits))
         model_id = model_in_path(request) or model_in_body(body.get("model"))
-        task = task_of(request.path_params.get("task"))
+        task = parse_task(request.path_params.get("task"))
         if (writer := self._writer(body, model_id, task)) is not None:
             return await self._written(request, body, writer, task)
         reply = await self._service.answer(
             Question(
-                inputs=inputs_of(body),
+                inputs=parse_task_inputs(body),
                 model_id=model_id,
                 task=task,
-                parameters=parameters_of(body),
+                parameters=parse_task_parameters(body),
                 options=(options := read_options(body.get("options"), request.headers)),
             )
         )
@@ -174,8 +179,8 @@ class HuggingFaceRoutes:
         task: TaskName | None,
     ) -> Response:
         if has_encoder(writer):
-            return await self._rewriting.answer_envelope(request, body, writer, task)
-        return await self._writing.answer_envelope(request, body, writer.ref.id)
+            return await self._rewriting.handle_envelope(request, body, writer, task)
+        return await self._writing.handle_envelope(request, body, writer.ref.id)
 
     def _writer(
         self, body: Mapping[str, Any], model_id: str | None, task: TaskName | None
@@ -189,7 +194,7 @@ class HuggingFaceRoutes:
         if model_id is not None:
             model = self._service.registry.find(model_id)
             if model.is_generative:
-                task_for(model, task)
+                resolve_generation_task(model, task)
                 return model
             return None
         models = list(self._service.registry.open_models())
@@ -199,7 +204,7 @@ class HuggingFaceRoutes:
         if body.get("stream") is True and isinstance(body.get("inputs"), str):
             return writers[0]
         inputs = body if body.get("inputs") is None else body["inputs"]
-        question = Question(inputs=inputs, parameters=given_parameters(body))
+        question = Question(inputs=inputs, parameters=merge_parameters(body))
         others = [model for model in models if not model.is_generative]
         if models[0].is_generative and not any(detect_task(question, m) for m in others):
             return models[0]
@@ -242,16 +247,16 @@ class HuggingFaceRoutes:
 
 
 @cache
-def any_body() -> JsonSchema:
+def any_body_schema() -> JsonSchema:
     """A body for any of the tasks."""
     own = [envelope_schema(task) for task in TASKS]
-    return {"anyOf": [*own, *text_to_text_schemas(), generation_schema()]}
+    return {"anyOf": [*own, *text2text_body_schemas(), envelope_body_schema()]}
 
 
 @cache
-def any_answer() -> JsonSchema:
+def any_response_schema() -> JsonSchema:
     """An answer to any of them."""
-    return {"anyOf": [schema_of(kind) for kind in ANSWERS]}
+    return {"anyOf": [schema_of(kind) for kind in RESPONSE_TYPES]}
 
 
 def envelope_schema(name: TaskName) -> JsonSchema:
@@ -275,13 +280,13 @@ def format_for_client(reply: Reply, options: RequestOptions, user_agent: str) ->
     if reply.task is not TaskName.ZERO_SHOT_CLASSIFICATION:
         return value
     client = HUB_CLIENT.search(user_agent)
-    old_client = client is not None and (int(client[1]), int(client[2])) < LISTS_SINCE
+    old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION
     if old_client if options.legacy_format is None else options.legacy_format:
         return value
-    return [label_list(one) for one in value] if isinstance(value, list) else label_list(value)
+    return [pair_labels(one) for one in value] if isinstance(value, list) else pair_labels(value)
 
 
-def label_list(classified: Mapping[str, Any]) -> list[dict[str, Any]]:
+def pair_labels(classified: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One text's labels and scores, paired."""
     pairs = zip(classified["labels"], classified["scores"], strict=True)
     return [{"label": label, "score": score} for label, score in pairs]

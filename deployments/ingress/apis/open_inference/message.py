@@ -14,8 +14,8 @@ from deployments.errors import InvalidField, MalformedBody
 from deployments.ingress.apis.open_inference.tensors import (
     Datatype,
     Tensor,
-    tensor_of_bytes,
-    tensor_of_json,
+    parse_binary_tensor,
+    parse_json_tensor,
 )
 from deployments.ingress.http.bodies import json_response
 from deployments.tasks.inputs import FailFastList, Many
@@ -28,11 +28,11 @@ LENGTH_DIGITS = 18
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class _Message(BaseModel):
+class _ProtocolModel(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-class InputTensor(_Message):
+class InputTensor(_ProtocolModel):
     """An input with its values in `data`, or with `parameters.binary_data_size` bytes."""
 
     name: Name
@@ -42,14 +42,14 @@ class InputTensor(_Message):
     data: list[Any] | None = None
 
 
-class RequestedOutput(_Message):
+class RequestedOutput(_ProtocolModel):
     """An output that is wanted; `parameters.binary_data` says how."""
 
     name: Name
     parameters: dict[str, Any] | None = None
 
 
-class InferRequest(_Message):
+class InferRequest(_ProtocolModel):
     """The JSON of a request. Keys it does not name are ignored, as the protocol wants."""
 
     id: str | None = None
@@ -58,7 +58,7 @@ class InferRequest(_Message):
     outputs: Annotated[list[RequestedOutput], FailFastList()] | None = None
 
 
-class OutputTensor(_Message):
+class OutputTensor(_ProtocolModel):
     """An output with its values in `data`, or with `parameters.binary_data_size` bytes."""
 
     name: str
@@ -68,7 +68,7 @@ class OutputTensor(_Message):
     data: list[Any] | None = None
 
 
-class InferResponse(_Message):
+class InferResponse(_ProtocolModel):
     """The JSON of an answer."""
 
     model_name: str
@@ -119,10 +119,10 @@ def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str,
                     field=name,
                 )
             raw = binary[start : start + size]
-            tensors[name] = tensor_of_bytes(name, given.datatype, given.shape, raw)
+            tensors[name] = parse_binary_tensor(name, given.datatype, given.shape, raw)
             start += size
         elif given.data is not None:
-            tensors[name] = tensor_of_json(name, given.datatype, given.shape, given.data)
+            tensors[name] = parse_json_tensor(name, given.datatype, given.shape, given.data)
         else:
             raise InvalidField(f"`{name}` has no data", field=name)
     if start != len(binary):
@@ -132,7 +132,7 @@ def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str,
 
 def _binary_size(given: InputTensor) -> int | None:
     parameters = given.parameters or {}
-    _refuse_shared_memory(given.name, parameters)
+    _reject_shared_memory(given.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -164,7 +164,7 @@ def select_outputs(request: InferRequest, known: Sequence[str]) -> list[OutputSe
                 "with the parameter `top_k`",
                 field="outputs",
             )
-        _refuse_shared_memory(asked.name, parameters)
+        _reject_shared_memory(asked.name, parameters)
         own = _flag("binary_data", parameters)
         wanted[asked.name] = OutputSelection(asked.name, bool(by_default if own is None else own))
     return list(wanted.values())
@@ -177,7 +177,7 @@ def _flag(name: str, parameters: Mapping[str, Any]) -> bool | None:
     return value
 
 
-def _refuse_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
+def _reject_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
     if "shared_memory_region" in parameters:
         raise InvalidField(f"`{name}`: shared memory is not supported", field=name)
 

@@ -9,8 +9,8 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.task_tensors import (
-    FORMS,
     LIST_PARAMETERS,
+    TASK_TENSORS,
     TensorSpec,
 )
 from deployments.ingress.service import InferenceService
@@ -74,7 +74,7 @@ def model_metadata(model: RegisteredModel) -> ModelMetadata:
 
 
 def _task_metadata(task: Any) -> TaskMetadata:
-    form = FORMS[task]
+    form = TASK_TENSORS[task]
     return {
         "task": task.value,
         "inputs": [_tensor_metadata(spec) for spec in form.inputs],
@@ -100,7 +100,7 @@ def model_config(model: RegisteredModel, most_items: int) -> dict[str, Any]:
     `max_batch_size` 0 says that the first dimension is no batch: the rows of one request belong
     together. Otherwise it is left out of `dims`, as Triton does.
     """
-    form = FORMS[model.tasks[0]]
+    form = TASK_TENSORS[model.tasks[0]]
     return {
         "name": model.ref.id,
         "platform": model.manifest.candidates[0].engine,

@@ -11,9 +11,9 @@ import orjson
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import InvalidField
 from deployments.ingress.apis.open_inference.task_tensors import (
-    FORMS,
     LIST_PARAMETERS,
-    bind,
+    TASK_TENSORS,
+    bind_tensors,
     detect_task_from_tensors,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
@@ -24,7 +24,7 @@ from deployments.registry import RegisteredModel
 
 # What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
 # no sequences and no priorities here, and every request has the server's own deadline.
-RESERVED = frozenset(
+IGNORED_PARAMETERS = frozenset(
     {
         "binary_data_output",
         "priority",
@@ -36,10 +36,10 @@ RESERVED = frozenset(
         "content_type",
     }
 )
-RESERVED_PREFIX = "triton_"
+IGNORED_PREFIX = "triton_"
 TASK = "task"
-OPTIONS = frozenset(HEADERS.values())
-OPTIONS_CALLED = {"options": "parameters"}  # they stand among the parameters here
+OPTION_NAMES = frozenset(HEADERS.values())
+OPTION_FIELD_NAMES = {"options": "parameters"}  # they stand among the parameters here
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,18 @@ def parse_tensor_request(
     own = {
         name: value
         for name, value in parameters.items()
-        if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
+        if name not in IGNORED_PARAMETERS and not name.startswith(IGNORED_PREFIX)
     }
-    named = _task_named(own.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
-    with rename_error_fields(OPTIONS_CALLED):
-        options = read_options({name: own.pop(name) for name in OPTIONS & set(own)}, headers)
+    named = _parse_task(own.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
+    with rename_error_fields(OPTION_FIELD_NAMES):
+        options = read_options({name: own.pop(name) for name in OPTION_NAMES & set(own)}, headers)
     task = resolve_task(Question(None, task=named, parameters=own), model)
-    bound = bind(task, tensors)
+    bound = bind_tensors(task, tensors)
     for name in bound.parameters:
         if name in own:
             raise InvalidField(f"`{name}` is sent twice", field=name)
-    form = FORMS[task]
-    theirs, ours = form.wording
+    form = TASK_TENSORS[task]
+    theirs, ours = form.field_name
     # A reader of texts knows its input by the name it sent.
     called = bound.text_name if ours == "text" else ours
     return TensorRequest(
@@ -83,34 +83,34 @@ def parse_tensor_request(
             inputs=form.to_inputs(bound.columns),
             model_id=model.ref.id,
             task=task,
-            parameters={**_with_lists(task, own), **bound.parameters},
+            parameters={**_parse_lists(task, own), **bound.parameters},
             options=options,
         ),
         task=task,
-        names={theirs: called, **OPTIONS_CALLED},
+        names={theirs: called, **OPTION_FIELD_NAMES},
     )
 
 
-def _task_named(name: Any) -> TaskName | None:
+def _parse_task(name: Any) -> TaskName | None:
     if name is None:
         return None
     try:
         return TaskName(name)
     except ValueError as exc:
-        known = ", ".join(f"`{task}`" for task in FORMS)
+        known = ", ".join(f"`{task}`" for task in TASK_TENSORS)
         raise InvalidField(f"`parameters.task` must be one of {known}", field=TASK) from exc
 
 
-def _with_lists(task: TaskName, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_lists(task: TaskName, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """`parameters`, lists taken out of the strings that the protocol makes of them."""
     lists = LIST_PARAMETERS[task]
     return {
-        name: _list_in(value) if name in lists and isinstance(value, str) else value
+        name: _parse_list(value) if name in lists and isinstance(value, str) else value
         for name, value in parameters.items()
     }
 
 
-def _list_in(text: str) -> Any:
+def _parse_list(text: str) -> Any:
     """The list that `text` is in JSON, or `text` itself: labels also come separated by commas."""
     try:
         value = orjson.loads(text)

@@ -15,7 +15,7 @@ from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
 from deployments.ingress.http.api import schema_of
 from deployments.tasks import TASKS
 
-Columns = Mapping[str, list[str]]  # the texts of each input
+InputTexts = Mapping[str, list[str]]  # the texts of each input
 
 # What other servers call the one text input; ours comes first.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
@@ -34,24 +34,24 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class TaskTensors:
     """One task in tensors."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     rows: str  # how the rows of inputs and outputs belong together
-    to_inputs: Callable[[Columns], Any]  # raises InvalidField
+    to_inputs: Callable[[InputTexts], Any]  # raises InvalidField
     to_outputs: Callable[[Any], tuple[Tensor, ...]]
     batched: bool = True  # row i of every output answers row i of every input
     # How the task's own paths begin, and what they are called here.
-    wording: tuple[str, str] = ("inputs.", "")
+    field_name: tuple[str, str] = ("inputs.", "")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTensors:
     """The tensors of one request in their roles."""
 
-    columns: Columns
+    columns: InputTexts
     parameters: Mapping[str, Any]
     text_name: str  # what the client calls the text input
 
@@ -60,11 +60,11 @@ def _column(name: str, rows: int = -1, *, optional: bool = False) -> TensorSpec:
     return TensorSpec(name, "BYTES", (rows, 1), optional)
 
 
-def _texts(columns: Columns) -> list[str]:
+def _texts(columns: InputTexts) -> list[str]:
     return columns["text"]
 
 
-def _texts_and_pairs(columns: Columns) -> list[Any]:
+def _texts_and_pairs(columns: InputTexts) -> list[Any]:
     texts, pairs = columns["text"], columns.get("text_pair")
     if pairs is None:
         return texts
@@ -72,7 +72,7 @@ def _texts_and_pairs(columns: Columns) -> list[Any]:
     return [{"text": a, "text_pair": b} for a, b in zip(texts, pairs, strict=True)]
 
 
-def _questions(columns: Columns) -> dict[str, list[str]]:
+def _questions(columns: InputTexts) -> dict[str, list[str]]:
     questions, contexts = columns["question"], columns["context"]
     if len(contexts) == 1:
         contexts = contexts * len(questions)
@@ -80,8 +80,8 @@ def _questions(columns: Columns) -> dict[str, list[str]]:
     return {"question": questions, "context": contexts}
 
 
-def _one_and_many(one: str, many: str) -> Callable[[Columns], dict[str, Any]]:
-    def to_inputs(columns: Columns) -> dict[str, Any]:
+def _one_and_many(one: str, many: str) -> Callable[[InputTexts], dict[str, Any]]:
+    def to_inputs(columns: InputTexts) -> dict[str, Any]:
         _check_rows(one, len(columns[one]), 1)
         return {one: columns[one][0], many: columns[many]}
 
@@ -123,16 +123,16 @@ _LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (
 _JSON = (_column("output"),)
 _IN_TEXT = ("inputs", "text")
 
-FORMS: Mapping[TaskName, Form] = {
-    TaskName.FEATURE_EXTRACTION: Form(
+TASK_TENSORS: Mapping[TaskName, TaskTensors] = {
+    TaskName.FEATURE_EXTRACTION: TaskTensors(
         inputs=(_column("text"),),
         outputs=(TensorSpec("embedding", "FP32", (-1, -1)),),
         rows="row i of `embedding` is the vector of `text` i",
         to_inputs=_texts,
         to_outputs=_embedding,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
-    TaskName.SENTENCE_SIMILARITY: Form(
+    TaskName.SENTENCE_SIMILARITY: TaskTensors(
         inputs=(_column("source_sentence", 1), _column("sentences")),
         outputs=_JSON,
         rows="row i of `output` is the cosine of `source_sentence` and `sentences` i",
@@ -140,23 +140,23 @@ FORMS: Mapping[TaskName, Form] = {
         to_outputs=_json_rows,
         batched=False,
     ),
-    TaskName.TEXT_CLASSIFICATION: Form(
+    TaskName.TEXT_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"), _column("text_pair", optional=True)),
         outputs=_LABELS,
         rows="row i has the labels of `text` i, or of `text` i with `text_pair` i, best first",
         to_inputs=_texts_and_pairs,
         to_outputs=_labels,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
-    TaskName.ZERO_SHOT_CLASSIFICATION: Form(
+    TaskName.ZERO_SHOT_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"),),
         outputs=_LABELS,
         rows="row i has the `candidate_labels` for `text` i, best first",
         to_inputs=_texts,
         to_outputs=_candidate_labels,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
-    TaskName.TEXT_RANKING: Form(
+    TaskName.TEXT_RANKING: TaskTensors(
         inputs=(_column("query", 1), _column("texts")),
         outputs=_JSON,
         rows="best first; `index` in row i of `output` says which of the `texts` it is about",
@@ -164,41 +164,41 @@ FORMS: Mapping[TaskName, Form] = {
         to_outputs=_json_rows,
         batched=False,
     ),
-    TaskName.TOKEN_CLASSIFICATION: Form(
+    TaskName.TOKEN_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"),),
         outputs=_JSON,
         rows="row i of `output` is the list of entities in `text` i",
         to_inputs=_texts,
         to_outputs=_json_rows,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
-    TaskName.QUESTION_ANSWERING: Form(
+    TaskName.QUESTION_ANSWERING: TaskTensors(
         inputs=(_column("question"), _column("context")),
         outputs=_JSON,
         rows="row i of `output` answers `question` i from `context` i, or from the only `context`",
         to_inputs=_questions,
         to_outputs=_json_rows,
     ),
-    TaskName.FILL_MASK: Form(
+    TaskName.FILL_MASK: TaskTensors(
         inputs=(_column("text"),),
         outputs=_JSON,
         rows="row i of `output` has the candidates for `text` i, a list for each of several masks",
         to_inputs=_texts,
         to_outputs=_json_rows,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
-    TaskName.TOKEN_EMBEDDINGS: Form(
+    TaskName.TOKEN_EMBEDDINGS: TaskTensors(
         inputs=(_column("text"),),
         outputs=_JSON,
         rows="row i of `output` has the vectors of the tokens of `text` i",
         to_inputs=_texts,
         to_outputs=_json_rows,
-        wording=_IN_TEXT,
+        field_name=_IN_TEXT,
     ),
 }
 
 # Tensors that say which task is meant, when they are there together.
-SIGNATURES: Mapping[frozenset[str], TaskName] = {
+TASK_SIGNATURES: Mapping[frozenset[str], TaskName] = {
     frozenset({"question", "context"}): TaskName.QUESTION_ANSWERING,
     frozenset({"query", "texts"}): TaskName.TEXT_RANKING,
     frozenset({"source_sentence", "sentences"}): TaskName.SENTENCE_SIMILARITY,
@@ -209,7 +209,7 @@ SIGNATURES: Mapping[frozenset[str], TaskName] = {
 
 def detect_task_from_tensors(names: set[str]) -> TaskName | None:
     """The task that takes inputs of these names, where they tell."""
-    return next((task for needed, task in SIGNATURES.items() if needed <= names), None)
+    return next((task for needed, task in TASK_SIGNATURES.items() if needed <= names), None)
 
 
 def list_parameters(task: TaskName) -> frozenset[str]:
@@ -226,12 +226,12 @@ def _takes_list(schema: Mapping[str, Any]) -> bool:
 LIST_PARAMETERS: Mapping[TaskName, frozenset[str]] = {task: list_parameters(task) for task in TASKS}
 
 
-def bind(task: TaskName, tensors: Mapping[str, Tensor]) -> BoundTensors:
+def bind_tensors(task: TaskName, tensors: Mapping[str, Tensor]) -> BoundTensors:
     """Each tensor in its role: an input of the task, or one of its parameters.
 
     Raises InvalidField or EmptyInput, also for a tensor without a role.
     """
-    form, left = FORMS[task], dict(tensors)
+    form, left = TASK_TENSORS[task], dict(tensors)
     own = {spec.name for spec in form.inputs}
     known = [name for name in TASKS[task].parameters.model_fields if name not in own]
     parameters = {name: _parameter(task, left.pop(name)) for name in known if name in left}
@@ -240,7 +240,7 @@ def bind(task: TaskName, tensors: Mapping[str, Tensor]) -> BoundTensors:
     for spec in form.inputs:
         name = text_name if spec.name == "text" else spec.name
         if name in left:
-            columns[spec.name] = column_of(left.pop(name))
+            columns[spec.name] = read_column(left.pop(name))
         elif not spec.optional:
             takes = ", ".join(f"`{one.name}`" for one in form.inputs if not one.optional)
             raise InvalidField(
@@ -260,7 +260,7 @@ def _text_name(tensors: Mapping[str, Tensor]) -> str:
     return possible[0] if len(possible) == 1 else "text"
 
 
-def column_of(tensor: Tensor) -> list[str]:
+def read_column(tensor: Tensor) -> list[str]:
     """The texts of a tensor [n], [n, 1] or [1, n]. Raises InvalidField or EmptyInput."""
     if tensor.datatype != "BYTES":
         raise InvalidField(

@@ -84,20 +84,26 @@ class Tensor:
         return b"".join(part for one in encoded for part in (ELEMENT_LENGTH.pack(len(one)), one))
 
 
-def tensor_of_json(name: str, datatype: Datatype, shape: Sequence[int], data: list[Any]) -> Tensor:
+def parse_json_tensor(
+    name: str, datatype: Datatype, shape: Sequence[int], data: list[Any]
+) -> Tensor:
     """A tensor from `data`, flat or nested as `shape` says. Raises InvalidField."""
     values = _flat(name, shape, data)
     if datatype == "BYTES":
         wrong = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
-            raise _refused(f"{name}[{wrong}]", "must be a string; send other bytes as binary data")
+            raise _tensor_error(
+                f"{name}[{wrong}]", "must be a string; send other bytes as binary data"
+            )
         return Tensor(name, datatype, tuple(shape), values)
     if datatype == "BF16":
-        raise _refused(name, "is BF16, which JSON cannot hold; send it as binary data")
+        raise _tensor_error(name, "is BF16, which JSON cannot hold; send it as binary data")
     return Tensor(name, datatype, tuple(shape), _numbers(name, NUMPY_TYPES[datatype], values))
 
 
-def tensor_of_bytes(name: str, datatype: Datatype, shape: Sequence[int], raw: memoryview) -> Tensor:
+def parse_binary_tensor(
+    name: str, datatype: Datatype, shape: Sequence[int], raw: memoryview
+) -> Tensor:
     """A tensor from its raw bytes, all of them and no more. Raises InvalidField."""
     count = math.prod(shape)
     if datatype == "BYTES":
@@ -105,7 +111,7 @@ def tensor_of_bytes(name: str, datatype: Datatype, shape: Sequence[int], raw: me
     kind = NUMPY_TYPES[datatype]
     if len(raw) != count * kind.itemsize:
         due = f"{count} values of {datatype} are {count * kind.itemsize} bytes"
-        raise _refused(name, f"has {len(raw)} bytes; {due}")
+        raise _tensor_error(name, f"has {len(raw)} bytes; {due}")
     values = np.frombuffer(raw, kind)
     if datatype == "BF16":
         values = (values.astype("<u4") << 16).view("<f4")
@@ -117,11 +123,11 @@ def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
     count = math.prod(shape)
     nested = bool(data) and isinstance(data[0], list)
     if not nested and len(data) != count:
-        raise _refused(name, f"has {len(data)} values; its shape {list(shape)} means {count}")
+        raise _tensor_error(name, f"has {len(data)} values; its shape {list(shape)} means {count}")
     level = [data] if nested else [[data]]
     for size in shape if nested else ():
         if any(not isinstance(row, list) or len(row) != size for row in level):
-            raise _refused(name, f"is not nested as its shape {list(shape)} says")
+            raise _tensor_error(name, f"is not nested as its shape {list(shape)} says")
         level = [child for row in level for child in row]
     return level if nested else data
 
@@ -131,15 +137,15 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
     wrong = next((i for i, value in enumerate(values) if type(value) not in allowed), None)
     if wrong is not None:
         words = " or ".join(sorted(one.__name__ for one in allowed))
-        raise _refused(f"{name}[{wrong}]", f"must be of type {words}")
+        raise _tensor_error(f"{name}[{wrong}]", f"must be of type {words}")
     try:
         with np.errstate(over="ignore"):
             numbers = np.array(values, kind)
     except OverflowError as exc:
-        raise _refused(name, f"has a value that is too large for {kind.name}") from exc
+        raise _tensor_error(name, f"has a value that is too large for {kind.name}") from exc
     # JSON has no infinity, so one comes from a value beyond the type's range.
     if kind.kind == "f" and not np.isfinite(numbers).all():
-        raise _refused(name, f"has a value that is too large for {kind.name}")
+        raise _tensor_error(name, f"has a value that is too large for {kind.name}")
     return numbers
 
 
@@ -150,19 +156,19 @@ def _texts(name: str, count: int, raw: memoryview) -> list[str]:
     while start < len(raw):
         begin = start + ELEMENT_LENGTH.size
         if begin > len(raw):
-            raise _refused(f"{name}[{len(texts)}]", "ends within its length")
+            raise _tensor_error(f"{name}[{len(texts)}]", "ends within its length")
         end = begin + ELEMENT_LENGTH.unpack_from(raw, start)[0]
         if end > len(raw):
-            raise _refused(f"{name}[{len(texts)}]", "is said to be longer than the tensor")
+            raise _tensor_error(f"{name}[{len(texts)}]", "is said to be longer than the tensor")
         try:
             texts.append(str(raw[begin:end], "utf-8"))
         except UnicodeDecodeError as exc:
-            raise _refused(f"{name}[{len(texts)}]", "is not UTF-8") from exc
+            raise _tensor_error(f"{name}[{len(texts)}]", "is not UTF-8") from exc
         start = end
     if len(texts) != count:
-        raise _refused(name, f"has {len(texts)} elements; its shape means {count}")
+        raise _tensor_error(name, f"has {len(texts)} elements; its shape means {count}")
     return texts
 
 
-def _refused(path: str, why: str) -> InvalidField:
+def _tensor_error(path: str, why: str) -> InvalidField:
     return InvalidField(f"`{path}` {why}", field=path)

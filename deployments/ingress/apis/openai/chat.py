@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deployments.generation.messages import Chunk, Completion, FinishReason, Token, TopLogprob
 from deployments.ingress.apis.openai.responses import (
     DONE,
-    FINISHES,
+    FINISH_REASONS,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -18,14 +18,14 @@ from deployments.ingress.apis.openai.responses import (
     ChatMessage,
     ChatTokenLogprob,
     ChatTopLogprob,
-    Finish,
+    FinishReasonWord,
     ResponseToolCall,
-    chunk_event,
+    build_completions_usage,
+    build_envelope,
+    build_usage,
     clamp_logprob,
-    head_of,
-    usage_event,
-    usage_of,
-    usage_of_completions,
+    encode_chunk,
+    encode_usage,
 )
 from deployments.ingress.apis.openai.schemas import ChatBody
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
@@ -34,7 +34,7 @@ from deployments.ingress.generation import GenerationResponse, GenerationStream
 OBJECT, CHUNK_OBJECT, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
 
-def call_reader(body: ChatBody) -> ToolCallParser | None:
+def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
     """The reader of calls; None where there is nothing to call."""
     tools = offered_tools(body)
     return ToolCallParser(frozenset(tool.function.name for tool in tools)) if tools else None
@@ -42,18 +42,18 @@ def call_reader(body: ChatBody) -> ToolCallParser | None:
 
 def build_chat_response(reply: GenerationResponse, body: ChatBody) -> ChatCompletion:
     """The whole answers."""
-    reader = call_reader(body)
+    reader = build_tool_call_parser(body)
     return ChatCompletion(
-        **head_of(reply.model, OBJECT, PREFIX),
+        **build_envelope(reply.model, OBJECT, PREFIX),
         choices=[
-            whole_choice(index, one, reader, with_logprobs=bool(body.logprobs))
+            build_choice(index, one, reader, with_logprobs=bool(body.logprobs))
             for index, one in enumerate(reply.completions)
         ],
-        usage=usage_of_completions(reply.completions, reply.discarded, body.n or 1),
+        usage=build_completions_usage(reply.completions, reply.discarded, body.n or 1),
     )
 
 
-def whole_choice(
+def build_choice(
     index: int, completion: Completion, reader: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
     """One answer; with calls in place of its text where it is made of them."""
@@ -64,14 +64,14 @@ def whole_choice(
     return ChatChoice(
         index=index,
         message=message,
-        logprobs=logprobs_of(completion.tokens) if with_logprobs else None,
+        logprobs=build_logprobs(completion.tokens) if with_logprobs else None,
         finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
 
 
-def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> Finish:
+def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> FinishReasonWord:
     """Why an answer ended, in OpenAI's words."""
-    return "tool_calls" if calls else FINISHES[reason]
+    return "tool_calls" if calls else FINISH_REASONS[reason]
 
 
 def build_tool_call(call: FunctionCall) -> ResponseToolCall:
@@ -83,7 +83,7 @@ def build_tool_call(call: FunctionCall) -> ResponseToolCall:
     )
 
 
-def logprobs_of(tokens: Sequence[Token]) -> ChatLogprobs:
+def build_logprobs(tokens: Sequence[Token]) -> ChatLogprobs:
     """The tokens that made the text."""
     content = [
         ChatTokenLogprob(
@@ -122,7 +122,7 @@ class ChatStreamChoice:
         """The part that opens the message."""
         return self._part({"role": "assistant", "content": ""})
 
-    def parts_of(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
+    def add_chunk(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
         """What can be told once `chunk` has come."""
         self._text += chunk.text
         if self._with_logprobs:
@@ -148,11 +148,11 @@ class ChatStreamChoice:
         if self._text or self._tokens:
             part = self._part({"content": self._text})
             if self._with_logprobs:
-                part["logprobs"] = logprobs_of(self._tokens)
+                part["logprobs"] = build_logprobs(self._tokens)
             self._text, self._tokens = "", []
             yield part
 
-    def _part(self, delta: ChatDelta, finish: Finish | None = None) -> ChatChunkChoice:
+    def _part(self, delta: ChatDelta, finish: FinishReasonWord | None = None) -> ChatChunkChoice:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
@@ -165,23 +165,25 @@ class ChatEvents:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event for each part, and `[DONE]`; those that are ready together in one piece."""
-        head = head_of(self.stream.model, CHUNK_OBJECT, PREFIX)
-        usage_wanted = self.body.usage_wanted
-        reader = call_reader(self.body)
+        head = build_envelope(self.stream.model, CHUNK_OBJECT, PREFIX)
+        includes_usage = self.body.includes_usage
+        reader = build_tool_call_parser(self.body)
         choices = [
             ChatStreamChoice(index, reader, with_logprobs=bool(self.body.logprobs))
             for index in range(len(self.stream.started))
         ]
-        yield b"".join(chunk_event(head, one.first(), usage_wanted=usage_wanted) for one in choices)
+        yield b"".join(
+            encode_chunk(head, one.first(), includes_usage=includes_usage) for one in choices
+        )
         async for parts in self.stream.batches():
             told = b"".join(
-                chunk_event(head, one, usage_wanted=usage_wanted)
+                encode_chunk(head, one, includes_usage=includes_usage)
                 for part in parts
-                for one in choices[part.choice].parts_of(part.chunk)
+                for one in choices[part.choice].add_chunk(part.chunk)
             )
             if told:
                 yield told
-        if usage_wanted:
-            usage = usage_of(self.stream.started, self.stream.finished, len(choices))
-            yield usage_event(head, usage)
+        if includes_usage:
+            usage = build_usage(self.stream.started, self.stream.finished, len(choices))
+            yield encode_usage(head, usage)
         yield DONE

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from deployments.generation.messages import Chunk, Completion, Prompt, Started, Token
 from deployments.ingress.apis.openai.responses import (
     DONE,
-    FINISHES,
+    FINISH_REASONS,
     CompletionChoice,
     CompletionLogprobs,
     CompletionResponse,
-    chunk_event,
+    build_completions_usage,
+    build_envelope,
+    build_usage,
     clamp_logprob,
-    head_of,
-    usage_event,
-    usage_of,
-    usage_of_completions,
+    encode_chunk,
+    encode_usage,
 )
 from deployments.ingress.apis.openai.schemas import CompletionBody
 from deployments.ingress.generation import GenerationRequest, GenerationResponse, GenerationStream
@@ -30,7 +30,7 @@ def build_completion_response(
 ) -> CompletionResponse:
     """The whole answers."""
     choices = [
-        whole_choice(
+        build_choice(
             index,
             drop_text(one) if body.max_tokens == 0 else one,
             _prompt_of(question, index),
@@ -38,10 +38,12 @@ def build_completion_response(
         )
         for index, one in enumerate(reply.completions)
     ]
-    usage = usage_of_completions(reply.completions, reply.discarded, question.choices)
+    usage = build_completions_usage(reply.completions, reply.discarded, question.choices)
     if body.max_tokens == 0:
         usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-    return CompletionResponse(**head_of(reply.model, OBJECT, PREFIX), choices=choices, usage=usage)
+    return CompletionResponse(
+        **build_envelope(reply.model, OBJECT, PREFIX), choices=choices, usage=usage
+    )
 
 
 def drop_text(completion: Completion) -> Completion:
@@ -53,7 +55,7 @@ def _prompt_of(question: GenerationRequest, index: int) -> Prompt:
     return question.prompts[index // question.choices]
 
 
-def whole_choice(
+def build_choice(
     index: int, completion: Completion, prompt: Prompt, body: CompletionBody
 ) -> CompletionChoice:
     """One answer, behind its prompt where that is to be echoed."""
@@ -61,8 +63,8 @@ def whole_choice(
     return CompletionChoice(
         index=index,
         text=told.echoed + completion.text,
-        logprobs=told.logprobs_of(completion.tokens),
-        finish_reason=FINISHES[completion.finished.reason],
+        logprobs=told.build_logprobs(completion.tokens),
+        finish_reason=FINISH_REASONS[completion.finished.reason],
     )
 
 
@@ -78,7 +80,7 @@ class CompletionStreamText:
             is_text = isinstance(prompt, str)
             self.echoed = str(prompt) if is_text else "".join(t.text for t in started.prompt)
 
-    def logprobs_of(self, tokens: Sequence[Token]) -> CompletionLogprobs | None:
+    def build_logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs | None:
         """The next tokens, those of an echoed prompt in front; None where nobody asked."""
         if not self._with_logprobs:
             return None
@@ -120,16 +122,16 @@ class CompletionEvents:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One event for each part, and `[DONE]`; those that are ready together in one piece."""
-        head = head_of(self.stream.model, OBJECT, PREFIX)
+        head = build_envelope(self.stream.model, OBJECT, PREFIX)
         texts = [
             CompletionStreamText(self.body, _prompt_of(self.question, index), started)
             for index, started in enumerate(self.stream.started)
         ]
-        usage_wanted = self.body.usage_wanted
+        includes_usage = self.body.includes_usage
         for index, told in enumerate(texts):
             if told.echoed:
                 choice = self._choice(index, told, Chunk(told.echoed, ()))
-                yield chunk_event(head, choice, usage_wanted=usage_wanted)
+                yield encode_chunk(head, choice, includes_usage=includes_usage)
         async for parts in self.stream.batches():
             choices = [
                 self._choice(part.choice, texts[part.choice], part.chunk)
@@ -138,12 +140,12 @@ class CompletionEvents:
             ]
             if choices:
                 yield b"".join(
-                    chunk_event(head, choice, usage_wanted=usage_wanted) for choice in choices
+                    encode_chunk(head, choice, includes_usage=includes_usage) for choice in choices
                 )
-        if usage_wanted:
-            yield usage_event(
+        if includes_usage:
+            yield encode_usage(
                 head,
-                usage_of(self.stream.started, self.stream.finished, self.question.choices),
+                build_usage(self.stream.started, self.stream.finished, self.question.choices),
             )
         yield DONE
 
@@ -155,6 +157,6 @@ class CompletionEvents:
         return CompletionChoice(
             index=index,
             text=chunk.text,
-            logprobs=told.logprobs_of(chunk.tokens),
-            finish_reason=None if chunk.finished is None else FINISHES[chunk.finished.reason],
+            logprobs=told.build_logprobs(chunk.tokens),
+            finish_reason=None if chunk.finished is None else FINISH_REASONS[chunk.finished.reason],
         )

@@ -16,7 +16,7 @@ from deployments.ingress.service import Reply
 from deployments.tasks.embedding import EmbeddingParameters
 
 # What our own request calls differently.
-EMBEDDING_NAMES = {"inputs": "input", "parameters.": ""}
+EMBEDDING_FIELDS = {"inputs": "input", "parameters.": ""}
 
 
 class EmbeddingsRequest(EmbeddingParameters):
@@ -38,7 +38,7 @@ class EmbeddingsRequest(EmbeddingParameters):
         return {"normalize": True, **given}
 
 
-class Embedding(BaseModel):
+class EmbeddingObject(BaseModel):
     """One vector; base64 holds little-endian float32."""
 
     object: Literal["embedding"]
@@ -57,18 +57,18 @@ class EmbeddingsResponse(BaseModel):
     """The answer of `/v1/embeddings`."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: Usage
 
 
-def usage_of(reply: Reply) -> Usage:
+def build_usage(reply: Reply) -> Usage:
     """What an answer took; nothing is written, so all tokens are the prompt's."""
     tokens = reply.answer.timings.tokens
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:
+def build_embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:
     """One object per row [dimensions]; base64 holds little-endian float32."""
     return [
         {

@@ -14,9 +14,9 @@ from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import Chat, GenerationOptions, Grammar, Sampling
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
+    ChatRequestMessage,
     CompletionBody,
     GenerationBody,
-    Message,
     ToolCall,
 )
 from deployments.ingress.apis.openai.tools import call_grammar, forced_tools, offered_tools
@@ -28,11 +28,11 @@ from deployments.ingress.tokenization import TEXTS_OR_IDS
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
-FIELD = "response_format"
-KINDS = ("text", "json_object", "json_schema", "json", "regex")
+FORMAT_FIELD = "response_format"
+FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def grammar_of(form: Any) -> Grammar | None:
+def parse_grammar(form: Any) -> Grammar | None:
     """What the text must follow; None where it is free. Raises InvalidField.
 
     `{"type": "text"}`, `{"type": "json_object"}`, the latter also with a schema as `value`,
@@ -42,53 +42,55 @@ def grammar_of(form: Any) -> Grammar | None:
     if form is None:
         return None
     if not isinstance(form, dict):
-        raise InvalidField(f"`{FIELD}` must be an object", field=FIELD)
+        raise InvalidField(f"`{FORMAT_FIELD}` must be an object", field=FORMAT_FIELD)
     kind = form.get("type")
-    if kind not in KINDS:
-        known = ", ".join(f"`{one}`" for one in KINDS)
-        raise InvalidField(f"`{FIELD}.type` must be one of {known}", field=f"{FIELD}.type")
+    if kind not in FORMAT_TYPES:
+        known = ", ".join(f"`{one}`" for one in FORMAT_TYPES)
+        raise InvalidField(
+            f"`{FORMAT_FIELD}.type` must be one of {known}", field=f"{FORMAT_FIELD}.type"
+        )
     if kind == "text":
         return None
     if kind == "regex":
-        return Grammar("regex", _expression(form))
+        return Grammar("regex", _parse_expression(form))
     if kind == "json_schema":
-        return schema_grammar(*_named_schema(form))
+        return build_schema_grammar(*_find_schema(form))
     value = form.get("value")
     if value is None and kind == "json_object":
         return Grammar("json_object")
-    return schema_grammar(value, f"{FIELD}.value")
+    return build_schema_grammar(value, f"{FORMAT_FIELD}.value")
 
 
-def schema_grammar(schema: Any, path: str) -> Grammar:
+def build_schema_grammar(schema: Any, path: str) -> Grammar:
     """The grammar of a JSON schema. Raises InvalidField naming `path`."""
     if not isinstance(schema, dict):
         raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
-def _expression(form: dict[str, Any]) -> str:
+def _parse_expression(form: dict[str, Any]) -> str:
     value = form.get("value")
     if not isinstance(value, str) or not value:
-        path = f"{FIELD}.value"
+        path = f"{FORMAT_FIELD}.value"
         raise InvalidField(f"`{path}` must be a regular expression", field=path)
     return value
 
 
-def _named_schema(form: dict[str, Any]) -> tuple[Any, str]:
+def _find_schema(form: dict[str, Any]) -> tuple[Any, str]:
     """The schema and its path; TGI puts what OpenAI calls `json_schema` in `value`."""
     key = "json_schema" if form.get("json_schema") is not None else "value"
     named = form.get(key)
     if not isinstance(named, dict) or (key == "value" and "schema" not in named):
-        return named, f"{FIELD}.{key}"
-    return named.get("schema"), f"{FIELD}.{key}.schema"
+        return named, f"{FORMAT_FIELD}.{key}"
+    return named.get("schema"), f"{FORMAT_FIELD}.{key}.schema"
 
 
-MOST_BIASES = 1_024
-MOST_BIAS = 100.0
+MAX_LOGIT_BIASES = 1_024
+MAX_LOGIT_BIAS = 100.0
 # As OpenAI has it; conversations may go on until the context is full.
-COMPLETION_TOKENS = 16
+DEFAULT_COMPLETION_TOKENS = 16
 # The smallest share that still is one: only the likeliest token.
-LEAST_SHARE = 1e-9
+MIN_TOP_P = 1e-9
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
@@ -98,10 +100,10 @@ TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 def parse_completion_request(
     body: CompletionBody, model: RegisteredModel, request: RequestOptions
 ) -> GenerationRequest:
-    """What `/v1/completions` asks. Raises what `prompts_of` and `options_of` raise."""
-    prompts = prompts_of(body.prompt)
+    """What `/v1/completions` asks. Raises what `parse_prompts` and `parse_options` raise."""
+    prompts = parse_prompts(body.prompt)
     told = body.logprobs is not None
-    most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if most == 0 and (not body.echo or body.stream):
         raise InvalidField(
             "`max_tokens` must be at least 1, unless `echo` is true and nothing is streamed",
@@ -112,7 +114,7 @@ def parse_completion_request(
     return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
-        options=options_of(body, model.decoding.defaults)._replace(
+        options=parse_options(body, model.decoding.defaults)._replace(
             max_new_tokens=max(1, most),
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (told or spelled),
@@ -130,9 +132,9 @@ def parse_chat_request(
     """What `/v1/chat/completions` asks. Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
-    messages = tuple(message_of(message, i) for i, message in enumerate(body.messages))
+    messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
-    options = options_of(body, model.decoding.defaults)
+    options = parse_options(body, model.decoding.defaults)
     if forced := forced_tools(body):
         options = options._replace(grammar=call_grammar(forced))
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -147,23 +149,23 @@ def parse_chat_request(
     )
 
 
-def options_of(body: GenerationBody, own: GenerationDefaults) -> GenerationOptions:
+def parse_options(body: GenerationBody, own: GenerationDefaults) -> GenerationOptions:
     """What both bodies say of how to sample and where to stop. Raises InvalidField.
 
     What a body leaves out is the model's `own`.
     """
     return GenerationOptions(
-        sampling=sampling_of(body, own),
+        sampling=parse_sampling(body, own),
         min_new_tokens=body.min_tokens or 0,
-        stop=stops_of(body.stop),
-        grammar=grammar_of(body.response_format),
+        stop=parse_stops(body.stop),
+        grammar=parse_grammar(body.response_format),
     )
 
 
-def sampling_of(body: GenerationBody, own: GenerationDefaults) -> Sampling:
+def parse_sampling(body: GenerationBody, own: GenerationDefaults) -> Sampling:
     """How to sample. Raises InvalidField for a bias that is none."""
     top_k = own.top_k if body.top_k is None else body.top_k
-    top_p = own.top_p if body.top_p is None else max(body.top_p, LEAST_SHARE)
+    top_p = own.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
     penalty = body.repetition_penalty
     return Sampling(
         temperature=own.temperature if body.temperature is None else body.temperature,
@@ -179,7 +181,7 @@ def sampling_of(body: GenerationBody, own: GenerationDefaults) -> Sampling:
     )
 
 
-def stops_of(value: Any) -> tuple[str, ...]:
+def parse_stops(value: Any) -> tuple[str, ...]:
     """`stop`. Raises InvalidField or EmptyInput."""
     if value is None or value == []:
         return ()
@@ -197,26 +199,27 @@ def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """`logit_bias`: an object from token ids to what is added. Raises InvalidField."""
     if value is None or value == []:
         return ()
-    if not isinstance(value, dict) or len(value) > MOST_BIASES:
+    if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
         raise InvalidField(
-            f"`logit_bias` must be an object of up to {MOST_BIASES} token ids", field="logit_bias"
+            f"`logit_bias` must be an object of up to {MAX_LOGIT_BIASES} token ids",
+            field="logit_bias",
         )
-    return tuple(_bias(key, bias) for key, bias in value.items())
+    return tuple(_parse_bias(key, bias) for key, bias in value.items())
 
 
-def _bias(key: str, bias: Any) -> tuple[int, float]:
+def _parse_bias(key: str, bias: Any) -> tuple[int, float]:
     # Digits are counted first: Python refuses to read a number of thousands of them.
     is_id = key.isascii() and key.isdecimal() and len(key) < 10
     is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
-    if not is_id or not is_number or not math.fabs(bias) <= MOST_BIAS:
+    if not is_id or not is_number or not math.fabs(bias) <= MAX_LOGIT_BIAS:
         raise InvalidField(
-            f"`logit_bias` must name token ids, with a number of up to {MOST_BIAS:g} for each",
+            f"`logit_bias` must name token ids, with a number of up to {MAX_LOGIT_BIAS:g} for each",
             field=f"logit_bias.{key}",
         )
     return int(key), float(bias)
 
 
-def prompts_of(value: Any) -> list[str | tuple[int, ...]]:
+def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
     """`prompt`: one, or several. Raises InvalidField or EmptyInput."""
     if value is None:
         raise InvalidField("Error in `prompt`: field required", field="prompt")
@@ -226,7 +229,7 @@ def prompts_of(value: Any) -> list[str | tuple[int, ...]]:
     return [one if isinstance(one, str) else tuple(one) for one in given]
 
 
-def message_of(message: Message, place: int) -> dict[str, Any]:
+def parse_message(message: ChatRequestMessage, place: int) -> dict[str, Any]:
     """A message as chat templates read it, its content one string. Raises InvalidField."""
     told: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -241,7 +244,7 @@ def message_of(message: Message, place: int) -> dict[str, Any]:
     return told
 
 
-def _content(message: Message, place: int) -> str:
+def _content(message: ChatRequestMessage, place: int) -> str:
     content = message.content
     if content is None:
         if message.role == "assistant" and message.tool_calls:

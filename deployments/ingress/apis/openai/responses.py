@@ -26,13 +26,13 @@ class ErrorObject(TypedDict):
     code: str
 
 
-class ErrorEvent(TypedDict):
+class OpenAIError(TypedDict):
     """The last event of a stream that failed, and what a request that failed is answered."""
 
     error: ErrorObject
 
 
-def error_object(error: ServeError) -> ErrorObject:
+def build_openai_error(error: ServeError) -> ErrorObject:
     """What an error says, under OpenAI's names."""
     kind = "invalid_request_error"
     if error.status == 429:
@@ -42,23 +42,23 @@ def error_object(error: ServeError) -> ErrorObject:
     return {"message": error.message, "type": kind, "param": error.field, "code": error.code}
 
 
-def error_events(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
+def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
     """What turns an error in the middle of a stream into an event, its fields called by `names`."""
 
     def told(error: ServeError) -> bytes:
-        return event_of(orjson.dumps({"error": error_object(rename_field(error, names))}))
+        return event_of(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))
 
     return told
 
 
-Finish = Literal["stop", "length", "tool_calls"]
-FINISHES: Mapping[FinishReason, Finish] = {
+FinishReasonWord = Literal["stop", "length", "tool_calls"]
+FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
     FinishReason.LENGTH: "length",
     FinishReason.END: "stop",
     FinishReason.STOP: "stop",
 }
 # JSON has no infinity; a token of probability nought is told as OpenAI tells it.
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 DONE = event_of(b"[DONE]")
 
 
@@ -77,7 +77,7 @@ class GenerationUsage(TypedDict):
     prompt_tokens_details: PromptDetails
 
 
-class Head(TypedDict):
+class ResponseEnvelope(TypedDict):
     """What an answer, and every part of a stream, says of itself."""
 
     id: str
@@ -102,10 +102,10 @@ class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None  # null until the last part of a stream
+    finish_reason: FinishReasonWord | None  # null until the last part of a stream
 
 
-class CompletionResponse(Head):
+class CompletionResponse(ResponseEnvelope):
     """The answer of `/v1/completions`, and each part of its streams."""
 
     choices: list[CompletionChoice]
@@ -163,10 +163,10 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: FinishReasonWord
 
 
-class ChatCompletion(Head):
+class ChatCompletion(ResponseEnvelope):
     """The answer of `/v1/chat/completions`."""
 
     choices: list[ChatChoice]
@@ -187,19 +187,19 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Finish | None  # null until the last part
+    finish_reason: FinishReasonWord | None  # null until the last part
 
 
-class ChatCompletionChunk(Head):
+class ChatCompletionChunk(ResponseEnvelope):
     """Each part of a stream of `/v1/chat/completions`; the one that tells usage has no choices."""
 
     choices: list[ChatChunkChoice]
     usage: NotRequired[GenerationUsage | None]
 
 
-def head_of(model: RegisteredModel, kind: str, prefix: str) -> Head:
+def build_envelope(model: RegisteredModel, kind: str, prefix: str) -> ResponseEnvelope:
     """The head of a fresh answer."""
-    return Head(
+    return ResponseEnvelope(
         id=f"{prefix}-{uuid.uuid4().hex}",
         object=kind,
         created=int(time.time()),
@@ -208,7 +208,7 @@ def head_of(model: RegisteredModel, kind: str, prefix: str) -> Head:
     )
 
 
-def usage_of(
+def build_usage(
     started: Sequence[Started], finished: Sequence[Finished], per_prompt: int
 ) -> GenerationUsage:
     """What answers took: each prompt once, of which `started` has `per_prompt`, and all text."""
@@ -223,25 +223,27 @@ def usage_of(
     )
 
 
-def usage_of_completions(
+def build_completions_usage(
     told: Sequence[Completion], discarded: Sequence[Completion], per_prompt: int
 ) -> GenerationUsage:
-    """`usage_of` whole answers, those included that nobody is told."""
+    """`build_usage` whole answers, those included that nobody is told."""
     finished = [one.finished for one in (*told, *discarded)]
-    return usage_of([one.started for one in told], finished, per_prompt)
+    return build_usage([one.started for one in told], finished, per_prompt)
 
 
-def chunk_event(head: Head, choice: Mapping[str, Any], *, usage_wanted: bool) -> bytes:
+def encode_chunk(
+    head: ResponseEnvelope, choice: Mapping[str, Any], *, includes_usage: bool
+) -> bytes:
     """One part of a stream; `usage` is null in it where the last part tells it."""
-    usage = {"usage": None} if usage_wanted else {}
+    usage = {"usage": None} if includes_usage else {}
     return event_of(orjson.dumps({**head, "choices": [choice], **usage}))
 
 
-def usage_event(head: Head, usage: GenerationUsage) -> bytes:
+def encode_usage(head: ResponseEnvelope, usage: GenerationUsage) -> bytes:
     """The part of a stream that tells what it took."""
     return event_of(orjson.dumps({**head, "choices": [], "usage": usage}))
 
 
 def clamp_logprob(logprob: float | None) -> float:
     """A log-probability that JSON can carry."""
-    return LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)

@@ -20,11 +20,11 @@ from deployments.ingress.apis.model_list import model_facts, model_list
 from deployments.ingress.apis.openai.chat import ChatEvents, build_chat_response
 from deployments.ingress.apis.openai.completions import CompletionEvents, build_completion_response
 from deployments.ingress.apis.openai.embeddings import (
-    EMBEDDING_NAMES,
+    EMBEDDING_FIELDS,
     EmbeddingsRequest,
     EmbeddingsResponse,
-    embedding_objects,
-    usage_of,
+    build_embedding_objects,
+    build_usage,
 )
 from deployments.ingress.apis.openai.requests import (
     field_names,
@@ -35,9 +35,9 @@ from deployments.ingress.apis.openai.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     CompletionResponse,
-    ErrorEvent,
-    error_events,
-    error_object,
+    OpenAIError,
+    build_openai_error,
+    error_encoder,
 )
 from deployments.ingress.apis.openai.schemas import ChatBody, CompletionBody, GenerationBody
 from deployments.ingress.apis.response_headers import (
@@ -98,7 +98,7 @@ class OpenAIRoutes:
                 body=schema_of(ChatBody),
                 answer=schema_of(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
-                events=schema_of(ChatCompletionChunk | ErrorEvent),
+                events=schema_of(ChatCompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
@@ -110,7 +110,7 @@ class OpenAIRoutes:
                 body=schema_of(CompletionBody),
                 answer=schema_of(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
-                events=schema_of(CompletionResponse | ErrorEvent),
+                events=schema_of(CompletionResponse | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
@@ -140,7 +140,7 @@ class OpenAIRoutes:
         body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
-        with rename_error_fields(EMBEDDING_NAMES):
+        with rename_error_fields(EMBEDDING_FIELDS):
             reply = await self._service.answer(
                 Question(
                     inputs=parse_token_ids(body.input),
@@ -153,9 +153,11 @@ class OpenAIRoutes:
         return json_response(
             {
                 "object": "list",
-                "data": embedding_objects(reply.answer.value, body.encoding_format or "float"),
+                "data": build_embedding_objects(
+                    reply.answer.value, body.encoding_format or "float"
+                ),
                 "model": reply.model.ref.id,
-                "usage": usage_of(reply),
+                "usage": build_usage(reply),
             },
             headers=reply_headers(reply),
         )
@@ -199,7 +201,7 @@ class OpenAIRoutes:
         return SseResponse(
             told.events(),
             stream,
-            error_events(field_names(body)),
+            error_encoder(field_names(body)),
             stream_write_timeout_s=self._generation.settings.stream_write_timeout_s,
             headers=stream_headers(stream),
         )
@@ -217,5 +219,5 @@ class OpenAIRoutes:
         """OpenAI's error object; its clients pick the exception class by status."""
         # Its clients retry every 5xx twice unless told; most of ours would fail the same way again.
         headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
-        body = {"error": error_object(error)}
+        body = {"error": build_openai_error(error)}
         return json_response(body, status=error.status, headers=headers)

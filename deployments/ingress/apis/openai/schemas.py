@@ -10,7 +10,7 @@ from deployments.ingress.http.api import LENIENT, schema_of
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 # The most that a signed number of 64 bits holds, which is how clients of all languages send it.
@@ -40,9 +40,9 @@ class GenerationBody(BaseModel):
     stop: Annotated[Any, WithJsonSchema(schema_of(str | list[str] | None))] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Share | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1: no limit
-    min_p: Share | None = None
+    min_p: Probability | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty | None = None
@@ -53,7 +53,7 @@ class GenerationBody(BaseModel):
     options: Annotated[Any, WithJsonSchema(schema_of(RequestOptions))] = None
 
     @property
-    def usage_wanted(self) -> bool:
+    def includes_usage(self) -> bool:
         """Whether a stream ends with what it took."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -105,7 +105,7 @@ Content = Annotated[
 ]
 
 
-class Message(BaseModel):
+class ChatRequestMessage(BaseModel):
     """One message of a conversation."""
 
     model_config = LENIENT
@@ -117,7 +117,7 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
-class Function(BaseModel):
+class FunctionDefinition(BaseModel):
     """A function that the model may call; `parameters` is a JSON schema."""
 
     # The model's template gets it as it was sent.
@@ -134,13 +134,13 @@ class Tool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
 class ChatBody(GenerationBody):
     """The body of `/v1/chat/completions`."""
 
-    messages: Many[Message]
+    messages: Many[ChatRequestMessage]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
     logprobs: bool | None = None

@@ -16,7 +16,7 @@ from deployments.ingress.http.bodies import parse_json
 # How the templates of several families of models mark a call.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # Characters in which a call shows itself as one, spaces included.
-HEAD_CHARS = 1_000
+MAX_PREFIX_CHARS = 1_000
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -37,15 +37,17 @@ class ToolCallParser:
     """
 
     names: frozenset[str]
-    _heads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _prefixes: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_heads", tuple(call_heads(self.names)))
+        object.__setattr__(self, "_prefixes", tuple(list_call_prefixes(self.names)))
 
     def may_start_tool_call(self, text: str) -> bool:
         """Whether an answer that begins with `text` may still be a call."""
-        head = "".join(text[:HEAD_CHARS].split())
-        return head.startswith(self._heads) or any(one.startswith(head) for one in self._heads)
+        head = "".join(text[:MAX_PREFIX_CHARS].split())
+        return head.startswith(self._prefixes) or any(
+            one.startswith(head) for one in self._prefixes
+        )
 
     def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
         """The calls that a whole answer is; none where it is something else."""
@@ -73,7 +75,7 @@ class ToolCallParser:
         return None
 
 
-def call_heads(names: Iterable[str]) -> Iterator[str]:
+def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
     """How a call of one of the functions may begin, without its spaces."""
     for mark in ("", OPEN):
         for bracket in ("", "["):
@@ -131,31 +133,34 @@ def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     prefix = f"{function.name}."
     for key in DEFINITIONS:
         if isinstance(own := parameters.get(key), dict):
-            definitions.update({prefix + k: _moved(v, prefix) for k, v in own.items()})
+            definitions.update({prefix + k: _move_references(v, prefix) for k, v in own.items()})
     bare = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
     return {
         "type": "object",
-        "properties": {"name": {"enum": [function.name]}, "arguments": _moved(bare, prefix)},
+        "properties": {
+            "name": {"enum": [function.name]},
+            "arguments": _move_references(bare, prefix),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, prefix: str) -> Any:
+def _move_references(schema: Any, prefix: str) -> Any:
     """A schema whose references lead to where its definitions are now."""
     if isinstance(schema, list):
-        return [_moved(one, prefix) for one in schema]
+        return [_move_references(one, prefix) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
-        key: _moved_reference(value, prefix)
+        key: _move_reference(value, prefix)
         if key == "$ref" and isinstance(value, str)
-        else _moved(value, prefix)
+        else _move_references(value, prefix)
         for key, value in schema.items()
     }
 
 
-def _moved_reference(reference: str, prefix: str) -> str:
+def _move_reference(reference: str, prefix: str) -> str:
     for key in DEFINITIONS:
         start = f"#/{key}/"
         if reference.startswith(start):

@@ -109,11 +109,11 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
 
 
-async def gather_from_ray() -> str:
+async def scrape_ray() -> str:
     """Our metrics from every live node; a node that does not answer is left out."""
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
-    return add_tei_aliases(merge(texts))
+    return add_tei_aliases(merge_expositions(texts))
 
 
 def _agent_urls() -> list[str]:
@@ -135,7 +135,7 @@ def _fetch(url: str) -> str:
         return ""
 
 
-def merge(expositions: Iterable[str]) -> str:
+def merge_expositions(expositions: Iterable[str]) -> str:
     """Our families out of several texts: one HELP and TYPE each, then all samples."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

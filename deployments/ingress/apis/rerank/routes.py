@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.apis.openai.embeddings import usage_of
-from deployments.ingress.apis.openai.responses import error_object
+from deployments.ingress.apis.openai.embeddings import build_usage
+from deployments.ingress.apis.openai.responses import build_openai_error
 from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
     ClassifyResponse,
@@ -28,11 +28,11 @@ from deployments.ingress.apis.rerank.schemas import (
     RerankEnvelope,
     RerankResponse,
     TextsBody,
-    ranked_document,
-    text_of,
+    build_ranked_document,
+    document_text,
 )
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
-from deployments.ingress.apis.text_embeddings.routes import tei_headers
+from deployments.ingress.apis.text_embeddings.routes import tei_response_headers
 from deployments.ingress.http.api import Operation, parse_body, schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
@@ -41,9 +41,9 @@ from deployments.ingress.service import InferenceService, Question, Reply
 from deployments.tasks.ranking import RankedText, RankingParameters
 
 # What our own request calls differently.
-TEXTS_NAMES = {"inputs.": "", "parameters.": ""}
-DOCUMENTS_NAMES = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
-CLASSIFY_NAMES = {"inputs": "input", "parameters.": ""}
+TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
+DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
+CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
@@ -101,31 +101,32 @@ class RerankRoutes:
         if body.get("texts") is not None:
             return await self._rank_texts(request, parse_body(TextsBody, body))
         if "documents" not in body:
-            missing = "texts" if self._shared(request) else "documents"
+            missing = "texts" if self._is_tei_path(request) else "documents"
             raise InvalidField(f"Error in `{missing}`: field required", field=missing)
         use_error_format(request, self)
         return await self._rank_documents(request, parse_body(DocumentsBody, body))
 
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
-        with rename_error_fields(TEXTS_NAMES):
+        with rename_error_fields(TEXTS_FIELDS):
             reply = await self._rank(request, body, body.texts, parameters)
-        return json_response(reply.answer.value, headers=tei_headers(reply))
+        return json_response(reply.answer.value, headers=tei_response_headers(reply))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
-        texts = [text_of(document) for document in body.documents]
+        texts = [document_text(document) for document in body.documents]
         parameters = body.model_dump(include={"raw_scores"}, exclude_none=True)
-        with rename_error_fields(DOCUMENTS_NAMES):
+        with rename_error_fields(DOCUMENTS_FIELDS):
             reply = await self._rank(request, body, texts, parameters)
         shown = texts if body.return_documents else None
-        bare = self._shared(request)
+        bare = self._is_tei_path(request)
         version = "2" if request.url.path.endswith("/v2/rerank") else "1"
-        told = signed(reply)
+        told = build_rerank_envelope(reply)
         ranked = {
             **told,
             "object": "rerank",
             "results": [
-                ranked_document(one, shown, bare=bare) for one in reply.answer.value[: body.top_n]
+                build_ranked_document(one, shown, bare=bare)
+                for one in reply.answer.value[: body.top_n]
             ],
             "meta": {
                 "api_version": {"version": version},
@@ -156,7 +157,7 @@ class RerankRoutes:
         raw = await read_json_object(request, self._service.settings.limits)
         body = parse_body(ClassifyBody, raw)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
-        with rename_error_fields(CLASSIFY_NAMES):
+        with rename_error_fields(CLASSIFY_FIELDS):
             reply = await self._service.answer(
                 Question(
                     inputs=body.input,
@@ -166,24 +167,24 @@ class RerankRoutes:
                     options=read_options(None, request.headers),
                 )
             )
-        answer = {**signed(reply), "object": "classify", "data": reply.answer.value}
+        answer = {**build_rerank_envelope(reply), "object": "classify", "data": reply.answer.value}
         return json_response(answer, headers=reply_headers(reply))
 
-    def _shared(self, request: Request) -> bool:
+    def _is_tei_path(self, request: Request) -> bool:
         """Whether the path is text-embeddings-inference's too."""
         return not self.owns(request.url.path)
 
     def error_response(self, error: ServeError) -> Response:
         """OpenAI's error object, and its sentence also where Cohere's clients read it."""
-        body = {"message": error.message, "error": error_object(error)}
+        body = {"message": error.message, "error": build_openai_error(error)}
         return json_response(body, status=error.status, headers=retry_headers(error))
 
 
-def signed(reply: Reply) -> RerankEnvelope:
+def build_rerank_envelope(reply: Reply) -> RerankEnvelope:
     """What the answer says of itself."""
     return RerankEnvelope(
         id=str(uuid.uuid4()),
         created=int(time.time()),
         model=reply.model.ref.id,
-        usage=usage_of(reply),
+        usage=build_usage(reply),
     )

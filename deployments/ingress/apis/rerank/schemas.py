@@ -24,7 +24,7 @@ class TextsBody(RankingParameters):
     model: str | None = None
 
 
-class Document(BaseModel):
+class RerankDocument(BaseModel):
     """A document in an object; only its text is read."""
 
     model_config = LENIENT
@@ -38,7 +38,7 @@ class DocumentsBody(BaseModel):
     model_config = LENIENT
 
     query: NonEmptyText
-    documents: Many[text_or(Document)]  # type: ignore[valid-type]
+    documents: Many[text_or(RerankDocument)]  # type: ignore[valid-type]
     model: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None  # by default all
     return_documents: bool | None = None
@@ -95,12 +95,14 @@ class ClassifyResponse(RerankEnvelope):
     data: list[list[LabelScore]]
 
 
-def text_of(document: str | Document) -> str:
+def document_text(document: str | RerankDocument) -> str:
     """What of a document is ranked."""
     return document if isinstance(document, str) else document.text
 
 
-def ranked_document(ranked: RankedText, shown: list[str] | None, *, bare: bool) -> RankedDocument:
+def build_ranked_document(
+    ranked: RankedText, shown: list[str] | None, *, bare: bool
+) -> RankedDocument:
     """One result, with its document where documents are `shown`; `bare` without an object."""
     told = RankedDocument(index=ranked["index"], relevance_score=ranked["score"])
     if shown is not None:

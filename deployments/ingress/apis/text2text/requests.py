@@ -9,18 +9,18 @@ from typing import Any
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import TaskName
 from deployments.generation.messages import BeamSearchParams, GenerationOptions, Sampling
-from deployments.ingress.apis.huggingface.requests import given_parameters
+from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
-    read_text_to_text,
+    parse_text2text_parameters,
 )
 from deployments.ingress.apis.text_generation.requests import (
-    Asked,
+    GenerateRequest,
     RouteDefaults,
     build_generate_request,
-    options_of,
     parameter_conflict,
-    read_inputs,
+    parse_inputs,
+    parse_options,
 )
 from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.request_options import RequestOptions
@@ -29,7 +29,7 @@ from deployments.messages import Truncation
 from deployments.registry import RegisteredModel
 
 # Parameters that choose, or end, an answer token by token.
-STEPWISE = (
+TOKEN_LEVEL_PARAMETERS = (
     "stop", "stop_sequences", "grammar", "frequency_penalty", "details", "decoder_input_details",
     "top_n_tokens",
 )  # fmt: skip
@@ -41,7 +41,7 @@ class TextToTextRequest:
 
     model: RegisteredModel
     task: TaskName
-    asked: Asked
+    asked: GenerateRequest
     parameters: TextToTextParameters
 
     @classmethod
@@ -49,30 +49,30 @@ class TextToTextRequest:
         cls, body: Mapping[str, Any], model: RegisteredModel, task: TaskName, *, streams: bool
     ) -> TextToTextRequest:
         """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
-        manners = RouteDefaults(many=True, streams=streams)
-        inputs = read_inputs(body, manners)
-        parameters = read_text_to_text(given_parameters(body))
-        _refuse_languages(parameters, model)
-        _refuse_clashes(parameters, streams=streams)
-        asked = build_generate_request(inputs, parameters, manners)
+        defaults = RouteDefaults(many=True, streams=streams)
+        inputs = parse_inputs(body, defaults)
+        parameters = parse_text2text_parameters(merge_parameters(body))
+        _reject_languages(parameters, model)
+        _reject_conflicts(parameters, streams=streams)
+        asked = build_generate_request(inputs, parameters, defaults)
         return cls(model=model, task=task, asked=asked, parameters=parameters)
 
     @property
     def options(self) -> GenerationOptions:
         """The parameters, completed by the model's own, in a generator's terms."""
         parameters, defaults = self.parameters, self.model.decoding.defaults
-        fewest, most = lengths(parameters, defaults)
+        fewest, most = parse_lengths(parameters, defaults)
         repeats = parameters.no_repeat_ngram_size
         if repeats is None:  # what follows a grammar has to repeat itself
             repeats = 0 if parameters.grammar else defaults.no_repeat_ngram
-        options = options_of(parameters, streams=self.asked.streams)
+        options = parse_options(parameters, streams=self.asked.streams)
         return options._replace(
-            sampling=sampling_in(options.sampling, parameters),
-            beams=beams_of(parameters, defaults, streams=self.asked.streams),
+            sampling=adapt_sampling(options.sampling, parameters),
+            beams=parse_beam_search(parameters, defaults, streams=self.asked.streams),
             no_repeat_ngram=repeats,
             max_new_tokens=most,
             min_new_tokens=fewest,
-            truncation=truncation_of(parameters),
+            truncation=parse_truncation(parameters),
         )
 
     def question(self, request: RequestOptions) -> GenerationRequest:
@@ -97,12 +97,12 @@ def has_encoder(model: RegisteredModel) -> bool:
     return decoding is not None and decoding.source is not None
 
 
-def task_for(model: RegisteredModel, named: TaskName | None) -> TaskName:
+def resolve_generation_task(model: RegisteredModel, named: TaskName | None) -> TaskName:
     """The task asked for, else the model's own. Raises WrongTask naming what it can do."""
     return model.tasks[0] if named is None else require_task(named, model)
 
 
-def lengths(
+def parse_lengths(
     parameters: TextToTextParameters, defaults: GenerationDefaults
 ) -> tuple[int, int | None]:
     """Least and most new tokens; a default gives way to what is asked for. Raises InvalidField."""
@@ -122,7 +122,7 @@ def lengths(
     return fewest, most
 
 
-def beams_of(
+def parse_beam_search(
     parameters: TextToTextParameters, defaults: GenerationDefaults, *, streams: bool
 ) -> BeamSearchParams | None:
     """Beam search where it is asked for, or the model's own way and nothing asked speaks against.
@@ -130,7 +130,12 @@ def beams_of(
     What goes token by token does: streams, drawing, penalties, and what ends a text.
     """
     width = defaults.beams if parameters.num_beams is None else parameters.num_beams
-    if width == 1 or streams or parameters.samples or _stepwise(parameters) is not None:
+    if (
+        width == 1
+        or streams
+        or parameters.samples
+        or _find_token_level_parameter(parameters) is not None
+    ):
         return None
     penalty, stopping = parameters.length_penalty, parameters.early_stopping
     return BeamSearchParams(
@@ -141,7 +146,7 @@ def beams_of(
     )
 
 
-def sampling_in(given: Sampling, parameters: TextToTextParameters) -> Sampling:
+def adapt_sampling(given: Sampling, parameters: TextToTextParameters) -> Sampling:
     """`given`, with nothing drawn unless that is asked for; 0 as `top_k` bounds nothing."""
     if parameters.samples:
         return given._replace(top_k=given.top_k or None)
@@ -153,13 +158,13 @@ def sampling_in(given: Sampling, parameters: TextToTextParameters) -> Sampling:
     )
 
 
-def truncation_of(parameters: TextToTextParameters) -> Truncation:
+def parse_truncation(parameters: TextToTextParameters) -> Truncation:
     """What becomes of texts that are too long; as in transformers' pipelines they are not cut."""
     cuts = parameters.truncation in (True, "longest_first", "only_first")
     return Truncation.KEEP_START if cuts else Truncation.REFUSE
 
 
-def _refuse_clashes(parameters: TextToTextParameters, *, streams: bool) -> None:
+def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> None:
     """Raise InvalidField for what beam search, when it is asked for, cannot go together with."""
     if parameters.truncation == "only_second":
         raise parameter_conflict("truncation", "cannot be `only_second`: there is no second text")
@@ -171,20 +176,20 @@ def _refuse_clashes(parameters: TextToTextParameters, *, streams: bool) -> None:
         raise parameter_conflict(
             "num_beams", "must be 1 where tokens are drawn: leave `do_sample` out"
         )
-    if (name := _stepwise(parameters)) is not None:
+    if (name := _find_token_level_parameter(parameters)) is not None:
         raise parameter_conflict("num_beams", f"must be 1 where `{name}` is given")
     if (parameters.num_return_sequences or 1) > 1:
         raise parameter_conflict("num_return_sequences", "is not possible with beam search")
 
 
-def _stepwise(parameters: TextToTextParameters) -> str | None:
+def _find_token_level_parameter(parameters: TextToTextParameters) -> str | None:
     """A parameter that is of use only token by token, if one is given."""
     if parameters.repetition_penalty not in (None, 1.0):
         return "repetition_penalty"
-    return next((name for name in STEPWISE if getattr(parameters, name)), None)
+    return next((name for name in TOKEN_LEVEL_PARAMETERS if getattr(parameters, name)), None)
 
 
-def _refuse_languages(parameters: TextToTextParameters, model: RegisteredModel) -> None:
+def _reject_languages(parameters: TextToTextParameters, model: RegisteredModel) -> None:
     given = [name for name in ("src_lang", "tgt_lang") if getattr(parameters, name) is not None]
     if not given:
         return

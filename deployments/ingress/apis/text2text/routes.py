@@ -10,16 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
-from deployments.ingress.apis.huggingface.requests import wants_stream
-from deployments.ingress.apis.text2text.requests import TextToTextRequest, task_for
+from deployments.ingress.apis.huggingface.requests import parse_stream_flag
+from deployments.ingress.apis.text2text.requests import TextToTextRequest, resolve_generation_task
 from deployments.ingress.apis.text2text.schemas import (
-    KEYS,
-    NESTED,
+    NESTED_KEYS,
+    TEXT_KEYS,
     TextToTextAnswer,
     TextToTextParameters,
 )
-from deployments.ingress.apis.text_generation.requests import NAMES, PROMPTS
-from deployments.ingress.apis.text_generation.responses import answers_of, tgi_response_headers
+from deployments.ingress.apis.text_generation.requests import PROMPTS, TGI_FIELD_NAMES
+from deployments.ingress.apis.text_generation.responses import (
+    build_generate_responses,
+    tgi_response_headers,
+)
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes, body_schema
 from deployments.ingress.apis.text_generation.schemas import Generated
 from deployments.ingress.apis.text_generation.streaming import cancel_at
@@ -36,8 +39,8 @@ from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
 # Spaces that tokenizers of words leave, in the order in which transformers takes them out.
-LOOSE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-PLAIN = "generated_text"
+SPACED_MARKS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+PLAIN_KEY = "generated_text"
 
 
 def build_text2text_response(
@@ -49,7 +52,7 @@ def build_text2text_response(
     """
     told = [
         [_told(one, question, both=both) for one in answers]
-        for answers in answers_of(reply, question.asked)
+        for answers in build_generate_responses(reply, question.asked)
     ]
     if not question.asked.listed:
         return told[0]
@@ -62,9 +65,9 @@ def _told(answer: Generated, question: TextToTextRequest, *, both: bool) -> dict
     text = answer["generated_text"]
     if question.parameters.clean_up_tokenization_spaces:
         text = clean_up_spaces(text)
-    told: dict[str, Any] = {KEYS[question.task]: text}
+    told: dict[str, Any] = {TEXT_KEYS[question.task]: text}
     if both or "details" in answer:
-        told[PLAIN] = text
+        told[PLAIN_KEY] = text
     if "details" in answer:
         told["details"] = answer["details"]
     return told
@@ -72,14 +75,14 @@ def _told(answer: Generated, question: TextToTextRequest, *, both: bool) -> dict
 
 def clean_up_spaces(text: str) -> str:
     """`text` without the spaces that stand before punctuation and within contractions."""
-    for loose in LOOSE:
+    for loose in SPACED_MARKS:
         text = text.replace(loose, loose.strip())
     return text
 
 
 # What the Hugging Face routes document of these tasks.
-ANSWER = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
-EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
+TEXT2TEXT_RESPONSE = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
+TEXT2TEXT_EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
 
 
 class TextToTextHandler:
@@ -89,7 +92,7 @@ class TextToTextHandler:
         self._writing = writing
         self._generation = generation
 
-    async def answer_envelope(
+    async def handle_envelope(
         self,
         request: Request,
         body: Mapping[str, Any],
@@ -101,8 +104,8 @@ class TextToTextHandler:
         huggingface_hub's `text_generation` sends what its `summarization` does, to the same path:
         where that names no task, its answer has both their keys.
         """
-        task = task_for(model, named)
-        streams = wants_stream(body)
+        task = resolve_generation_task(model, named)
+        streams = parse_stream_flag(body)
         if streams:
             use_error_format(request, self._writing)
         question = TextToTextRequest.read(body, model, task, streams=streams)
@@ -133,16 +136,16 @@ class TextToTextHandler:
             "before beam search was done; without beams, by `num_beams` 1, what is there by then "
             "is the answer",
         ):
-            with rename_error_fields(NAMES):
+            with rename_error_fields(TGI_FIELD_NAMES):
                 return await self._generation.complete(wanted)
 
 
-def text_to_text_schemas() -> list[JsonSchema]:
+def text2text_body_schemas() -> list[JsonSchema]:
     """A body for each task."""
     schema = body_schema(PROMPTS, envelope=True)
     parameters = schema_of(TextToTextParameters)
     nested = {"type": "object", "description": "Of these parameters, any that are for `generate`."}
-    parameters["properties"] |= dict.fromkeys(NESTED, nested)
+    parameters["properties"] |= dict.fromkeys(NESTED_KEYS, nested)
     return [
         {
             **schema,

@@ -20,11 +20,11 @@ from deployments.ingress.apis.text_generation.schemas import (
 from deployments.tasks.inputs import parse_parameters
 
 # Objects in which clients put what is meant for `generate`, the older spellings first.
-NESTED = ("generate_kwargs", "generation_parameters", "generate_parameters")
+NESTED_KEYS = ("generate_kwargs", "generation_parameters", "generate_parameters")
 # An answer's score is divided by its length to this power, which must stay a number.
-LARGEST_PENALTY = 10.0
+MAX_LENGTH_PENALTY = 10.0
 
-Size = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 
 
 class TextToTextParameters(GenerateParameters):
@@ -36,10 +36,10 @@ class TextToTextParameters(GenerateParameters):
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Size | None = None
+    top_k: NonNegative | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_length: Annotated[
-        Size | None,
+        NonNegative | None,
         Field(description="`min_new_tokens` is one less: it counts the token answers follow."),
     ] = None
     max_length: Annotated[
@@ -51,11 +51,13 @@ class TextToTextParameters(GenerateParameters):
         Field(description="Above 1: beam search, which draws nothing and cannot be streamed."),
     ] = None
     length_penalty: (
-        Annotated[float, Field(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY, description="Of beams.")]
+        Annotated[
+            float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, description="Of beams.")
+        ]
         | None
     ) = None
     early_stopping: Literal[True, False, "never"] | None = None
-    no_repeat_ngram_size: Size | None = None
+    no_repeat_ngram_size: NonNegative | None = None
     truncation: (
         Literal[True, False, "do_not_truncate", "longest_first", "only_first", "only_second"] | None
     ) = None
@@ -109,22 +111,22 @@ class Translation(TypedDict):
 TextToTextAnswer = GeneratedText | Summary | Translation
 
 # What an answer's text is called.
-KEYS: Mapping[TaskName, str] = {
+TEXT_KEYS: Mapping[TaskName, str] = {
     TaskName.TEXT2TEXT_GENERATION: "generated_text",
     TaskName.SUMMARIZATION: "summary_text",
     TaskName.TRANSLATION: "translation_text",
 }
 
 
-def read_text_to_text(raw: Mapping[str, Any]) -> TextToTextParameters:
+def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
     """`raw` as parameters, nested ones among them. Raises UnknownParameter or InvalidField."""
     given: dict[str, Any] = {}
-    for name in NESTED:
+    for name in NESTED_KEYS:
         nested = raw.get(name)
         if nested is not None and not isinstance(nested, dict):
             raise InvalidField(f"`parameters.{name}` must be an object", field=f"parameters.{name}")
         given |= _told(nested or {})
-    given |= _told({key: value for key, value in raw.items() if key not in NESTED})
+    given |= _told({key: value for key, value in raw.items() if key not in NESTED_KEYS})
     return parse_parameters(TextToTextParameters, given)
 
 

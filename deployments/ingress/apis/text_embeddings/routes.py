@@ -44,10 +44,10 @@ from deployments.ingress.apis.text_embeddings.schemas import (
     SimpleToken,
     TeiInfo,
     TokenizeBody,
+    build_simple_tokens,
     model_dtype,
     model_type,
-    parameters_of,
-    simple_tokens,
+    task_parameters,
     text_or_pair,
 )
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
@@ -78,7 +78,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 }
 
 
-def tei_error(error: ServeError) -> Response:
+def build_tei_error(error: ServeError) -> Response:
     """`error_type` in Title case, as its server writes it, not as its documents say."""
     status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
@@ -88,7 +88,7 @@ def tei_error(error: ServeError) -> Response:
 B = TypeVar("B", bound=BaseModel)
 
 # Parameters stand beside `inputs` here.
-NAMES = {"parameters.": ""}
+TEI_FIELD_NAMES = {"parameters.": ""}
 MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "embed": {"two texts": {"inputs": ["A cat.", "A kitten."]}},
@@ -153,32 +153,34 @@ class TextEmbeddingsRoutes:
     async def embed(self, request: Request) -> Response:
         """Vectors, one for each text, of length 1 unless `normalize` says otherwise."""
         body = await self._read(request, EmbedBody)
-        with rename_error_fields(NAMES):
-            reply = await self._ask(
+        with rename_error_fields(TEI_FIELD_NAMES):
+            reply = await self._infer(
                 request,
                 body.model,
                 TaskName.FEATURE_EXTRACTION,
                 parse_token_ids(body.inputs),
-                {"normalize": True, **parameters_of(body, EmbeddingParameters)},
+                {"normalize": True, **task_parameters(body, EmbeddingParameters)},
             )
-        return json_response(reply.answer.value, headers=tei_headers(reply))
+        return json_response(reply.answer.value, headers=tei_response_headers(reply))
 
     async def embed_all(self, request: Request) -> Response:
         """Vectors as they are, one for each token, special ones included."""
         body = await self._read(request, EmbedAllBody)
-        with rename_error_fields(NAMES):
-            reply = await self._ask(
+        with rename_error_fields(TEI_FIELD_NAMES):
+            reply = await self._infer(
                 request,
                 body.model,
                 TaskName.TOKEN_EMBEDDINGS,
                 parse_token_ids(body.inputs),
-                parameters_of(body, SimilarityParameters),
+                task_parameters(body, SimilarityParameters),
             )
-        return json_response(reply.answer.value, headers=tei_headers(reply))
+        return json_response(reply.answer.value, headers=tei_response_headers(reply))
 
     async def embed_sparse(self, request: Request) -> Response:
         """Refused: nothing sealed here has a SPLADE head."""
-        raise await self._cannot(request, "is not a SPLADE model; `/embed` gives dense vectors")
+        raise await self._unsupported_error(
+            request, "is not a SPLADE model; `/embed` gives dense vectors"
+        )
 
     async def predict(self, request: Request) -> Response:
         """All labels, best first: flat for one text or pair, nested for a list of these."""
@@ -186,50 +188,53 @@ class TextEmbeddingsRoutes:
         given = body.inputs
         batch = isinstance(given, list) and isinstance(given[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
-        with rename_error_fields(NAMES):
-            reply = await self._ask(
+        with rename_error_fields(TEI_FIELD_NAMES):
+            reply = await self._infer(
                 request,
                 body.model,
                 TaskName.TEXT_CLASSIFICATION,
                 [text_or_pair(one) for one in given] if batch else text_or_pair(given),
-                {**parameters_of(body, TextParameters), **function},
+                {**task_parameters(body, TextParameters), **function},
             )
         labels = reply.answer.value
-        return json_response(labels if batch else labels[0], headers=tei_headers(reply))
+        return json_response(labels if batch else labels[0], headers=tei_response_headers(reply))
 
     async def similarity(self, request: Request) -> Response:
         """Cosines of one sentence with others."""
         body = await self._read(request, SimilarityBody)
         asked = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-        reply = await self._ask(
+        reply = await self._infer(
             request,
             body.model,
             TaskName.SENTENCE_SIMILARITY,
             body.inputs.model_dump(),
             {"truncate": True, **asked},
         )
-        return json_response(reply.answer.value, headers=tei_headers(reply))
+        return json_response(reply.answer.value, headers=tei_response_headers(reply))
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of each text, and where they stand in it."""
         body = await self._read(request, TokenizeBody)
         question = Question(
             inputs=body.inputs,
-            model_id=model_of(request, body.model),
+            model_id=select_model_id(request, body.model),
             parameters={"prompt_name": body.prompt_name},
         )
-        with rename_error_fields(NAMES):
+        with rename_error_fields(TEI_FIELD_NAMES):
             spelled = await self._service.tokenize(
                 question, special=body.add_special_tokens is not False
             )
         # Off the event loop: describing a hundred thousand tokens takes tenths of a second.
-        return json_response(await asyncio.to_thread(lambda: list(map(simple_tokens, spelled))))
+        return json_response(
+            await asyncio.to_thread(lambda: list(map(build_simple_tokens, spelled)))
+        )
 
     async def decode(self, request: Request) -> Response:
         """The text of each sequence of token ids."""
         body = await self._read(request, DecodeBody)
         question = Question(
-            inputs=token_sequences(body.ids, path="ids"), model_id=model_of(request, body.model)
+            inputs=token_sequences(body.ids, path="ids"),
+            model_id=select_model_id(request, body.model),
         )
         skip = body.skip_special_tokens is not False
         return json_response(await self._service.decode(question, skip_special=skip))
@@ -262,7 +267,7 @@ class TextEmbeddingsRoutes:
     async def _read(self, request: Request, kind: type[B]) -> B:
         return parse_body(kind, await read_json_object(request, self._service.settings.limits))
 
-    async def _ask(
+    async def _infer(
         self,
         request: Request,
         model: str | None,
@@ -273,19 +278,19 @@ class TextEmbeddingsRoutes:
         return await self._service.answer(
             Question(
                 inputs=inputs,
-                model_id=model_of(request, model),
+                model_id=select_model_id(request, model),
                 task=task,
                 parameters=parameters,
                 options=read_options(None, request.headers),
             )
         )
 
-    async def _cannot(self, request: Request, why: str) -> ServeError:
+    async def _unsupported_error(self, request: Request, why: str) -> ServeError:
         body = await self._read(request, EmbedBody)
         model = self._service.find_model(
             Question(
                 inputs=None,
-                model_id=model_of(request, body.model),
+                model_id=select_model_id(request, body.model),
                 task=TaskName.FEATURE_EXTRACTION,
             )
         )
@@ -293,15 +298,15 @@ class TextEmbeddingsRoutes:
 
     def error_response(self, error: ServeError) -> Response:
         """TEI's statuses and words."""
-        return tei_error(error)
+        return build_tei_error(error)
 
 
-def model_of(request: Request, named: str | None) -> str | None:
+def select_model_id(request: Request, named: str | None) -> str | None:
     """The model in the path, else the one that the body names."""
     return model_in_path(request) or model_in_body(named)
 
 
-def tei_headers(reply: Reply) -> dict[str, str]:
+def tei_response_headers(reply: Reply) -> dict[str, str]:
     """Where the time went, in whole milliseconds, beside what every family tells."""
     timings = reply.answer.timings
     told = {

@@ -20,8 +20,8 @@ from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
 # Branches of unions; see tasks/inputs.py for their brackets.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
 
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-POOLINGS = {"last": "lasttoken"}
+DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+POOLING_NAMES = {"last": "lasttoken"}
 
 
 def _at_most_a_pair(texts: list[str]) -> list[str]:
@@ -34,7 +34,7 @@ def _at_most_a_pair(texts: list[str]) -> list[str]:
     return texts
 
 
-def _kind_of_prediction(value: Any) -> str:
+def _prediction_tag(value: Any) -> str:
     if not isinstance(value, list):
         return _TEXT
     return _MANY if value and isinstance(value[0], list) else _PAIR
@@ -45,7 +45,7 @@ Predictions = Annotated[
     Annotated[NonEmptyText, Tag(_TEXT)]
     | Annotated[TextOrPair, Tag(_PAIR)]
     | Annotated[Many[TextOrPair], Tag(_MANY)],
-    Discriminator(_kind_of_prediction),
+    Discriminator(_prediction_tag),
 ]
 
 
@@ -143,7 +143,7 @@ def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
     """The kind of model in TEI's words, in ours where it has none."""
     if manifest.head is Head.VECTOR:
         pooling = manifest.pooling or "mean"
-        return {"embedding": {"pooling": POOLINGS.get(pooling, pooling)}}
+        return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
     if manifest.head is not Head.LABELS:
         return {manifest.tasks[0].value: {}}
     labels = manifest.labels
@@ -157,10 +157,10 @@ def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
 def model_dtype(manifest: ArtifactManifest) -> str:
     """The numbers that the model computes with, on a CPU where it has a graph for one."""
     candidate = manifest.candidate_for(Device.CPU) or manifest.candidates[0]
-    return DTYPES.get(candidate.precision, candidate.precision)
+    return DTYPE_NAMES.get(candidate.precision, candidate.precision)
 
 
-def parameters_of(body: TextParameters, kind: type[TextParameters]) -> dict[str, Any]:
+def task_parameters(body: TextParameters, kind: type[TextParameters]) -> dict[str, Any]:
     """The parameters of a task that stand in the body. Long texts are cut unless it says no."""
     given = body.model_dump(include=set(kind.model_fields), exclude_none=True)
     return {"truncate": True, **given}
@@ -173,7 +173,7 @@ def text_or_pair(given: str | list[Any]) -> str | dict[str, str]:
     return given[0] if len(given) == 1 else {"text": given[0], "text_pair": given[1]}
 
 
-def simple_tokens(spelled: TokenizedText) -> list[SimpleToken]:
+def build_simple_tokens(spelled: TokenizedText) -> list[SimpleToken]:
     """A text's tokens, each with its part of the text."""
     special = spelled.tokens.special
     rows = zip(spelled.tokens.ids.tolist(), spelled.tokens.offsets.tolist(), strict=True)

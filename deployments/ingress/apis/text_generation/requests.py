@@ -10,11 +10,11 @@ import orjson
 
 from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import GenerationOptions, Grammar, Sampling, Started
-from deployments.ingress.apis.huggingface.requests import given_parameters
+from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     GrammarParameter,
-    read_parameters,
+    parse_generate_parameters,
 )
 from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
@@ -25,7 +25,7 @@ PROMPT = Inputs[str](NonEmptyText, "a text")
 PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
 
 # Fields of our own request, as clients know them.
-NAMES = {
+TGI_FIELD_NAMES = {
     "prompt": "inputs",
     "prompt_logprobs": "parameters.decoder_input_details",
     "grammar": "parameters.grammar",
@@ -51,7 +51,7 @@ class RouteDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GenerateRequest:
     """A body that was read."""
 
     prompts: tuple[str, ...]
@@ -74,7 +74,7 @@ class Asked:
         return GenerationRequest(
             prompt=first,
             further_prompts=tuple(further),
-            options=options_of(self.parameters, streams=self.streams),
+            options=parse_options(self.parameters, streams=self.streams),
             model_id=model_id,
             choices=self.parameters.num_return_sequences or 1,
             best_of=self.parameters.best_of,
@@ -82,42 +82,44 @@ class Asked:
         )
 
 
-def parse_generate_request(body: Mapping[str, Any], manners: RouteDefaults) -> Asked:
+def parse_generate_request(body: Mapping[str, Any], defaults: RouteDefaults) -> GenerateRequest:
     """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
-    inputs = read_inputs(body, manners)
-    return build_generate_request(inputs, read_parameters(given_parameters(body)), manners)
+    inputs = parse_inputs(body, defaults)
+    return build_generate_request(
+        inputs, parse_generate_parameters(merge_parameters(body)), defaults
+    )
 
 
-def read_inputs(body: Mapping[str, Any], manners: RouteDefaults) -> str | list[str]:
+def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list[str]:
     """A text, or several where they may be asked. Raises InvalidField or EmptyInput."""
     if body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
-    return (PROMPTS if manners.many else PROMPT).read(body["inputs"])
+    return (PROMPTS if defaults.many else PROMPT).read(body["inputs"])
 
 
 def build_generate_request(
-    inputs: str | list[str], parameters: GenerateParameters, manners: RouteDefaults
-) -> Asked:
+    inputs: str | list[str], parameters: GenerateParameters, defaults: RouteDefaults
+) -> GenerateRequest:
     """What was read, put together. Raises InvalidField for what does not go together."""
     listed = isinstance(inputs, list)
-    _refuse_impossible(parameters)
-    if manners.streams:
-        _refuse_unstreamable(parameters, listed=listed)
-    if not manners.many and (parameters.num_return_sequences or 1) > 1:
+    _reject_unsupported(parameters)
+    if defaults.streams:
+        _reject_unstreamable(parameters, listed=listed)
+    if not defaults.many and (parameters.num_return_sequences or 1) > 1:
         raise parameter_conflict(
             "num_return_sequences", "is not possible here: one object is answered"
         )
     full_text = parameters.return_full_text
-    return Asked(
+    return GenerateRequest(
         prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
         listed=listed,
         parameters=parameters,
-        full_text=manners.full_text if full_text is None else full_text,
-        streams=manners.streams,
+        full_text=defaults.full_text if full_text is None else full_text,
+        streams=defaults.streams,
     )
 
 
-def _refuse_impossible(parameters: GenerateParameters) -> None:
+def _reject_unsupported(parameters: GenerateParameters) -> None:
     """Raise InvalidField for parameters that do not go with each other, or with this server."""
     several = (parameters.best_of or 1) > 1
     if parameters.watermark:
@@ -141,7 +143,7 @@ def _refuse_impossible(parameters: GenerateParameters) -> None:
             )
 
 
-def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
+def _reject_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
     """Raise InvalidField for what a stream of one text's tokens cannot tell."""
     if listed:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
@@ -153,24 +155,24 @@ def _refuse_unstreamable(parameters: GenerateParameters, *, listed: bool) -> Non
         raise parameter_conflict("decoder_input_details", "is not possible when streaming")
 
 
-def options_of(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
+def parse_options(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
     """The parameters in a generator's terms. Raises InvalidField for a grammar that is none."""
     # Every event has its token's log-probability: clients in typed languages insist on a number.
     tells_tokens = streams or parameters.includes_details
     return GenerationOptions(
-        sampling=sampling_of(parameters),
+        sampling=parse_sampling(parameters),
         max_new_tokens=parameters.max_new_tokens,
         min_new_tokens=parameters.min_new_tokens or 0,
         stop=tuple(parameters.stop or parameters.stop_sequences or ()),
         include_stop_string=True,
-        grammar=None if parameters.grammar is None else grammar_of(parameters.grammar),
+        grammar=None if parameters.grammar is None else parse_grammar(parameters.grammar),
         logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
         prompt_logprobs=bool(parameters.decoder_input_details),
         truncate_prompt_tokens=parameters.truncate,
     )
 
 
-def sampling_of(parameters: GenerateParameters) -> Sampling:
+def parse_sampling(parameters: GenerateParameters) -> Sampling:
     """How tokens are chosen: the likeliest, unless the parameters say they are drawn."""
     likeliest_or_drawn = 1.0 if parameters.samples else 0.0
     return Sampling(
@@ -189,7 +191,7 @@ def sampling_of(parameters: GenerateParameters) -> Sampling:
     )
 
 
-def grammar_of(given: GrammarParameter) -> Grammar:
+def parse_grammar(given: GrammarParameter) -> Grammar:
     """The grammar; a JSON schema may stand in an object with its name, or be text itself.
 
     Raises InvalidField.

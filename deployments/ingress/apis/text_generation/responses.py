@@ -33,7 +33,7 @@ from deployments.ingress.apis.response_headers import (
     retry_headers,
     stream_headers,
 )
-from deployments.ingress.apis.text_generation.requests import Asked
+from deployments.ingress.apis.text_generation.requests import GenerateRequest
 from deployments.ingress.apis.text_generation.schemas import (
     BestOfSequence,
     Details,
@@ -47,7 +47,7 @@ from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.errors import status_and_type
 
 # Those of `tgi_response_headers`; of a stream, as far as they are known when it begins.
-HEADERS: Mapping[str, str] = {
+TGI_HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
     "x-compute-characters": "Characters of all prompts.",
     "x-prompt-tokens": "Tokens of all prompts.",
@@ -60,7 +60,7 @@ HEADERS: Mapping[str, str] = {
 }
 
 
-def tgi_response_headers(reply: GenerationResponse, asked: Asked) -> dict[str, str]:
+def tgi_response_headers(reply: GenerationResponse, asked: GenerateRequest) -> dict[str, str]:
     """Tokens of all answers together; times in whole milliseconds, of the slowest answer."""
     computed = (*reply.completions, *reply.discarded)
     slowest = max((one.finished for one in computed), key=lambda one: sum(one.timings))
@@ -83,7 +83,7 @@ def tgi_response_headers(reply: GenerationResponse, asked: Asked) -> dict[str, s
     }
 
 
-def tgi_stream_headers(stream: GenerationStream, asked: Asked) -> dict[str, str]:
+def tgi_stream_headers(stream: GenerationStream, asked: GenerateRequest) -> dict[str, str]:
     """What is known when the first token is."""
     return {
         **stream_headers(stream),
@@ -92,19 +92,21 @@ def tgi_stream_headers(stream: GenerationStream, asked: Asked) -> dict[str, str]
     }
 
 
-def tgi_request_headers(asked: Asked) -> dict[str, str]:
+def tgi_request_headers(asked: GenerateRequest) -> dict[str, str]:
     """What the request itself says."""
     return {"x-compute-characters": str(sum(map(len, asked.prompts)))}
 
 
-REASONS: Mapping[FinishReason, FinishWord] = {
+FINISH_REASONS: Mapping[FinishReason, FinishWord] = {
     FinishReason.LENGTH: "length",
     FinishReason.END: "eos_token",
     FinishReason.STOP: "stop_sequence",
 }
 
 
-def answers_of(reply: GenerationResponse, asked: Asked) -> list[list[Generated]]:
+def build_generate_responses(
+    reply: GenerationResponse, asked: GenerateRequest
+) -> list[list[Generated]]:
     """The answers to each prompt."""
     count = len(asked.prompts)
     told = split_evenly(reply.completions, count)
@@ -126,40 +128,40 @@ class GenerateResponseBuilder:
     """Tells what came for one of the prompts."""
 
     prompt: str
-    asked: Asked
+    asked: GenerateRequest
 
     def answer(self, told: Completion, discarded: Sequence[Completion]) -> Generated:
         """An answer, and where details are wanted those that it was chosen from."""
         answer = Generated(generated_text=self.asked.shown(self.prompt, told.text))
         if self.asked.parameters.includes_details:
             # Facts are details of which no key that may be missing is there.
-            details = cast("Details", self._facts(told))
+            details = cast("Details", self._build_details(told))
             if discarded:
-                details["best_of_sequences"] = [self._other(one) for one in discarded]
+                details["best_of_sequences"] = [self._build_best_of(one) for one in discarded]
             answer["details"] = details
         return answer
 
-    def _other(self, told: Completion) -> BestOfSequence:
+    def _build_best_of(self, told: Completion) -> BestOfSequence:
         text = self.asked.shown(self.prompt, told.text)
-        return BestOfSequence(generated_text=text, **self._facts(told))
+        return BestOfSequence(generated_text=text, **self._build_details(told))
 
-    def _facts(self, told: Completion) -> GenerationDetails:
+    def _build_details(self, told: Completion) -> GenerationDetails:
         facts = GenerationDetails(
-            finish_reason=REASONS[told.finished.reason],
+            finish_reason=FINISH_REASONS[told.finished.reason],
             generated_tokens=told.finished.generated_tokens,
             seed=self.asked.reported_seed(told.started),
             prefill=[
                 {"id": token.id, "text": token.text, "logprob": token.logprob}
                 for token in told.started.prompt
             ],
-            tokens=[token_facts(token) for token in told.tokens],
+            tokens=[build_token_details(token) for token in told.tokens],
         )
         if self.asked.parameters.top_n_tokens:
-            facts["top_tokens"] = [top_tokens(token) for token in told.tokens]
+            facts["build_top_tokens"] = [build_top_tokens(token) for token in told.tokens]
         return facts
 
 
-def token_facts(token: Token | TopLogprob) -> TokenDetails:
+def build_token_details(token: Token | TopLogprob) -> TokenDetails:
     """One token, which came or might have come."""
     return {
         "id": token.id,
@@ -169,45 +171,45 @@ def token_facts(token: Token | TopLogprob) -> TokenDetails:
     }
 
 
-def top_tokens(token: Token) -> list[TokenDetails]:
+def build_top_tokens(token: Token) -> list[TokenDetails]:
     """The likeliest tokens in its place."""
-    return [token_facts(one) for one in token.alternatives]
+    return [build_token_details(one) for one in token.alternatives]
 
 
-VALIDATION, GENERATION = "validation", "generation"
-INCOMPLETE, OVERLOADED = "incomplete_generation", "overloaded"
+VALIDATION_ERROR, GENERATION_ERROR = "validation", "generation"
+INCOMPLETE_ERROR, OVERLOADED_ERROR = "incomplete_generation", "overloaded"
 
 # Status and `error_type` by kind of error; others keep their status. These four types are all that
 # huggingface_hub has exceptions for.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
     # Of all statuses only this one makes huggingface_hub try again without what was not known.
-    UnknownParameter: (400, VALIDATION),
-    EmptyInput: (422, VALIDATION),
-    InvalidField: (422, VALIDATION),
-    UnknownToken: (422, VALIDATION),
-    InputTooLong: (422, VALIDATION),
-    TooManyItems: (422, VALIDATION),
-    HardwareUnavailable: (422, VALIDATION),
-    WrongTask: (424, GENERATION),
-    EngineFailed: (424, GENERATION),
-    Overloaded: (429, OVERLOADED),
-    ModelLoading: (503, OVERLOADED),
-    ArtifactError: (503, GENERATION),
-    DeadlineExceeded: (504, INCOMPLETE),
-    BadSetting: (500, GENERATION),
+    UnknownParameter: (400, VALIDATION_ERROR),
+    EmptyInput: (422, VALIDATION_ERROR),
+    InvalidField: (422, VALIDATION_ERROR),
+    UnknownToken: (422, VALIDATION_ERROR),
+    InputTooLong: (422, VALIDATION_ERROR),
+    TooManyItems: (422, VALIDATION_ERROR),
+    HardwareUnavailable: (422, VALIDATION_ERROR),
+    WrongTask: (424, GENERATION_ERROR),
+    EngineFailed: (424, GENERATION_ERROR),
+    Overloaded: (429, OVERLOADED_ERROR),
+    ModelLoading: (503, OVERLOADED_ERROR),
+    ArtifactError: (503, GENERATION_ERROR),
+    DeadlineExceeded: (504, INCOMPLETE_ERROR),
+    BadSetting: (500, GENERATION_ERROR),
 }
 
 
 def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
     """Status and body; the body is also an event of its own in the middle of a stream."""
-    status, kind = status_and_type(error, ERRORS, refused=VALIDATION, failed=INCOMPLETE)
+    status, kind = status_and_type(error, ERRORS, refused=VALIDATION_ERROR, failed=INCOMPLETE_ERROR)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
     if isinstance(error, ModelLoading):
         body["estimated_time"] = error.estimated_time_s
     return status, body
 
 
-def tgi_error(error: ServeError) -> Response:
+def build_tgi_response(error: ServeError) -> Response:
     """The error as an answer of its own."""
     status, body = build_tgi_error(error)
     return json_response(body, status=status, headers=retry_headers(error))

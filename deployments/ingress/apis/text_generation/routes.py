@@ -17,26 +17,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import ServeError
-from deployments.ingress.apis.huggingface.requests import wants_stream
+from deployments.ingress.apis.huggingface.requests import parse_stream_flag
 from deployments.ingress.apis.text_generation.requests import (
-    NAMES,
     PROMPT,
     PROMPTS,
-    Asked,
+    TGI_FIELD_NAMES,
+    GenerateRequest,
     RouteDefaults,
     parse_generate_request,
 )
 from deployments.ingress.apis.text_generation.responses import (
-    HEADERS,
-    answers_of,
-    tgi_error,
+    TGI_HEADERS,
+    build_generate_responses,
+    build_tgi_response,
     tgi_response_headers,
     tgi_stream_headers,
 )
 from deployments.ingress.apis.text_generation.schemas import (
-    ErrorEvent,
     Generated,
     GenerateParameters,
+    TgiErrorEvent,
     TokenEvent,
 )
 from deployments.ingress.apis.text_generation.streaming import (
@@ -73,8 +73,8 @@ EXAMPLES: Mapping[str, Any] = {
 }
 # What the Hugging Face routes document of the dialect.
 ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
-ENVELOPE_ANSWER = list[Generated] | list[list[Generated]]
-EVENTS = schema_of(TokenEvent | ErrorEvent)
+ENVELOPE_RESPONSE = list[Generated] | list[list[Generated]]
+EVENT_SCHEMA = schema_of(TokenEvent | TgiErrorEvent)
 
 
 class TextGenerationRoutes:
@@ -89,12 +89,14 @@ class TextGenerationRoutes:
     def operations(self) -> Sequence[Operation]:
         """The per-model forms must stand before the Hugging Face family's greedy path."""
         return (
-            _asked_at("generate", self.generate, "Generate text", answer=schema_of(Generated)),
-            _asked_at(
+            _generate_operation(
+                "generate", self.generate, "Generate text", answer=schema_of(Generated)
+            ),
+            _generate_operation(
                 "generate_stream",
                 self.generate_stream,
                 "Generate text, told by token",
-                events=EVENTS,
+                events=EVENT_SCHEMA,
             ),
         )
 
@@ -112,12 +114,12 @@ class TextGenerationRoutes:
         """Events."""
         return await self._answer_own(request, RouteDefaults(streams=True))
 
-    async def _answer_own(self, request: Request, manners: RouteDefaults) -> Response:
+    async def _answer_own(self, request: Request, defaults: RouteDefaults) -> Response:
         body = await read_json_object(request, self._service.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
-        return await self._answer(request, body, model_id, manners)
+        return await self._answer(request, body, model_id, defaults)
 
-    async def answer_envelope(
+    async def handle_envelope(
         self, request: Request, body: Mapping[str, Any], model_id: str | None
     ) -> Response:
         """A Hugging Face body: a list of answers, a list of these for several prompts, or events.
@@ -125,38 +127,40 @@ class TextGenerationRoutes:
         Errors are told in this family's words from here on.
         """
         use_error_format(request, self)
-        manners = RouteDefaults(full_text=True, many=True, streams=wants_stream(body))
-        return await self._answer(request, body, model_id, manners)
+        defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
+        return await self._answer(request, body, model_id, defaults)
 
     async def _answer(
         self,
         request: Request,
         body: Mapping[str, Any],
         model_id: str | None,
-        manners: RouteDefaults,
+        defaults: RouteDefaults,
     ) -> Response:
-        asked = parse_generate_request(body, manners)
+        asked = parse_generate_request(body, defaults)
         question = asked.question(model_id, read_options(body.get("options"), request.headers))
         if asked.streams:
             return await self.streamed(asked, question)
         reply = await self.complete(asked, question)
-        answers: Any = answers_of(reply, asked)
+        answers: Any = build_generate_responses(reply, asked)
         if not asked.listed:
-            answers = answers[0] if manners.many else answers[0][0]
+            answers = answers[0] if defaults.many else answers[0][0]
         return json_response(answers, headers=tgi_response_headers(reply, asked))
 
-    async def complete(self, asked: Asked, question: GenerationRequest) -> GenerationResponse:
+    async def complete(
+        self, asked: GenerateRequest, question: GenerationRequest
+    ) -> GenerationResponse:
         """The answers, within `max_time` where there is one. Raises ServeError."""
         max_time_s = asked.parameters.max_time
-        with rename_error_fields(NAMES):
+        with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
                 return await self._generation.complete(question)
             return await complete_before(self._generation, question, max_time_s)
 
-    async def streamed(self, asked: Asked, question: GenerationRequest) -> Response:
+    async def streamed(self, asked: GenerateRequest, question: GenerationRequest) -> Response:
         """Events. Raises ServeError for what fails before the first."""
         max_time_s = asked.parameters.max_time
-        with rename_error_fields(NAMES):
+        with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
                 stream = await self._generation.stream(question)
                 batches = stream.batches()
@@ -174,7 +178,7 @@ class TextGenerationRoutes:
 
     def error_response(self, error: ServeError) -> Response:
         """text-generation-inference's statuses and words."""
-        return tgi_error(error)
+        return build_tgi_response(error)
 
 
 def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
@@ -193,12 +197,12 @@ def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
     }
 
 
-def generation_schema() -> JsonSchema:
+def envelope_body_schema() -> JsonSchema:
     """A body that the Hugging Face routes take."""
     return body_schema(PROMPTS, envelope=True)
 
 
-def _asked_at(
+def _generate_operation(
     name: str,
     handler: Handler,
     summary: str,
@@ -216,5 +220,5 @@ def _asked_at(
         events=events,
         examples=EXAMPLES,
         runs_model=True,
-        headers=HEADERS,
+        headers=TGI_HEADERS,
     )

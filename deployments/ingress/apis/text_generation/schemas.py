@@ -14,14 +14,14 @@ from deployments.errors import UnknownParameter
 from deployments.ingress.limits import MOST_STOPS, STOP_CHARS
 from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters
 
-MOST_ALTERNATIVES = 20
-MOST_TOLD = 16  # unknown keys of a body that are named in the refusal
-LAST_SEED = (1 << 64) - 1
+MAX_TOP_TOKENS = 20
+MAX_LISTED_KEYS = 16  # unknown keys of a body that are named in the refusal
+MAX_SEED = (1 << 64) - 1
 
 FinishWord = Literal["length", "eos_token", "stop_sequence"]
 StopText = Annotated[NonEmptyText, Field(max_length=STOP_CHARS)]
 Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS), FailFastList()]
-Share = Annotated[float, Field(gt=0, lt=1)]
+OpenProbability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -48,12 +48,12 @@ class GenerateParameters(BaseModel):
     do_sample: bool | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None
     top_k: Count | None = None
-    top_p: Share | None = None
-    typical_p: Share | None = None
+    top_p: OpenProbability | None = None
+    typical_p: OpenProbability | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=0, le=LAST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     stop: Stops | None = None
     stop_sequences: Stops | None = None
     return_full_text: bool | None = None
@@ -61,7 +61,7 @@ class GenerateParameters(BaseModel):
     num_return_sequences: Count | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    top_n_tokens: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    top_n_tokens: Annotated[int, Field(ge=0, le=MAX_TOP_TOKENS)] | None = None
     truncate: Count | None = None
     grammar: GrammarParameter | None = None
     max_time: Annotated[float, Field(gt=0, description="Seconds.")] | None = None
@@ -109,7 +109,7 @@ class GenerationDetails(TypedDict):
     seed: int | None
     prefill: list[PromptToken]
     tokens: list[TokenDetails]
-    top_tokens: NotRequired[list[list[TokenDetails]]]
+    build_top_tokens: NotRequired[list[list[TokenDetails]]]
 
 
 class BestOfSequence(GenerationDetails):
@@ -145,12 +145,12 @@ class TokenEvent(TypedDict):
 
     index: int
     token: TokenDetails
-    top_tokens: NotRequired[list[TokenDetails]]
+    build_top_tokens: NotRequired[list[TokenDetails]]
     generated_text: str | None
     details: StreamDetails | None
 
 
-class ErrorEvent(TypedDict):
+class TgiErrorEvent(TypedDict):
     """The last event of a stream that failed."""
 
     error: str
@@ -158,7 +158,7 @@ class ErrorEvent(TypedDict):
     code: str
 
 
-def read_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
+def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
     """`raw` as parameters. Raises UnknownParameter, EmptyInput or InvalidField naming the key.
 
     Unknown keys are refused rather than ignored, for ignoring hides typing errors, and in the
@@ -167,7 +167,7 @@ def read_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:
-        names = ", ".join(f"'{name}'" for name in unknown[:MOST_TOLD])
+        names = ", ".join(f"'{name}'" for name in unknown[:MAX_LISTED_KEYS])
         raise UnknownParameter(
             f"The following `model_kwargs` are not used by the model: [{names}] "
             "(look for typing errors)",

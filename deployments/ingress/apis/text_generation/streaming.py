@@ -11,12 +11,12 @@ import orjson
 
 from deployments.errors import DeadlineExceeded, ServeError
 from deployments.generation.messages import Chunk, Completion, Finished, Started, Token
-from deployments.ingress.apis.text_generation.requests import NAMES, Asked
+from deployments.ingress.apis.text_generation.requests import TGI_FIELD_NAMES, GenerateRequest
 from deployments.ingress.apis.text_generation.responses import (
-    REASONS,
+    FINISH_REASONS,
     build_tgi_error,
-    token_facts,
-    top_tokens,
+    build_token_details,
+    build_top_tokens,
 )
 from deployments.ingress.apis.text_generation.schemas import StreamDetails, TokenEvent
 from deployments.ingress.generation import (
@@ -119,11 +119,11 @@ def error_event(error: ServeError) -> bytes:
 
 
 async def events_of(
-    batches: AsyncIterator[list[Part]], started: Started, asked: Asked
+    batches: AsyncIterator[list[Part]], started: Started, asked: GenerateRequest
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream of one answer. Raises ServeError in the words of the body."""
     writer = EventWriter(started, asked)
-    with rename_error_fields(NAMES):
+    with rename_error_fields(TGI_FIELD_NAMES):
         async for parts in batches:
             told = (event(one) for part in parts for one in writer.events(part.chunk))
             if body := b"".join(told):
@@ -133,7 +133,7 @@ async def events_of(
 class EventWriter:
     """Counts the tokens and keeps the text of one answer."""
 
-    def __init__(self, started: Started, asked: Asked) -> None:
+    def __init__(self, started: Started, asked: GenerateRequest) -> None:
         self._started = started
         self._asked = asked
         self._texts: list[str] = []
@@ -157,19 +157,19 @@ class EventWriter:
         self._index += 1
         one: TokenEvent = {
             "index": self._index,
-            "token": token_facts(token),
+            "token": build_token_details(token),
             "generated_text": None,
             "details": None,
         }
         if self._tells_others:
-            one["top_tokens"] = top_tokens(token)
+            one["build_top_tokens"] = build_top_tokens(token)
         return one
 
     def _finish(self, last: TokenEvent, finished: Finished) -> None:
         (prompt,) = self._asked.prompts
         last["generated_text"] = self._asked.shown(prompt, "".join(self._texts))
         last["details"] = StreamDetails(
-            finish_reason=REASONS[finished.reason],
+            finish_reason=FINISH_REASONS[finished.reason],
             generated_tokens=finished.generated_tokens,
             input_length=self._started.prompt_tokens,
             seed=self._asked.reported_seed(self._started),

@@ -14,7 +14,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deployments.artifacts.manifest import TaskName
-from deployments.ingress.apis.documentation.components import Components, shape_of
+from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.apis.response_headers import REPLY_HEADERS
 from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models
 from tests.support.artifacts import EMBEDDER, tiny_manifest
@@ -138,8 +138,8 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 def version_in(path: str) -> str:
     """The version of the model that is named in `path`."""
-    named = [model_id for model_id in ENCODER_MODELS if model_id in path]
-    return tiny_manifest(named[0]).version if named else ""
+    add_schema = [model_id for model_id in ENCODER_MODELS if model_id in path]
+    return tiny_manifest(add_schema[0]).version if add_schema else ""
 
 
 async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None:
@@ -235,9 +235,9 @@ def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> 
             "$ref": "#/$defs/Whole",
         }
 
-    texts = components.named("A", with_part("string"))
-    assert components.named("Other", with_part("string")) == texts
-    numbers = components.named("A", with_part("number"))
+    texts = components.add_schema("A", with_part("string"))
+    assert components.add_schema("Other", with_part("string")) == texts
+    numbers = components.add_schema("A", with_part("number"))
     refs = {name: schema.get("$ref") for name, schema in components.schemas.items()}
     prefix = "#/components/schemas/"
     assert (texts["$ref"], numbers["$ref"]) == (f"{prefix}A", f"{prefix}A2")
@@ -249,13 +249,13 @@ def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> 
 def test_a_definition_may_refer_to_itself() -> None:
     components = Components()
     tree = {"$defs": {"Tree": {"items": {"$ref": "#/$defs/Tree"}}}, "$ref": "#/$defs/Tree"}
-    components.named("Forest", tree)
+    components.add_schema("Forest", tree)
     assert components.schemas["Tree"] == {"items": {"$ref": "#/components/schemas/Tree"}}
 
 
 def test_a_shape_fits_all_it_was_made_of() -> None:
     values = [{"error": "a", "n": 1}, {"error": ["b"], "n": None}, {"error": "c"}]
-    schema = shape_of(values)
+    schema = infer_schema(values)
     assert schema["required"] == ["error"]
     for value in values:
         jsonschema.Draft202012Validator(schema).validate(value)

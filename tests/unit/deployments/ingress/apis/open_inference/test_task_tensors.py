@@ -8,9 +8,9 @@ import pytest
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError
 from deployments.ingress.apis.open_inference.task_tensors import (
-    FORMS,
     LIST_PARAMETERS,
-    bind,
+    TASK_TENSORS,
+    bind_tensors,
     detect_task_from_tensors,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
@@ -23,13 +23,13 @@ def texts(name: str, *values: str, shape: tuple[int, ...] | None = None) -> Tens
 
 def bound(task: TaskName, *tensors: Tensor) -> Any:
     """The inputs the task would be given."""
-    columns = bind(task, {tensor.name: tensor for tensor in tensors}).columns
-    return FORMS[task].to_inputs(columns)
+    columns = bind_tensors(task, {tensor.name: tensor for tensor in tensors}).columns
+    return TASK_TENSORS[task].to_inputs(columns)
 
 
 def test_every_task_has_a_form_whose_inputs_it_reads() -> None:
-    assert set(FORMS) == set(TASKS)
-    for name, form in FORMS.items():
+    assert set(TASK_TENSORS) == set(TASKS)
+    for name, form in TASK_TENSORS.items():
         columns = {spec.name: ["some text"] for spec in form.inputs}
         TASKS[name].inputs.read(form.to_inputs(columns))
 
@@ -48,7 +48,7 @@ def test_list_parameters_are_known_by_their_types() -> None:
 def test_a_text_input_is_known_by_many_names(name: str, shape: tuple[int, ...]) -> None:
     tensor = texts(name, "a", "b", shape=shape)
     assert bound(TaskName.FEATURE_EXTRACTION, tensor) == ["a", "b"]
-    assert bind(TaskName.FEATURE_EXTRACTION, {name: tensor}).text_name == name
+    assert bind_tensors(TaskName.FEATURE_EXTRACTION, {name: tensor}).text_name == name
 
 
 def test_rows_become_each_tasks_own_inputs() -> None:
@@ -68,7 +68,7 @@ def test_rows_become_each_tasks_own_inputs() -> None:
 
 
 def test_tensors_with_the_names_of_parameters_are_parameters() -> None:
-    found = bind(
+    found = bind_tensors(
         TaskName.ZERO_SHOT_CLASSIFICATION,
         {
             "text": texts("text", "a"),

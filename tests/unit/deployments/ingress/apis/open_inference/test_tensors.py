@@ -14,8 +14,8 @@ from deployments.ingress.apis.open_inference.tensors import (
     NUMPY_TYPES,
     Datatype,
     Tensor,
-    tensor_of_bytes,
-    tensor_of_json,
+    parse_binary_tensor,
+    parse_json_tensor,
 )
 
 NUMBERS = [name for name in NUMPY_TYPES if name != "BF16"]
@@ -37,11 +37,11 @@ def bytes_tensor(*elements: bytes) -> bytes:
 @pytest.mark.parametrize("datatype", NUMBERS)
 def test_numbers_arrive_as_triton_sends_them(datatype: Datatype) -> None:
     array = np.array(VALUES, triton_to_np_dtype(datatype))
-    raw = tensor_of_bytes(
+    raw = parse_binary_tensor(
         "x", datatype, SHAPE, memoryview(as_sent(array, datatype)._get_binary_data())
     )
     plain = as_sent(array, datatype, binary=False)._get_tensor()
-    told = tensor_of_json("x", datatype, SHAPE, plain["data"])
+    told = parse_json_tensor("x", datatype, SHAPE, plain["data"])
     for tensor in (raw, told):
         values = cast(np.ndarray, tensor.values)
         assert values.dtype == array.dtype
@@ -59,10 +59,10 @@ def test_numbers_leave_as_triton_reads_them(datatype: Datatype) -> None:
 def test_bf16_is_read_from_its_bytes_and_only_from_them() -> None:
     array = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
     raw = memoryview(as_sent(array, "BF16")._get_binary_data())
-    tensor = tensor_of_bytes("x", "BF16", [3], raw)
+    tensor = parse_binary_tensor("x", "BF16", [3], raw)
     assert cast(np.ndarray, tensor.values).tolist() == array.astype(np.float32).tolist()
     with pytest.raises(InvalidField, match="binary"):
-        tensor_of_json("x", "BF16", [1], [1.5])
+        parse_json_tensor("x", "BF16", [1], [1.5])
 
 
 TEXTS = ["", "plain", "Zażółć 🦦 中文", "nul \0 inside"]
@@ -71,9 +71,9 @@ TEXTS = ["", "plain", "Zażółć 🦦 中文", "nul \0 inside"]
 def test_texts_arrive_as_triton_sends_them() -> None:
     array = np.array([text.encode() for text in TEXTS], object)
     raw = memoryview(as_sent(array, "BYTES")._get_binary_data())
-    assert tensor_of_bytes("x", "BYTES", [4], raw).values == TEXTS
+    assert parse_binary_tensor("x", "BYTES", [4], raw).values == TEXTS
     plain = as_sent(array, "BYTES", binary=False)._get_tensor()["data"]
-    assert tensor_of_json("x", "BYTES", [4], plain).values == TEXTS
+    assert parse_json_tensor("x", "BYTES", [4], plain).values == TEXTS
 
 
 def test_texts_leave_as_triton_reads_them() -> None:
@@ -98,7 +98,7 @@ def test_an_array_leaves_from_its_own_memory() -> None:
     ],
 )
 def test_json_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> None:
-    assert tensor_of_json("x", "BYTES", shape, data).values == ["a", "b", "c", "d"]
+    assert parse_json_tensor("x", "BYTES", shape, data).values == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_json_that_is_not_what_it_says_is_refused(
     datatype: Datatype, shape: list[int], data: list[Any], path: str
 ) -> None:
     with pytest.raises(InvalidField) as refused:
-        tensor_of_json("x", datatype, shape, data)
+        parse_json_tensor("x", datatype, shape, data)
     assert refused.value.field == path
 
 
@@ -156,5 +156,5 @@ def test_bytes_that_do_not_add_up_are_refused(
     datatype: Datatype, shape: list[int], raw: bytes, path: str
 ) -> None:
     with pytest.raises(InvalidField) as refused:
-        tensor_of_bytes("x", datatype, shape, memoryview(raw))
+        parse_binary_tensor("x", datatype, shape, memoryview(raw))
     assert refused.value.field == path

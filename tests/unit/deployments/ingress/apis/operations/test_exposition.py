@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.apis.operations.metrics_text import merge
+from deployments.ingress.apis.operations.metrics_text import merge_expositions
 
 NODE_A = """\
 # HELP ray_node_cpu CPUs
@@ -24,7 +24,7 @@ ray_hundredfold_requests_total{WorkerId="cc",model="m",otel_scope_name="ray"} 5
 
 
 def test_families_of_all_nodes_are_merged_under_one_head_each() -> None:
-    assert merge([NODE_A, NODE_B]).splitlines() == [
+    assert merge_expositions([NODE_A, NODE_B]).splitlines() == [
         "# HELP hundredfold_requests_total Requests answered",
         "# TYPE hundredfold_requests_total counter",
         'hundredfold_requests_total{replica="aa",model="m"} 3',
@@ -39,17 +39,17 @@ def test_families_of_all_nodes_are_merged_under_one_head_each() -> None:
 
 
 def test_a_node_that_did_not_answer_leaves_the_others_whole() -> None:
-    assert merge(["", NODE_B]) == merge([NODE_B])
+    assert merge_expositions(["", NODE_B]) == merge_expositions([NODE_B])
 
 
 def test_nothing_of_rays_own_comes_through() -> None:
-    assert "node_cpu" not in merge([NODE_A])
+    assert "node_cpu" not in merge_expositions([NODE_A])
 
 
 def test_without_any_metric_the_text_is_still_one_line() -> None:
-    assert merge([]) == "\n"
+    assert merge_expositions([]) == "\n"
 
 
 def test_a_label_value_that_looks_like_a_label_stays_whole() -> None:
     sample = 'ray_hundredfold_items_total{model="org/Version=1"} 1'
-    assert merge([sample]).strip() == 'hundredfold_items_total{model="org/Version=1"} 1'
+    assert merge_expositions([sample]).strip() == 'hundredfold_items_total{model="org/Version=1"} 1'

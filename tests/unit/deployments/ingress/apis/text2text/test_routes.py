@@ -3,7 +3,7 @@ from __future__ import annotations
 import jsonschema
 import pytest
 
-from deployments.ingress.apis.text2text.routes import clean_up_spaces, text_to_text_schemas
+from deployments.ingress.apis.text2text.routes import clean_up_spaces, text2text_body_schemas
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_loose_spaces_are_taken_out_as_transformers_does(text: str, tidy: str) -
     assert clean_up_spaces(text) == tidy
 
 
-@pytest.mark.parametrize("schema", text_to_text_schemas(), ids=lambda schema: schema["title"])
+@pytest.mark.parametrize("schema", text2text_body_schemas(), ids=lambda schema: schema["title"])
 def test_what_clients_send_is_what_is_documented(schema: dict[str, object]) -> None:
     flat = {"num_beams": 2, "early_stopping": "never", "truncation": "only_first"}
     for parameters in (flat, {"generate_parameters": flat}, {"generate_kwargs": flat, **flat}):

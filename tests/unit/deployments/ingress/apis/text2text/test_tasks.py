@@ -25,7 +25,7 @@ from tests.unit.deployments.ingress.apis.text2text.conftest import MODELS, OWN_W
 RIVER, BRIDGE = "the river rose over the road .", "a bridge was closed , and the road is open"
 ROAD = "rain over the town"
 
-KEYS = {SUMMARIZER: "summary_text", TRANSLATOR: "translation_text", WRITER: "generated_text"}
+TEXT_KEYS = {SUMMARIZER: "summary_text", TRANSLATOR: "translation_text", WRITER: "generated_text"}
 
 
 async def told(http: httpx.AsyncClient, path: str, body: Any) -> Any:
@@ -34,11 +34,11 @@ async def told(http: httpx.AsyncClient, path: str, body: Any) -> Any:
     return reply.json()
 
 
-@pytest.mark.parametrize("model", KEYS)
+@pytest.mark.parametrize("model", TEXT_KEYS)
 async def test_a_text_has_a_list_of_one_answer(model: str, http: httpx.AsyncClient) -> None:
     (answer,) = await told(http, f"/models/{model}", {"inputs": RIVER})
-    assert list(answer) == [KEYS[model]]
-    assert answer[KEYS[model]]
+    assert list(answer) == [TEXT_KEYS[model]]
+    assert answer[TEXT_KEYS[model]]
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/invocations"])

@@ -10,7 +10,7 @@ import pytest
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.generation.messages import GenerationOptions, Grammar, Sampling
 from deployments.ingress.apis.text_generation.requests import (
-    Asked,
+    GenerateRequest,
     RouteDefaults,
     parse_generate_request,
 )
@@ -19,12 +19,12 @@ from deployments.ingress.http.request_options import RequestOptions
 HUB, STREAM = RouteDefaults(full_text=True, many=True), RouteDefaults(streams=True)
 
 
-def asked(parameters: dict[str, Any], manners: RouteDefaults = HUB) -> Asked:
-    return parse_generate_request({"inputs": "Once", "parameters": parameters}, manners)
+def asked(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerateRequest:
+    return parse_generate_request({"inputs": "Once", "parameters": parameters}, defaults)
 
 
-def options(parameters: dict[str, Any], manners: RouteDefaults = HUB) -> GenerationOptions:
-    return asked(parameters, manners).question(None, RequestOptions()).options
+def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerationOptions:
+    return asked(parameters, defaults).question(None, RequestOptions()).options
 
 
 def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
@@ -103,7 +103,7 @@ def test_every_parameter_reaches_the_generator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "manners", "logprobs"),
+    ("parameters", "defaults", "logprobs"),
     [
         ({}, HUB, None),
         ({"top_n_tokens": 2}, HUB, None),  # nobody would see them
@@ -114,9 +114,9 @@ def test_every_parameter_reaches_the_generator() -> None:
     ],
 )
 def test_logprobs_are_computed_where_they_are_told(
-    parameters: dict[str, Any], manners: RouteDefaults, logprobs: int | None
+    parameters: dict[str, Any], defaults: RouteDefaults, logprobs: int | None
 ) -> None:
-    assert options(parameters, manners).logprobs == logprobs
+    assert options(parameters, defaults).logprobs == logprobs
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "manners", "field"),
+    ("inputs", "defaults", "field"),
     [
         ("", HUB, "inputs"),
         (None, HUB, "inputs"),
@@ -241,10 +241,10 @@ def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
     ],
 )
 def test_inputs_that_are_no_prompt_are_named(
-    inputs: Any, manners: RouteDefaults, field: str
+    inputs: Any, defaults: RouteDefaults, field: str
 ) -> None:
     with pytest.raises(ServeError) as refused:
-        parse_generate_request({"inputs": inputs}, manners)
+        parse_generate_request({"inputs": inputs}, defaults)
     assert refused.value.field == field
 
 
