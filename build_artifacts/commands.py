@@ -29,7 +29,7 @@ from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Head
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
-from deployments.tuning.costs import Placement
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
 
 
@@ -96,7 +96,7 @@ def tune(arguments: argparse.Namespace) -> int:
     counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
     for threads in counts:
         settings = EncoderSettings(intra_op_threads=threads)
-        placement = Placement(artifact, manifest, arguments.device, settings)
+        placement = TuningTarget(artifact, manifest, arguments.device, settings)
         seconds = arguments.tune_seconds / len(counts)
         costs = tune_exclusively(placement, seconds, force=True, wait=True)
         assert costs is not None, "forced and waited for, so there is a table; this is a bug"

@@ -206,7 +206,7 @@ def _winner_first(
     passed: Sequence[AcceptedGraph], tables: Sequence[CostTable]
 ) -> tuple[AcceptedGraph, ...]:
     """What wins here most often is the best guess for a host that nobody tuned for."""
-    winners = {table.chosen()[0].candidate for table in tables if table.threads == 1}
+    winners = {table.selected_variants()[0].candidate for table in tables if table.threads == 1}
     return tuple(sorted(passed, key=lambda graph: graph.recipe.name not in winners))
 
 

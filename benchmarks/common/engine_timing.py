@@ -18,7 +18,7 @@ from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
 from deployments.messages import Batch, Outputs, TokenizedItem
 from deployments.tuning import costs
-from deployments.tuning.measure import batch_from, wait_until_idle
+from deployments.tuning.measure import build_batch, wait_until_idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def build_timings(
 
     One batch per shape, without padding, of the tokens of `items`.
     """
-    batches = {shape: batch_from(items, shape.padded, seed) for shape in shapes}
+    batches = {shape: build_batch(items, shape.padded, seed) for shape in shapes}
     return [
         ShapeTiming(name, forward, shape, batch)
         for shape, batch in batches.items()

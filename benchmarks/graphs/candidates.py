@@ -20,7 +20,7 @@ from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.opening import open_tuned_engine
 
 TORCH = BASELINE
@@ -84,20 +84,20 @@ def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace)
             Contender(name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False)
         )
     found.missing |= trail.unmade
-    _add_sealed(found, Placement(request.artifact, manifest, Device.CPU, encoders.alone))
+    _add_sealed(found, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
     for recipe in OPENVINO:
         _add_rival(found, recipe, prepared, graphs, encoders.alone)
     return found
 
 
-def _add_sealed(found: GraphCandidates, placement: Placement) -> None:
+def _add_sealed(found: GraphCandidates, placement: TuningTarget) -> None:
     def best(settings: EncoderSettings) -> EncoderEngine:
         return open_tuned_engine(replace(placement, settings=settings))[0]
 
     served = Contender(name=SEALED, what="what is served here", open=best, must_pass_gate=True)
     found.entered.append(served)
     costs = read_costs(placement)
-    refused = costs.refused if costs else {}
+    refused = costs.rejected if costs else {}
     for candidate in placement.candidates:
         spec = placement.spec(candidate)
         if reason := refused.get(candidate.name) or missing_requirement(spec, placement.settings):

@@ -40,7 +40,7 @@ from deployments.artifacts.manifest import REFERENCE_NAME, Device, Gate
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 from deployments.tuning import costs as tuning
-from deployments.tuning.parity import Reference
+from deployments.tuning.parity import ReferenceOutputs
 
 ROUNDS = 7
 SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))
@@ -105,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
     evaluation = evaluation_for(request, manifest)
     ground = Ground(
         manifest=manifest,
-        reference=Reference.read(model.directory / REFERENCE_NAME),
+        reference=ReferenceOutputs.read(model.directory / REFERENCE_NAME),
         shapes=supported_shapes(manifest.max_tokens, arguments.shapes),
         seed=arguments.seed,
     )
@@ -162,7 +162,7 @@ def build_results(
     """What the rounds gave, and how right everybody is."""
     latencies = tuple(cell.latency() for cell in heat.cells)
     settings = encoder_settings_for(heat.placement)
-    served = serving(tuning.Placement(model.directory, model.manifest, Device.CPU, settings))
+    served = serving(tuning.TuningTarget(model.directory, model.manifest, Device.CPU, settings))
     assert served is not None, f"{SEALED} ran, so something is served; this is a bug"
     return HeatFigures(
         placement=heat.placement,

@@ -25,7 +25,7 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
-from deployments.tuning.parity import Reference, answers, judge
+from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
 # The first pass of a shape allocates, packs weights or makes kernels.
 WARM_PASSES = 2
@@ -67,7 +67,7 @@ class Ground:
     """What is the same in every heat."""
 
     manifest: ArtifactManifest
-    reference: Reference
+    reference: ReferenceOutputs
     shapes: Sequence[Shape]
     seed: int
 
@@ -140,9 +140,9 @@ def likeness(engine: EncoderEngine, contender: Contender, ground: Ground) -> Lik
     """How near the engine comes to fp32 torch on PROBES probes, each alone. Asked after timing."""
     step = max(1, len(ground.items) // PROBES)
     chosen = slice(0, step * PROBES, step)
-    part = Reference(ground.reference.items[chosen], ground.reference.answers[chosen])
-    alone = answers(engine, part.items, 1)
-    verdict = judge(part, alone, alone, ground.manifest.gate, ground.manifest.head)
+    part = ReferenceOutputs(ground.reference.items[chosen], ground.reference.outputs[chosen])
+    alone = run_probes(engine, part.items, 1)
+    verdict = compare_outputs(part, alone, alone, ground.manifest.gate, ground.manifest.head)
     parity = verdict.parity
     return Likeness(
         contender=contender.name,

@@ -1,6 +1,6 @@
 """Does what tuning chose still win? Every candidate measured again, shape by shape.
 
-The same batches, clock and contest as tuning; the winners of the stored table against the fastest
+The same batches, clock and plan as tuning; the winners of the stored table against the fastest
 of now.
 """
 
@@ -25,10 +25,10 @@ from build_artifacts.console import columns
 from deployments.artifacts.manifest import REFERENCE_NAME, Device
 from deployments.config import EncoderSettings
 from deployments.engines import missing_requirement
-from deployments.tuning.costs import Cost, CostTable, Placement, Shape, Variant, read_costs
-from deployments.tuning.measure import batches_from, choose_clock, measure, wait_until_idle
-from deployments.tuning.parity import Reference, judged
-from deployments.tuning.tuner import Contender, opened
+from deployments.tuning.costs import Cost, CostTable, Shape, TuningTarget, Variant, read_costs
+from deployments.tuning.measure import build_batches, choose_clock, measure, wait_until_idle
+from deployments.tuning.parity import ReferenceOutputs, check_graph
+from deployments.tuning.tuner import VariantSpec, open_engines
 
 WITHIN = 1.05
 
@@ -91,7 +91,7 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
     """All right candidates again. Raises BenchmarkError for a host that was not tuned for."""
     model = LocalModel.named(arguments.store, arguments.model)
     settings = EncoderSettings(intra_op_threads=arguments.threads)
-    placement = Placement(model.directory, model.manifest, Device.CPU, settings)
+    placement = TuningTarget(model.directory, model.manifest, Device.CPU, settings)
     kept = read_costs(placement)
     if kept is None:
         raise BenchmarkError(
@@ -99,19 +99,19 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
             hint=f"run `python -m build_artifacts tune {arguments.model} "
             f"--threads {arguments.threads}`",
         )
-    reference = Reference.read(model.directory / REFERENCE_NAME)
-    contenders, left_out = entered(placement, kept, reference)
-    say(f"measuring {', '.join(one.variant.name for one in contenders)}")
-    with opened(contenders, settings) as engines:
+    reference = ReferenceOutputs.read(model.directory / REFERENCE_NAME)
+    specs, left_out = entered(placement, kept, reference)
+    say(f"measuring {', '.join(one.variant.name for one in specs)}")
+    with open_engines(specs, settings) as engines:
         costs = measure(
             engines,
-            [shape for shape, _ in kept.winners],
-            partial(batches_from, reference.items, seed=arguments.seed),
+            [shape for shape, _ in kept.selection],
+            partial(build_batches, reference.items, seed=arguments.seed),
             arguments.seconds,
             choose_clock(Device.CPU, arguments.threads),
             wait_until_idle,
         )
-    found = check_selection(kept.winners, costs)
+    found = check_selection(kept.selection, costs)
     done = {one.shape for one in found}
     return TunedFigures(
         model_id=model.manifest.id,
@@ -122,35 +122,35 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
         measured=tuple(costs),
         left_out=left_out,
         check_selection=found,
-        unmeasured=tuple(str(shape) for shape, _ in kept.winners if str(shape) not in done),
+        unmeasured=tuple(str(shape) for shape, _ in kept.selection if str(shape) not in done),
         goal=goal_of(found),
     )
 
 
 def entered(
-    placement: Placement, kept: CostTable, reference: Reference
-) -> tuple[list[Contender], dict[str, str]]:
+    placement: TuningTarget, kept: CostTable, reference: ReferenceOutputs
+) -> tuple[list[VariantSpec], dict[str, str]]:
     """What tuning chose and every sealed candidate, as far as they are right here; why others not.
 
     Whatever is measured is held against the sealed reference first.
     """
-    found: dict[Variant, Contender] = {}
+    found: dict[Variant, VariantSpec] = {}
     left_out: dict[str, str] = {}
     for candidate in placement.candidates:
-        contender = Contender.of(candidate.name, placement.spec(candidate))
+        contender = VariantSpec.of(candidate.name, placement.spec(candidate))
         if reason := _unfit(contender, placement, reference):
             left_out[candidate.name] = reason
             continue
-        chosen = [v for v in kept.chosen() if v.candidate == candidate.name]
+        chosen = [v for v in kept.selected_variants() if v.candidate == candidate.name]
         for variant in dict.fromkeys((contender.variant, *chosen)):
             found[variant] = contender.with_options(variant)
     return list(found.values()), left_out
 
 
-def _unfit(contender: Contender, placement: Placement, reference: Reference) -> str | None:
+def _unfit(contender: VariantSpec, placement: TuningTarget, reference: ReferenceOutputs) -> str | None:
     if reason := missing_requirement(contender.spec, placement.settings):
         return reason
-    verdict = judged(contender.spec, placement.settings, reference, placement.manifest.gate)
+    verdict = check_graph(contender.spec, placement.settings, reference, placement.manifest.gate)
     return "; ".join(verdict.reasons) or None
 
 

@@ -24,9 +24,9 @@ from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import Hub
 from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Device
-from deployments.tuning.costs import Placement, Shape
-from deployments.tuning.measure import batch_from, supported_shapes
-from deployments.tuning.parity import Reference
+from deployments.tuning.costs import Shape, TuningTarget
+from deployments.tuning.measure import build_batch, supported_shapes
+from deployments.tuning.parity import ReferenceOutputs
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens
 CROWD = Shape(items=32, tokens=128)
@@ -81,8 +81,8 @@ def _stages(
 ) -> tuple[list[Stage], dict[str, str]]:
     """The stages there are, and why others cannot be made."""
     modes = TimingModes.of(request)
-    cpu = serving(Placement(request.artifact, manifest, Device.CPU, modes.alone))
-    gpu = serving(Placement(request.artifact, manifest, Device.GPU, modes.gpu))
+    cpu = serving(TuningTarget(request.artifact, manifest, Device.CPU, modes.alone))
+    gpu = serving(TuningTarget(request.artifact, manifest, Device.GPU, modes.gpu))
     served = [served_stage(found, modes) for found in (cpu, gpu) if found is not None]
     try:
         prepared = rebuild_prepared(
@@ -99,7 +99,7 @@ def _stages(
 def _course(
     request: ReportRequest, manifest: ArtifactManifest, evaluation: Evaluation | None
 ) -> MeasurementInputs:
-    reference = Reference.read(request.artifact / REFERENCE_NAME)
+    reference = ReferenceOutputs.read(request.artifact / REFERENCE_NAME)
     most = manifest.max_tokens
     crowd = CROWD.model_copy(update={"tokens": min(CROWD.tokens, most)})
     return MeasurementInputs(
@@ -108,10 +108,10 @@ def _course(
         gate=manifest.gate,
         evaluation=evaluation,
         alone={
-            shape.tokens: batch_from(reference.items, shape)
+            shape.tokens: build_batch(reference.items, shape)
             for shape in supported_shapes(most, items=(1,), tokens=LENGTHS)
         },
-        crowd=batch_from(reference.items, crowd),
+        crowd=build_batch(reference.items, crowd),
         runs=request.runs,
         seconds=request.seconds,
     )

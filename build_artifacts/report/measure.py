@@ -22,7 +22,7 @@ from deployments.errors import EngineFailed
 from deployments.messages import Batch
 from deployments.tuning.host import free_bytes
 from deployments.tuning.measure import wait_until_idle
-from deployments.tuning.parity import Reference, answers, judge
+from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
 BLOCKS = 5
 FEWEST_RUNS = 5
@@ -178,7 +178,7 @@ _MEMORY_SHARE = 0.7
 class MeasurementInputs:
     """What every stage has to run."""
 
-    reference: Reference
+    reference: ReferenceOutputs
     head: Head
     gate: Gate
     evaluation: Evaluation | None
@@ -276,8 +276,8 @@ class StageMeasurement:
     def _quality(self, engine: EncoderEngine) -> StageAccuracy:
         course = self.course
         # Company is the build's to judge, and the mixed lengths of its batches cost most.
-        alone = answers(engine, course.reference.items, 1)
-        verdict = judge(course.reference, alone, alone, course.gate, course.head)
+        alone = run_probes(engine, course.reference.items, 1)
+        verdict = compare_outputs(course.reference, alone, alone, course.gate, course.head)
         if verdict.parity is None:
             raise EngineFailed("; ".join(verdict.reasons))
         scores = {} if course.evaluation is None else scores_of(engine, course.evaluation)

@@ -17,7 +17,7 @@ from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.machine import usable_cores
-from deployments.tuning.costs import Placement, Variant, read_costs
+from deployments.tuning.costs import TuningTarget, Variant, read_costs
 from deployments.tuning.host import Host, read_host
 from deployments.tuning.opening import default_candidate
 
@@ -70,7 +70,7 @@ class ReportConditions(Frozen):
 class ServedVariants:
     """The sealed graphs that an encoder of this host serves with, most used first."""
 
-    placement: Placement
+    placement: TuningTarget
     variants: tuple[Variant, ...]
 
     @property
@@ -86,11 +86,11 @@ class ServedVariants:
         return sum(files[graph].size for graph in {c.graph for c in self.candidates})
 
 
-def serving(placement: Placement) -> ServedVariants | None:
+def serving(placement: TuningTarget) -> ServedVariants | None:
     """What tuning chose here, else the portable default; None when no graph runs here."""
     table = read_costs(placement)
     if table is not None:
-        return ServedVariants(placement, table.chosen())
+        return ServedVariants(placement, table.selected_variants())
     try:
         default = default_candidate(placement)
     except (HardwareUnavailable, EngineFailed):
@@ -127,7 +127,7 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
         (Device.CPU, modes.crowd),
         (Device.GPU, modes.gpu),
     ):
-        found = serving(Placement(request.artifact, manifest, device, settings))
+        found = serving(TuningTarget(request.artifact, manifest, device, settings))
         if found is not None:
             names = tuple(variant.name for variant in found.variants)
             served[f"{device}-{settings.intra_op_threads}"] = names

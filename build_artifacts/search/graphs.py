@@ -26,7 +26,7 @@ from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.batching.batches import collate
 from deployments.tuning.costs import Shape
-from deployments.tuning.measure import batch_from
+from deployments.tuning.measure import build_batch
 
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
@@ -114,7 +114,7 @@ class CandidateGraphs:
         """How far the answers of two graphs are apart, as a share of the largest."""
         facts, items = self._prepared.facts, self._prepared.reference.items
         # Alone at a length beyond any window of local attention, and in padded company.
-        long = batch_from(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
+        long = build_batch(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
         batches = [long, collate(items[:_CHECK_BATCH_ITEMS])]
         return largest_difference(before, after, batches, facts.mask_token)
 

@@ -29,7 +29,7 @@ from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.engines.base import EngineInfo
 from deployments.engines.graph_io import feeds_of, split
 from deployments.messages import Batch, Outputs
-from deployments.tuning.parity import Reference, answers
+from deployments.tuning.parity import ReferenceOutputs, run_probes
 
 
 class Original:
@@ -78,9 +78,9 @@ class PreparedModel:
         return Compaction.model_validate_json(path.read_bytes())
 
     @cached_property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceOutputs:
         """The original's answers to the probes."""
-        return Reference.read(self.reference_dir / REFERENCE_NAME)
+        return ReferenceOutputs.read(self.reference_dir / REFERENCE_NAME)
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
@@ -143,13 +143,13 @@ def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, int
     model = load_model(weights, head=facts.head, dtype="float32")
     original = Original(model, facts)
     items = tokenize_probes(weights, facts)
-    given = tuple(answers(original, items, 1))
+    given = tuple(run_probes(original, items, 1))
     if not all(np.isfinite(answer).all() for answer in given):
         raise UnsupportedModel(
             f"`{facts.architecture}` answers NaN or Inf in fp32 torch already",
             hint="the checkpoint is damaged: download or save it again",
         )
-    Reference(items, given).write(into / REFERENCE_NAME)
+    ReferenceOutputs(items, given).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else scores_of(original, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

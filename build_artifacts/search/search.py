@@ -1,6 +1,6 @@
 """Which candidates are worth sealing on this host: the fastest ones that pass the gate.
 
-Speed is tried before accuracy, because it is cheaper: a short contest of all graphs orders them,
+Speed is tried before accuracy, because it is cheaper: a short plan of all graphs orders them,
 then the gate judges them from the fastest on until enough have passed.
 """
 
@@ -29,8 +29,14 @@ from deployments.engines import GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, TokenizedItem
 from deployments.tuning.costs import CostTable, Shape
-from deployments.tuning.measure import batches_from, supported_shapes
-from deployments.tuning.tuner import Contender, Contest, compare, measure_fitting, table
+from deployments.tuning.measure import build_batches, supported_shapes
+from deployments.tuning.tuner import (
+    MeasurementPlan,
+    VariantSpec,
+    build_cost_table,
+    measure_fitting,
+    measure_variants,
+)
 
 _SHAPES = (
     Shape(items=1, tokens=16),
@@ -82,15 +88,15 @@ def screen_speed(
     """
     cut = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(cut))
-    smallest = batches_from(items, shapes[0])[0]
+    smallest = build_batches(items, shapes[0])[0]
     # Looked at alone first: what does not run must not take the room of what does.
-    contenders = [
-        Contender.of(name, spec)
+    variants = [
+        VariantSpec.of(name, spec)
         for name, spec in specs.items()
         if _can_run(spec, settings, smallest)
     ]
-    contest = Contest(settings=settings, shapes=shapes, items=items, seconds=_SECONDS)
-    rows = measure_fitting(contenders, contest) if contenders else []
+    plan = MeasurementPlan(settings=settings, shapes=shapes, items=items, seconds=_SECONDS)
+    rows = measure_fitting(variants, plan) if variants else []
     return SpeedScreening(
         times_ms={
             row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows
@@ -167,20 +173,20 @@ class CandidateSearch:
         settings = engine_settings(device, threads)
 
         def work(into: Path) -> str:
-            contest = self._contest(settings, seconds)
-            contenders = [Contender.of(p.recipe.name, p.spec) for p in passed]
-            rows = compare(contenders, contest)
-            found = table(version, contenders, rows, contest, {})
+            plan = self._contest(settings, seconds)
+            specs = [VariantSpec.of(p.recipe.name, p.spec) for p in passed]
+            rows = measure_variants(specs, plan)
+            found = build_cost_table(version, specs, rows, plan, {})
             (into / _TABLE_NAME).write_bytes(found.to_json())
-            return ", ".join(variant.name for variant in found.chosen())
+            return ", ".join(variant.name for variant in found.selected_variants())
 
         key = f"tune-{device}-{threads}-{digest_of([p.recipe.name for p in passed])[:12]}"
         detail = f"{len(passed)} graphs for {device}, {threads} threads a pass"
         found = self.steps.once(key, "tune", detail, work) / _TABLE_NAME
         return CostTable.model_validate_json(found.read_bytes())
 
-    def _contest(self, settings: EncoderSettings, seconds: float) -> Contest:
-        return Contest(
+    def _contest(self, settings: EncoderSettings, seconds: float) -> MeasurementPlan:
+        return MeasurementPlan(
             settings=settings,
             shapes=supported_shapes(self.prepared.facts.max_tokens),
             items=self.prepared.reference.items,

@@ -15,12 +15,12 @@ from deployments.engines import GraphSpec, missing_requirement
 from deployments.errors import ArtifactError
 from deployments.machine import usable_cores
 from deployments.tuning.costs import CostTable
-from deployments.tuning.parity import Reference, Verdict, judged
+from deployments.tuning.parity import ParityResult, ReferenceOutputs, check_graph
 
 
 def format_costs(table: CostTable) -> str:
     """The table in columns: a row per shape, a column per variant, `*` at what will serve."""
-    winners = dict(table.winners)
+    winners = dict(table.selection)
     rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
     for shape in winners:
         cells = [str(shape)]
@@ -31,7 +31,7 @@ def format_costs(table: CostTable) -> str:
         rows.append(cells)
     threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
     head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
-    refused = [f"{name} is not right here: {why}" for name, why in table.refused.items()]
+    refused = [f"{name} is not right here: {why}" for name, why in table.rejected.items()]
     return "\n".join([head, columns(rows, right=True), *refused])
 
 
@@ -107,7 +107,7 @@ class CandidateCheck:
     """What became of one candidate on this host."""
 
     candidate: Candidate
-    verdict: Verdict | None  # None: nothing here can run it
+    verdict: ParityResult | None  # None: nothing here can run it
     skipped: str = ""
 
     @property
@@ -134,11 +134,11 @@ def check(directory: Path) -> Iterator[CandidateCheck]:
     device is missing computes on the CPU provider, which gives the same numbers.
     """
     manifest = ArtifactManifest.read(directory)
-    reference = Reference.read(directory / REFERENCE_NAME)
+    reference = ReferenceOutputs.read(directory / REFERENCE_NAME)
     for candidate in manifest.candidates:
         spec = GraphSpec.of(directory, manifest, candidate)
         settings = engine_settings(candidate.device, usable_cores())
         if reason := missing_requirement(spec, settings):
             yield CandidateCheck(candidate, None, reason)
         else:
-            yield CandidateCheck(candidate, judged(spec, settings, reference, manifest.gate))
+            yield CandidateCheck(candidate, check_graph(spec, settings, reference, manifest.gate))

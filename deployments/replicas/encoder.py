@@ -29,7 +29,7 @@ from deployments.registry import ModelRegistry, load_error
 from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import Vocabulary
 from deployments.tuning.background import BackgroundTuner
-from deployments.tuning.costs import Placement
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import open_tuned_engine
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -64,7 +64,7 @@ class EncoderReplica:
         registry = ModelRegistry.of(args)
         self._models = {model.ref: model for model in registry.open_models()}
         places = {
-            ref: Placement(model.directory, model.manifest, device, encoder)
+            ref: TuningTarget(model.directory, model.manifest, device, encoder)
             for ref, model in self._models.items()
         }
         opened, self._failed = registry.load_each(

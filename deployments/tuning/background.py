@@ -18,7 +18,7 @@ from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
 from deployments.tuning import process
-from deployments.tuning.costs import CostTable, Placement, Variant, read_costs
+from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs
 from deployments.tuning.opening import default_candidate, open_tuned_engine
 from deployments.tuning.process import ExitCode
 from deployments.tuning.tuner import is_tuning
@@ -26,7 +26,7 @@ from deployments.tuning.tuner import is_tuning
 log = logging.getLogger("ray.serve.hundredfold")
 
 Adopt = Callable[[ModelRef, EncoderEngine], None]
-Start = Callable[[Placement], subprocess.Popen[bytes]]
+Start = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
 
 class BackgroundTuner:
@@ -38,7 +38,7 @@ class BackgroundTuner:
 
     def __init__(
         self,
-        untuned: Mapping[ModelRef, Placement],
+        untuned: Mapping[ModelRef, TuningTarget],
         adopt: Adopt,
         start_child: Start = process.start,
         poll_s: float = 2.0,
@@ -67,9 +67,9 @@ class BackgroundTuner:
             self._thread.join()
 
     def _run(self) -> None:
-        for ref, placement in self._untuned.items():
+        for ref, target in self._untuned.items():
             try:
-                goes_on = self._tune(ref, placement)
+                goes_on = self._tune(ref, target)
             except (ServeError, OSError) as error:  # OSError: no process can be started
                 log.warning("%s is not tuned for this host: %s", ref.id, error)
             except Exception:
@@ -78,47 +78,47 @@ class BackgroundTuner:
                 if not goes_on:
                     return
 
-    def _tune(self, ref: ModelRef, placement: Placement) -> bool:
+    def _tune(self, ref: ModelRef, target: TuningTarget) -> bool:
         """Whether it makes sense to go on with the other models."""
         started_s = time.monotonic()
         while not self._stopping.is_set():
             # In this order: what was kept before the lock was found free is seen.
-            if is_tuning(placement):
+            if is_tuning(target):
                 self._stopping.wait(self._poll_s)
                 continue
-            if (table := read_costs(placement)) is not None:
-                self._exchange(ref, placement, table)
+            if (table := read_costs(target)) is not None:
+                self._exchange(ref, target, table)
                 passed_s, names = time.monotonic() - started_s, _names(table)
                 log.info("%s is tuned for this host after %.0f s: %s", ref.id, passed_s, names)
                 return True
             log.info("%s is being tuned for this host in the background", ref.id)
-            ending, said = self._measure(placement)
+            ending, said = self._measure(target)
             if ending == ExitCode.BUSY:  # somebody was quicker
                 self._stopping.wait(self._poll_s)
             elif ending == ExitCode.STORE_NOT_WRITABLE:
                 log.warning("models are not tuned for this host: %s", _reason(said))
                 return False
-            elif not self._stopping.is_set() and read_costs(placement) is None:
+            elif not self._stopping.is_set() and read_costs(target) is None:
                 log.warning("%s is not tuned for this host: %s (%d)", ref.id, _reason(said), ending)
                 return True
         return False
 
-    def _measure(self, placement: Placement) -> tuple[int, str]:
+    def _measure(self, target: TuningTarget) -> tuple[int, str]:
         """The exit status of the process that measures, and all it said."""
         with self._child_changes:
             if self._stopping.is_set():
                 return ExitCode.FAILED, ""
-            self._child = self._start_child(placement)
+            self._child = self._start_child(target)
         with self._child as child:
             assert child.stderr is not None, "it was asked for; this is a bug"
             said = child.stderr.read()  # until the process has ended
         return child.returncode, said.decode(errors="replace")
 
-    def _exchange(self, ref: ModelRef, placement: Placement, table: CostTable) -> None:
-        default = default_candidate(placement)
-        if table.chosen() == (Variant.of(default.name, default.options),):
+    def _exchange(self, ref: ModelRef, target: TuningTarget, table: CostTable) -> None:
+        default = default_candidate(target)
+        if table.selected_variants() == (Variant.of(default.name, default.options),):
             return  # it serves already
-        engine, is_tuned = open_tuned_engine(placement)
+        engine, is_tuned = open_tuned_engine(target)
         if is_tuned:
             self._adopt(ref, engine)
         else:
@@ -126,7 +126,7 @@ class BackgroundTuner:
 
 
 def _names(table: CostTable) -> str:
-    return ", ".join(variant.name for variant in table.chosen())
+    return ", ".join(variant.name for variant in table.selected_variants())
 
 
 def _reason(said: str) -> str:

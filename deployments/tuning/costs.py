@@ -97,19 +97,19 @@ class CostTable(_Frozen):
     here, although they were right where they were built, and why.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     version: str  # of the artifact
     host: Host
     threads: int = Field(ge=1)  # per pass
     providers: tuple[str, ...]  # of the encoder
     engines: dict[str, str]  # what candidates ask for and is installed, with its version
     rows: tuple[VariantCosts, ...] = Field(min_length=1)
-    winners: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)
-    refused: dict[str, str] = {}
+    selection: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)
+    rejected: dict[str, str] = {}
 
-    def chosen(self) -> tuple[Variant, ...]:
+    def selected_variants(self) -> tuple[Variant, ...]:
         """The variants that win somewhere, the one that wins most often first."""
-        named = [variant for _, variant in self.winners]
+        named = [variant for _, variant in self.selection]
         return tuple(sorted(dict.fromkeys(named), key=lambda v: -named.count(v)))
 
     def to_json(self) -> bytes:
@@ -134,9 +134,9 @@ def write_costs(artifact: Path, table: CostTable) -> Path:
     return path
 
 
-def read_costs(placement: Placement) -> CostTable | None:
-    """The table for `placement`; None when there is none, or none that still holds."""
-    path = placement.costs_path
+def read_costs(target: TuningTarget) -> CostTable | None:
+    """The table for `target`; None when there is none, or none that still holds."""
+    path = target.costs_path
     try:
         table = CostTable.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -144,24 +144,24 @@ def read_costs(placement: Placement) -> CostTable | None:
     except (OSError, ValidationError) as exc:
         log.warning("%s is not used: %s", path, exc)
         return None
-    if reason := _stale(table, placement):
+    if reason := _stale(table, target):
         log.info("%s is not used: %s", path, reason)
         return None
     return table
 
 
-def _stale(table: CostTable, placement: Placement) -> str | None:
-    settings, sealed = placement.settings, {c.name: c for c in placement.candidates}
-    chosen = {variant.candidate for variant in table.chosen()}
-    if table.version != placement.manifest.version or not chosen <= sealed.keys():
+def _stale(table: CostTable, target: TuningTarget) -> str | None:
+    settings, sealed = target.settings, {c.name: c for c in target.candidates}
+    chosen = {variant.candidate for variant in table.selected_variants()}
+    if table.version != target.manifest.version or not chosen <= sealed.keys():
         return "it was measured for another artifact"
-    if (table.host, table.threads) != (placement.host, settings.intra_op_threads):
+    if (table.host, table.threads) != (target.host, settings.intra_op_threads):
         return "it was measured on another kind of host"
     if table.providers != settings.providers:
         return f"it was measured on {_told(table.providers)}, the encoder has {_told(settings.providers)}"
     if len({sealed[name].precision for name in chosen}) > 1:
         return "its winners differ in precision"
-    here = engine_versions(candidate.engine for candidate in placement.candidates)
+    here = engine_versions(candidate.engine for candidate in target.candidates)
     if here != table.engines:
         return (
             f"it was measured with {_told(table.engines.values())}, here is {_told(here.values())}"
@@ -174,7 +174,7 @@ def _told(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class TuningTarget:
     """One model, the encoder that runs it, and where on this host the two are remembered."""
 
     artifact: Path

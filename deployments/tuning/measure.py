@@ -42,10 +42,10 @@ _REST_CHECK_S = 0.005
 _MOST_REST_CHECKS = 40
 _BUSY_SHARE = 0.1
 
-Clock = Callable[[], float]  # seconds
+ClockFunction = Callable[[], float]  # seconds
 
 
-def choose_clock(device: Device, threads: int) -> Clock:
+def choose_clock(device: Device, threads: int) -> ClockFunction:
     """The clock that passes of `threads` threads on `device` are measured by.
 
     With one thread it is the time that this process computes: it stands still while others have
@@ -56,7 +56,7 @@ def choose_clock(device: Device, threads: int) -> Clock:
 
 
 def wait_until_idle(
-    busy: Clock = time.process_time, sleep: Callable[[float], None] = time.sleep
+    busy: ClockFunction = time.process_time, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until no thread of this process spins any more, 0.2 s at most.
 
@@ -86,7 +86,7 @@ def measure(
     shapes: Sequence[Shape],
     batches_of: Callable[[Shape], Sequence[Batch]],
     budget_s: float,
-    clock: Clock = time.perf_counter,
+    clock: ClockFunction = time.perf_counter,
     rest: Callable[[], None] = lambda: None,
 ) -> dict[str, tuple[Cost, ...]]:
     """The costs of each engine by name, at those shapes that the budget sufficed for.
@@ -105,7 +105,7 @@ def measure(
         # Everybody's warm passes and fewest rounds, guessed from the shape before.
         if index and s_per_token * shape.area * (_WARM_PASSES + _FEWEST_ROUNDS) > left_s:
             continue
-        contest = _Contest(running, batches_of(shape), clock, rest)
+        contest = _ShapeMeasurement(running, batches_of(shape), clock, rest)
         contest.run(left_s / (len(shapes) - index))
         if not running:
             return {}
@@ -123,12 +123,12 @@ class _Failed(Exception):
 
 
 @dataclass(slots=True)
-class _Contest:
+class _ShapeMeasurement:
     """All engines on the batches of one shape; those that fail leave `engines`."""
 
     engines: dict[str, EncoderEngine]
     batches: Sequence[Batch]
-    clock: Clock
+    clock: ClockFunction
     rest: Callable[[], None]
     times_s: dict[str, list[float]] = field(default_factory=dict)
 
@@ -212,7 +212,7 @@ class _Contest:
         return [name for name in running if medians[name] <= limit]
 
 
-def batches_from(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
+def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Full batches of up to `shape` made of the tokens of `items`.
 
     Real tokens, because the ranges that int8 works with depend on them. Of four lengths, because
@@ -221,10 +221,10 @@ def batches_from(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) ->
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
     shapes = (Shape(items=shape.items, tokens=length) for length in lengths)
-    return tuple(batch_from(items, actual, seed) for actual in shapes)
+    return tuple(build_batch(items, actual, seed) for actual in shapes)
 
 
-def batch_from(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> Batch:
+def build_batch(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> Batch:
     """A batch of exactly `shape`, made of the tokens of `items` in a seeded order."""
     rng = np.random.default_rng(seed)
     flat = np.concatenate([item.ids for item in items])

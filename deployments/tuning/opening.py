@@ -12,7 +12,7 @@ from deployments.engines import EncoderEngine, missing_requirement, open_engine
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.messages import Batch, Outputs
-from deployments.tuning.costs import CostTable, Placement, Shape, Variant, read_costs
+from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant, read_costs
 from deployments.tuning.selection import nearest_shape_variant
 
 _REMEMBERED_SHAPES = 4_096
@@ -53,47 +53,47 @@ class ShapeDispatchEngine:
 log = logging.getLogger("ray.serve.hundredfold")
 
 
-def open_tuned_engine(placement: Placement) -> tuple[EncoderEngine, bool]:
-    """The fastest engine known for the placement, and whether it was chosen by measuring.
+def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
+    """The fastest engine known for the target, and whether it was chosen by measuring.
 
     Raises HardwareUnavailable when the model has no graph for the encoder's device, EngineFailed when
     none of them can be opened here.
     """
-    table = read_costs(placement)
+    table = read_costs(target)
     if table is None:
-        return open_default_engine(placement), False
+        return open_default_engine(target), False
     try:
-        return _open_chosen(placement, table), True
+        return _open_chosen(target, table), True
     except EngineFailed as exc:
         log.warning(
             "%s: what tuning chose cannot be opened, the portable default serves: %s",
-            placement.manifest.id,
+            target.manifest.id,
             exc,
         )
     # Behind the block, where nothing holds what was opened half-way any more.
-    return open_default_engine(placement, table.refused), False
+    return open_default_engine(target, table.rejected), False
 
 
-def open_default_engine(placement: Placement, refused: Collection[str] = ()) -> EncoderEngine:
+def open_default_engine(target: TuningTarget, rejected: Collection[str] = ()) -> EncoderEngine:
     """The engine of `default_candidate`. Raises HardwareUnavailable or EngineFailed."""
-    candidate = default_candidate(placement, refused)
-    return open_engine(placement.spec(candidate), placement.settings)
+    candidate = default_candidate(target, rejected)
+    return open_engine(target.spec(candidate), target.settings)
 
 
-def default_candidate(placement: Placement, refused: Collection[str] = ()) -> Candidate:
-    """The first graph that has here what it needs and is not `refused`.
+def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> Candidate:
+    """The first graph that has here what it needs and is not `rejected`.
 
     Raises HardwareUnavailable or EngineFailed.
     """
-    manifest, device = placement.manifest, placement.device
-    if not placement.candidates:
+    manifest, device = target.manifest, target.device
+    if not target.candidates:
         raise HardwareUnavailable(
             f"Model {manifest.id} has no graph for the {device} encoder", field="options.use_gpu"
         )
     missing = []
-    for candidate in placement.candidates:
-        reason = missing_requirement(placement.spec(candidate), placement.settings)
-        if reason is None and candidate.name not in refused:
+    for candidate in target.candidates:
+        reason = missing_requirement(target.spec(candidate), target.settings)
+        if reason is None and candidate.name not in rejected:
             return candidate
         missing.append(f"{candidate.name}: {reason or 'it is not right on this host'}")
     raise EngineFailed(
@@ -101,21 +101,21 @@ def default_candidate(placement: Placement, refused: Collection[str] = ()) -> Ca
     )
 
 
-def _open_chosen(placement: Placement, table: CostTable) -> EncoderEngine:
-    sealed = {candidate.name: candidate for candidate in placement.candidates}
+def _open_chosen(target: TuningTarget, table: CostTable) -> EncoderEngine:
+    sealed = {candidate.name: candidate for candidate in target.candidates}
     engines: dict[Variant, EncoderEngine] = {}
     try:
-        for variant in table.chosen():
-            engines[variant] = _open_variant(placement, sealed[variant.candidate], variant)
+        for variant in table.selected_variants():
+            engines[variant] = _open_variant(target, sealed[variant.candidate], variant)
     except EngineFailed:
         for engine in engines.values():
             engine.close()
         raise
     if len(engines) == 1:
         return next(iter(engines.values()))
-    return ShapeDispatchEngine(table.winners, engines)
+    return ShapeDispatchEngine(table.selection, engines)
 
 
-def _open_variant(placement: Placement, candidate: Candidate, variant: Variant) -> EncoderEngine:
-    spec = placement.spec(candidate)
-    return open_engine(replace(spec, options=variant.options(spec.options)), placement.settings)
+def _open_variant(target: TuningTarget, candidate: Candidate, variant: Variant) -> EncoderEngine:
+    spec = target.spec(candidate)
+    return open_engine(replace(spec, options=variant.options(spec.options)), target.settings)

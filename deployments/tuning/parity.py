@@ -1,6 +1,6 @@
 """Whether a graph still answers like the fp32 torch model, through the code that will serve.
 
-The build writes a Reference; builds and hosts hold every candidate against it: `answers` alone and
+The build writes a ReferenceOutputs; builds and hosts hold every candidate against it: `answers` alone and
 in company, then `judge`. Nothing here needs torch.
 """
 
@@ -26,26 +26,26 @@ from deployments.messages import TokenizedItem
 
 Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
-Answers: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its Head says
+ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its Head says
 
 # Probes of one batch in the company test; probes of all lengths are mixed in it.
 PARITY_BATCH_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceOutputs:
     """Probes, and what the fp32 torch model answers to each of them alone."""
 
     items: tuple[TokenizedItem, ...]
-    answers: tuple[Floats, ...]
+    outputs: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
         """Keep it in one .npz file: ragged arrays end to end, and where each of them ends.
 
-        Answers stay fp32, for half the digits would be noise beside a good int8 graph's.
+        ProbeOutputs stay fp32, for half the digits would be noise beside a good int8 graph's.
         """
-        pooled = self.answers[0].ndim == 1
-        rows = [answer[None] if pooled else answer for answer in self.answers]
+        pooled = self.outputs[0].ndim == 1
+        rows = [answer[None] if pooled else answer for answer in self.outputs]
         with path.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -54,8 +54,8 @@ class Reference:
                 second_segment_start=np.array(
                     [item.second_segment_start for item in self.items], dtype="<i8"
                 ),
-                answers=np.concatenate(rows).astype("<f4"),
-                answer_ends=_ends(rows),
+                outputs=np.concatenate(rows).astype("<f4"),
+                output_ends=_ends(rows),
                 pooled=np.array(pooled),
             )
 
@@ -65,7 +65,7 @@ class Reference:
         try:
             with np.load(path, allow_pickle=False) as file:
                 ids = _parts(file["ids"], file["id_ends"])
-                answers = _parts(file["answers"], file["answer_ends"])
+                answers = _parts(file["outputs"], file["output_ends"])
                 seconds = file["second_segment_start"].tolist()
                 pooled = bool(file["pooled"])
             items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
@@ -85,7 +85,7 @@ def _parts(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Numbe
     return [flat[start:end] for start, end in pairwise(starts)]
 
 
-class Verdict(BaseModel):
+class ParityResult(BaseModel):
     """How a candidate did. `parity` is None when it gave no usable numbers at all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -99,37 +99,41 @@ class Verdict(BaseModel):
         return not self.reasons
 
 
-def answers(engine: EncoderEngine, items: Sequence[TokenizedItem], company: int) -> list[Floats]:
+def run_probes(engine: EncoderEngine, items: Sequence[TokenizedItem], company: int) -> list[Floats]:
     """The engine's answer to every item, `company` items to a batch. Raises EngineFailed."""
     batches = (items[i : i + company] for i in range(0, len(items), company))
     return [answer for batch in batches for answer in engine.run(collate(batch)).items]
 
 
-def judged(spec: GraphSpec, settings: EncoderSettings, reference: Reference, gate: Gate) -> Verdict:
+def check_graph(
+    spec: GraphSpec, settings: EncoderSettings, reference: ReferenceOutputs, gate: Gate
+) -> ParityResult:
     """The graph against the reference; one that cannot be opened or fails has no parity."""
     try:
         engine = open_engine(spec, settings)
     except EngineFailed as exc:
-        return Verdict(parity=None, reasons=(exc.message,))
+        return ParityResult(parity=None, reasons=(exc.message,))
     try:
         return check_engine(engine, reference, gate, spec.head)
     finally:
         engine.close()
 
 
-def check_engine(engine: EncoderEngine, reference: Reference, gate: Gate, head: Head) -> Verdict:
+def check_engine(
+    engine: EncoderEngine, reference: ReferenceOutputs, gate: Gate, head: Head
+) -> ParityResult:
     """What the engine makes of the probes, alone and in company, held against the gate."""
     try:
-        alone = answers(engine, reference.items, 1)
-        company = answers(engine, reference.items, PARITY_BATCH_ITEMS)
+        alone = run_probes(engine, reference.items, 1)
+        company = run_probes(engine, reference.items, PARITY_BATCH_ITEMS)
     except EngineFailed as exc:
-        return Verdict(parity=None, reasons=(exc.message,))
-    return judge(reference, alone, company, gate, head)
+        return ParityResult(parity=None, reasons=(exc.message,))
+    return compare_outputs(reference, alone, company, gate, head)
 
 
-def judge(
-    reference: Reference, alone: Answers, company: Answers, gate: Gate, head: Head
-) -> Verdict:
+def compare_outputs(
+    reference: ReferenceOutputs, alone: ProbeOutputs, company: ProbeOutputs, gate: Gate, head: Head
+) -> ParityResult:
     """Parity of a candidate's answers to the reference's probes, and where they miss the gate.
 
     Vectors are judged by their cosines. Whatever chooses (a label, a token's label, the ends of a
@@ -138,15 +142,15 @@ def judge(
     over all probes, because the cosine of one number is its sign.
     """
     for given in (alone, company):
-        if unusable := _invalid_output(given, reference.answers):
-            return Verdict(parity=None, reasons=(unusable,))
-    single = head is Head.LABELS and len(reference.answers[0]) == 1
+        if unusable := _invalid_output(given, reference.outputs):
+            return ParityResult(parity=None, reasons=(unusable,))
+    single = head is Head.LABELS and len(reference.outputs[0]) == 1
     likeness = correlation if single else cosines
-    against = likeness(alone, reference.answers)
+    against = likeness(alone, reference.outputs)
     agreement = None
     if head is not Head.VECTOR and not single:
         agreement = min(
-            top1_agreement(given, reference.answers, head, gate.near_tie_margin)
+            top1_agreement(given, reference.outputs, head, gate.near_tie_margin)
             for given in (alone, company)
         )
     parity = Parity(
@@ -155,10 +159,10 @@ def judge(
         batched_cosine_worst=float(likeness(alone, company).min()),
         top1_agreement=agreement,
     )
-    return Verdict(parity=parity, reasons=tuple(_violations(parity, gate)))
+    return ParityResult(parity=parity, reasons=tuple(_violations(parity, gate)))
 
 
-def _invalid_output(given: Answers, due: Answers) -> str | None:
+def _invalid_output(given: ProbeOutputs, due: ProbeOutputs) -> str | None:
     if [answer.shape for answer in given] != [answer.shape for answer in due]:
         return "an answer is not of the reference's shape"
     if not all(np.isfinite(answer).all() for answer in given):
@@ -175,7 +179,9 @@ _CHOICES: Mapping[Head, Callable[[Floats], Floats]] = {
 }
 
 
-def top1_agreement(given: Answers, due: Answers, head: Head, near_tie_margin: float) -> float:
+def top1_agreement(
+    given: ProbeOutputs, due: ProbeOutputs, head: Head, near_tie_margin: float
+) -> float:
     """Share of the choices `due` is decided about that `given` makes too; 1 if there is none."""
     same: list[NDArray[np.bool_]] = []
     for mine, theirs in zip(given, due, strict=True):
@@ -208,12 +214,12 @@ def _violations(parity: Parity, gate: Gate) -> Iterator[str]:
             yield f"{what} {value:.4f} < {least}"
 
 
-def cosines(a: Answers, b: Answers) -> NDArray[np.float64]:
+def cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
     """Cosine of each answer, taken as one long vector, with its counterpart; [N]."""
     return np.array([_cosine(x.ravel(), y.ravel()) for x, y in zip(a, b, strict=True)])
 
 
-def correlation(a: Answers, b: Answers) -> NDArray[np.float64]:
+def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
     """Correlation of two lists of single scores, [1]."""
     x, y = (np.concatenate(scores).astype(np.float64) for scores in (a, b))
     return np.array([_cosine(x - x.mean(), y - y.mean())])

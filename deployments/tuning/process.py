@@ -19,7 +19,7 @@ import deployments
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.config import EncoderSettings
 from deployments.errors import ServeError
-from deployments.tuning.costs import Placement
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
 
 _PACKAGES = Path(deployments.__file__).parents[1]
@@ -34,16 +34,16 @@ class ExitCode(IntEnum):
     STORE_NOT_WRITABLE = 4  # the store cannot be written; so it is for every model
 
 
-def start(placement: Placement) -> subprocess.Popen[bytes]:
-    """The process that tunes `placement`; it ends when its standard input is closed.
+def start(target: TuningTarget) -> subprocess.Popen[bytes]:
+    """The process that tunes `target`; it ends when its standard input is closed.
 
     It stays in the session and the process group of this one, where whoever ends a replica with
     all that belongs to it finds both.
     """
-    settings = placement.settings
+    settings = target.settings
     command = [
-        *(sys.executable, "-m", "deployments.tuning", str(placement.artifact.resolve())),
-        *("--device", placement.device, "--threads", str(settings.intra_op_threads)),
+        *(sys.executable, "-m", "deployments.tuning", str(target.artifact.resolve())),
+        *("--device", target.device, "--threads", str(settings.intra_op_threads)),
         *(
             "--concurrent-passes",
             str(settings.concurrent_passes),
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = EncoderSettings.parse(options)
         manifest = ArtifactManifest.read(asked.artifact)
-        placement = Placement(asked.artifact, manifest, asked.device, settings)
-        table = tune_exclusively(placement, asked.seconds, force=asked.force)
+        target = TuningTarget(asked.artifact, manifest, asked.device, settings)
+        table = tune_exclusively(target, asked.seconds, force=asked.force)
     except ServeError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.FAILED
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if table is None:
         print(f"{manifest.id} is being tuned by another process", file=sys.stderr)
         return ExitCode.BUSY
-    print(f"{manifest.id}: {', '.join(v.name for v in table.chosen())}", file=sys.stderr)
+    print(f"{manifest.id}: {', '.join(v.name for v in table.selected_variants())}", file=sys.stderr)
     return ExitCode.TUNED
 
 

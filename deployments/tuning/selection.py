@@ -22,7 +22,7 @@ _NEVER_MS = 1e9
 Times = Mapping[Shape, float]  # milliseconds
 
 
-def choose(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
+def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """The winner per shape, shapes in order of size.
 
     Of equally small sets that with the fewest session options is taken, for they cost memory or

@@ -19,8 +19,8 @@ from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
 from deployments.tuning.costs import (
     CostTable,
-    Placement,
     Shape,
+    TuningTarget,
     Variant,
     VariantCosts,
     read_costs,
@@ -28,14 +28,14 @@ from deployments.tuning.costs import (
 )
 from deployments.tuning.host import count_fitting, engine_versions, free_bytes, read_host
 from deployments.tuning.measure import (
-    batches_from,
+    build_batches,
     choose_clock,
     measure,
     supported_shapes,
     wait_until_idle,
 )
-from deployments.tuning.parity import Reference, judged
-from deployments.tuning.selection import TOLERANCE, choose
+from deployments.tuning.parity import ReferenceOutputs, check_graph
+from deployments.tuning.selection import TOLERANCE, select_variants
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -44,7 +44,7 @@ _CANDIDATES_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class VariantSpec:
     """A graph that takes part, and what it is called."""
 
     variant: Variant
@@ -55,15 +55,15 @@ class Contender:
         """The candidate of that name, as it was or will be sealed."""
         return cls(variant=Variant.of(candidate, spec.options), spec=spec)
 
-    def with_options(self, variant: Variant) -> Contender:
+    def with_options(self, variant: Variant) -> VariantSpec:
         """The same graph with the session options of `variant`."""
         options = variant.options(self.spec.options)
-        return Contender(variant=variant, spec=replace(self.spec, options=options))
+        return VariantSpec(variant=variant, spec=replace(self.spec, options=options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """How contenders are to be compared.
+class MeasurementPlan:
+    """How specs are to be compared.
 
     As many are opened at once as there is memory for, the first ones first; those that do not
     fit beside them are not measured.
@@ -73,92 +73,92 @@ class Contest:
     shapes: Sequence[Shape]
     items: Sequence[TokenizedItem]  # their tokens fill the batches
     seconds: float
-    available_bytes: int | None = None  # None: what is free on the device of the contenders
+    available_bytes: int | None = None  # None: what is free on the device of the specs
 
-    def admit(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
+    def fit_in_memory(self, specs: Sequence[VariantSpec]) -> Sequence[VariantSpec]:
         """Those that may be open at once. Raises EngineFailed when it is none."""
-        if not contenders:
-            return contenders
+        if not specs:
+            return specs
         available_bytes = self.available_bytes
         if available_bytes is None:
-            available_bytes = free_bytes(contenders[0].spec.device)
-        fitting = count_fitting((c.spec.path for c in contenders), available_bytes)
+            available_bytes = free_bytes(specs[0].spec.device)
+        fitting = count_fitting((c.spec.path for c in specs), available_bytes)
         if not fitting:
             free_mb = available_bytes // 1_000_000
             raise EngineFailed(f"not enough memory to measure in: {free_mb} MB are free")
-        for contender in contenders[fitting:]:
+        for contender in specs[fitting:]:
             log.warning("%s is not measured: not enough memory", contender.variant.name)
-        return contenders[:fitting]
+        return specs[:fitting]
 
 
-def tune(placement: Placement, reference: Reference, contest: Contest) -> CostTable:
-    """The table of this host for the placement's sealed candidates.
+def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPlan) -> CostTable:
+    """The table of this host for the target's sealed candidates.
 
     Candidates that cannot run here are left out, and so are those that miss the artifact's gate
     here: kernels round differently from one CPU to another. Raises EngineFailed when none is
     left.
     """
-    entered = [Contender.of(c.name, placement.spec(c)) for c in placement.candidates]
-    contest.admit(entered[:1])  # before any is opened
-    refused: dict[str, str] = {}
+    entered = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
+    plan.fit_in_memory(entered[:1])  # before any is opened
+    rejected: dict[str, str] = {}
     for contender in entered:
-        if reason := _unfit(contender.spec, placement, reference):
-            refused[contender.variant.candidate] = reason
-    fit = [c for c in entered if c.variant.candidate not in refused]
+        if reason := _unfit(contender.spec, target, reference):
+            rejected[contender.variant.candidate] = reason
+    fit = [c for c in entered if c.variant.candidate not in rejected]
     if not fit:
-        raise EngineFailed(f"no graph is right on this host: {_told(refused)}")
-    rows = compare(fit, contest)
+        raise EngineFailed(f"no graph is right on this host: {_told(rejected)}")
+    rows = measure_variants(fit, plan)
     measured = {row.variant.candidate for row in rows}
     for contender in fit:
         if contender.variant.candidate not in measured:
-            refused[contender.variant.candidate] = "it could not be measured beside the others"
-    return table(placement.manifest.version, entered, rows, contest, refused)
+            rejected[contender.variant.candidate] = "it could not be measured beside the others"
+    return build_cost_table(target.manifest.version, entered, rows, plan, rejected)
 
 
-def _unfit(spec: GraphSpec, placement: Placement, reference: Reference) -> str | None:
+def _unfit(spec: GraphSpec, target: TuningTarget, reference: ReferenceOutputs) -> str | None:
     """Why the graph may not be used on this host."""
-    if reason := missing_requirement(spec, placement.settings):
+    if reason := missing_requirement(spec, target.settings):
         return reason
-    verdict = judged(spec, placement.settings, reference, placement.manifest.gate)
+    verdict = check_graph(spec, target.settings, reference, target.manifest.gate)
     return None if verdict.passed else "; ".join(verdict.reasons)
 
 
-def _told(refused: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "there is none"
+def _told(rejected: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "there is none"
 
 
-def table(
+def build_cost_table(
     version: str,
-    entered: Sequence[Contender],
+    entered: Sequence[VariantSpec],
     rows: Sequence[VariantCosts],
-    contest: Contest,
-    refused: Mapping[str, str],
+    plan: MeasurementPlan,
+    rejected: Mapping[str, str],
 ) -> CostTable:
     """What was measured of the graphs that were `entered`, with the winners chosen."""
     return CostTable(
         version=version,
         host=read_host(entered[0].spec.device),
-        threads=contest.settings.intra_op_threads,
-        providers=contest.settings.providers,
+        threads=plan.settings.intra_op_threads,
+        providers=plan.settings.providers,
         engines=engine_versions(contender.spec.engine for contender in entered),
         rows=tuple(rows),
-        winners=choose(drop_marginal_variants(rows)),
-        refused=dict(refused),
+        selection=select_variants(drop_marginal_variants(rows)),
+        rejected=dict(rejected),
     )
 
 
-def compare(contenders: Sequence[Contender], contest: Contest) -> list[VariantCosts]:
-    """The costs of the contenders, and of other session options of the one that wins most.
+def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> list[VariantCosts]:
+    """The costs of the specs, and of other session options of the one that wins most.
 
     Raises EngineFailed when none of them could be measured.
     """
-    rows = measure_fitting(contenders, contest, _CANDIDATES_SHARE)
+    rows = measure_fitting(specs, plan, _CANDIDATES_SHARE)
     if not rows:
         raise EngineFailed("every graph failed while it was measured")
-    winner = _winner(contenders, rows)
-    variants = [winner, *map(winner.with_options, _other_options(winner, contest.settings))]
-    again = measure_fitting(variants, contest, 1 - _CANDIDATES_SHARE)
-    return merged(rows, again)
+    winner = _winner(specs, rows)
+    variants = [winner, *map(winner.with_options, _other_options(winner, plan.settings))]
+    again = measure_fitting(variants, plan, 1 - _CANDIDATES_SHARE)
+    return merge_costs(rows, again)
 
 
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
@@ -186,11 +186,11 @@ def _gain(base: VariantCosts, row: VariantCosts) -> float:
     return 1 - math.exp(sum(ratios) / len(ratios))
 
 
-def merged(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:
+def merge_costs(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:
     """`again`, and what only `rows` have.
 
     A variant's new figures replace the old, so that it is compared with its other options in one
-    contest; at shapes that the second one had no time for, the old ones stay.
+    plan; at shapes that the second one had no time for, the old ones stay.
     """
     before = {row.variant: row for row in rows}
     return [*(_completed(row, before.pop(row.variant, row)) for row in again), *before.values()]
@@ -202,7 +202,7 @@ def _completed(row: VariantCosts, before: VariantCosts) -> VariantCosts:
     return row.model_copy(update={"costs": (*row.costs, *kept)})
 
 
-def _other_options(winner: Contender, settings: EncoderSettings) -> Iterator[Variant]:
+def _other_options(winner: VariantSpec, settings: EncoderSettings) -> Iterator[Variant]:
     if winner.spec.engine != "onnxruntime" or winner.spec.device is not Device.CPU:
         return
     variant = winner.variant
@@ -211,26 +211,26 @@ def _other_options(winner: Contender, settings: EncoderSettings) -> Iterator[Var
         yield variant.model_copy(update={"spinning": not variant.spinning})
 
 
-def _winner(contenders: Sequence[Contender], rows: Sequence[VariantCosts]) -> Contender:
-    named = [variant for _, variant in choose(rows)]
-    return max(contenders, key=lambda contender: named.count(contender.variant))
+def _winner(specs: Sequence[VariantSpec], rows: Sequence[VariantCosts]) -> VariantSpec:
+    named = [variant for _, variant in select_variants(rows)]
+    return max(specs, key=lambda contender: named.count(contender.variant))
 
 
 def measure_fitting(
-    contenders: Sequence[Contender], contest: Contest, share: float = 1.0
+    specs: Sequence[VariantSpec], plan: MeasurementPlan, share: float = 1.0
 ) -> list[VariantCosts]:
-    """The costs of those contenders that there is memory for and that do not fail.
+    """The costs of those specs that there is memory for and that do not fail.
 
-    All of them are for one device, and get `share` of the contest's time. Raises EngineFailed when
+    All of them are for one device, and get `share` of the plan's time. Raises EngineFailed when
     there is no memory for any.
     """
-    with opened(contest.admit(contenders), contest.settings) as engines:
+    with open_engines(plan.fit_in_memory(specs), plan.settings) as engines:
         costs = measure(
             engines,
-            contest.shapes,
-            partial(batches_from, contest.items),
-            contest.seconds * share,
-            choose_clock(contenders[0].spec.device, contest.settings.intra_op_threads),
+            plan.shapes,
+            partial(build_batches, plan.items),
+            plan.seconds * share,
+            choose_clock(specs[0].spec.device, plan.settings.intra_op_threads),
             wait_until_idle,
         )
     return [
@@ -239,19 +239,19 @@ def measure_fitting(
             precision=contender.spec.precision,
             costs=costs[contender.variant.name],
         )
-        for contender in contenders
+        for contender in specs
         if contender.variant.name in costs
     ]
 
 
 @contextmanager
-def opened(
-    contenders: Sequence[Contender], settings: EncoderSettings
+def open_engines(
+    specs: Sequence[VariantSpec], settings: EncoderSettings
 ) -> Iterator[dict[str, EncoderEngine]]:
     """An engine by name of every contender that can be opened, closed on the way out."""
     engines: dict[str, EncoderEngine] = {}
     try:
-        for contender in contenders:
+        for contender in specs:
             try:
                 engines[contender.variant.name] = open_engine(contender.spec, settings)
             except EngineFailed as exc:
@@ -263,7 +263,7 @@ def opened(
 
 
 def tune_exclusively(
-    placement: Placement,
+    target: TuningTarget,
     seconds: float,
     *,
     force: bool = False,
@@ -276,33 +276,33 @@ def tune_exclusively(
     `wait` decides between waiting and None. `shapes` None: all that the model reads of the usual
     ones. Raises ArtifactError, EngineFailed, and OSError where the store cannot be written.
     """
-    with _locked(_lock_path(placement), wait=wait) as is_ours:
+    with _locked(_lock_path(target), wait=wait) as is_ours:
         if not is_ours:
             return None
-        if not force and (found := read_costs(placement)) is not None:
+        if not force and (found := read_costs(target)) is not None:
             return found
-        reference = Reference.read(placement.artifact / REFERENCE_NAME)
-        contest = Contest(
-            settings=placement.settings,
-            shapes=shapes or supported_shapes(placement.manifest.max_tokens),
+        reference = ReferenceOutputs.read(target.artifact / REFERENCE_NAME)
+        plan = MeasurementPlan(
+            settings=target.settings,
+            shapes=shapes or supported_shapes(target.manifest.max_tokens),
             items=reference.items,
             seconds=seconds,
         )
-        table = tune(placement, reference, contest)
-        write_costs(placement.artifact, table)
+        table = tune(target, reference, plan)
+        write_costs(target.artifact, table)
         return table
 
 
-def is_tuning(placement: Placement) -> bool:
+def is_tuning(target: TuningTarget) -> bool:
     """Whether somebody measures for this kind of host right now."""
     try:
-        return is_held(_lock_path(placement))
+        return is_held(_lock_path(target))
     except OSError:  # nothing to be read there, or no such locks in this file system
         return False
 
 
-def _lock_path(placement: Placement) -> Path:
-    return placement.costs_path.with_suffix(".lock")
+def _lock_path(target: TuningTarget) -> Path:
+    return target.costs_path.with_suffix(".lock")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest, Device
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.config import EncoderSettings
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import EMBEDDER, ENCODER_MODELS, QA_MODEL
 
@@ -70,9 +70,9 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
     for model_id in ENCODER_MODELS:
         version = resolve_version(store, model_id, LATEST_NAME)
         directory = model_directory(store, model_id) / version
-        placement = Placement(directory, ArtifactManifest.read(directory), Device.CPU, encoder)
+        placement = TuningTarget(directory, ArtifactManifest.read(directory), Device.CPU, encoder)
         table = read_costs(placement)
-        variants = [] if table is None else table.chosen()
+        variants = [] if table is None else table.selected_variants()
         names = {v.candidate for v in variants} or {placement.candidates[0].name}
         graphs = [c.graph for c in placement.candidates if c.name in names]
         mib += sum((directory / graph).stat().st_size for graph in graphs) / (1 << 20)

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import Cluster, title_of, wait_for
 from tests.support.tuning_artifacts import seal_tunable
@@ -19,13 +19,13 @@ from tests.unit.deployments.tuning.test_session import somebody_tunes
 
 
 @pytest.fixture
-def placement(tmp_path: Path) -> Placement:
+def placement(tmp_path: Path) -> TuningTarget:
     """A tiny model whose portable default is slow, and another graph that is not."""
     return seal_tunable(tmp_path / "store", names=["slow", "int8"])
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path, config: dict[str, Any], placement: Placement) -> Iterator[Cluster]:
+def own_cluster(tmp_path: Path, config: dict[str, Any], placement: TuningTarget) -> Iterator[Cluster]:
     tuning = copy.deepcopy(config)
     arguments = tuning["applications"][0]["args"]
     arguments["models"] = [{"id": EMBEDDER, "version": "latest"}]
@@ -48,7 +48,7 @@ def measuring(cluster: Cluster) -> list[str]:
 
 
 def test_it_serves_at_once_and_tunes_itself_meanwhile(
-    own_cluster: Cluster, placement: Placement
+    own_cluster: Cluster, placement: TuningTarget
 ) -> None:
     with somebody_tunes(placement):
         own_cluster.start()
@@ -65,6 +65,6 @@ def test_it_serves_at_once_and_tunes_itself_meanwhile(
     wait_for(is_tuned, 60)
     table = read_costs(placement)
     assert table is not None
-    assert {variant.candidate for variant in table.chosen()} == {"int8"}
+    assert {variant.candidate for variant in table.selected_variants()} == {"int8"}
     assert [process.pid for process in own_cluster.replicas("CpuEncoder")] == [replica.pid]
     wait_for(lambda: not measuring(own_cluster), 10)

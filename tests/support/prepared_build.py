@@ -32,7 +32,7 @@ from deployments.artifacts.manifest import Gate, Source
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.messages import TokenizedItem
-from deployments.tuning.parity import Answers, answers
+from deployments.tuning.parity import ProbeOutputs, run_probes
 
 # Two candidates of one export, and as little tuning as there can be: a build of a few seconds.
 SMALL = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
@@ -84,11 +84,11 @@ class PreparedBuild:
     def items(self) -> tuple[TokenizedItem, ...]:
         return self.prepared.reference.items
 
-    def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> Answers:
+    def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> ProbeOutputs:
         """What `graph` answers to the probes, `company` of all lengths in a padded batch."""
         engine = open_engine(spec_of(recipe, graph, self.prepared), EncoderSettings())
         try:
-            return answers(engine, self.items, company)
+            return run_probes(engine, self.items, company)
         finally:
             engine.close()
 
@@ -114,7 +114,7 @@ class GivenGraphs(CandidateGraphs):
         return ["first", "second", *map(str, range(3, 10))]
 
 
-def largest_difference(a: Answers, b: Answers) -> float:
+def largest_difference(a: ProbeOutputs, b: ProbeOutputs) -> float:
     """Between any two numbers in the same place."""
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 

@@ -18,9 +18,9 @@ from deployments.artifacts.manifest import (
 )
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
-from deployments.tuning.costs import CostTable, Placement, write_costs
+from deployments.tuning.costs import CostTable, TuningTarget, write_costs
 from deployments.tuning.host import engine_versions
-from deployments.tuning.parity import Reference, answers
+from deployments.tuning.parity import ReferenceOutputs, run_probes
 from tests.support.artifacts import (
     EMBEDDER,
     GRAPH_NAME,
@@ -48,7 +48,7 @@ def seal_tunable(
     wrong: Collection[str] = (),
     absent: Collection[str] = (),
     settings: EncoderSettings | None = None,
-) -> Placement:
+) -> TuningTarget:
     """Seal a model with a CPU candidate per name, all of them one graph in fp32.
 
     Those that are `wrong` have a graph with other vectors, those that are `absent` ask for an
@@ -69,10 +69,10 @@ def seal_tunable(
         }
         return sealed.model_copy(update=changes)
 
-    placement = Placement(
+    target = TuningTarget(
         directory, manifest, Device.CPU, settings or EncoderSettings(tune_seconds=0.2)
     )
-    _reference(placement).write(directory / REFERENCE_NAME)
+    _reference(target).write(directory / REFERENCE_NAME)
     vectors = np.random.default_rng(1).standard_normal((500, WIDTH), dtype=np.float32)
     write_graph(directory / WRONG_GRAPH_NAME, vectors)
     _slow_down(directory / GRAPH_NAME, directory / SLOW_GRAPH_NAME)
@@ -82,15 +82,15 @@ def seal_tunable(
         "files": dict.fromkeys(files, NO_FILES_YET),
     }
     seal(directory, manifest.model_copy(update=changed))
-    return Placement(directory, ArtifactManifest.read(directory), Device.CPU, placement.settings)
+    return TuningTarget(directory, ArtifactManifest.read(directory), Device.CPU, target.settings)
 
 
-def _reference(placement: Placement) -> Reference:
+def _reference(target: TuningTarget) -> ReferenceOutputs:
     """What the model's first graph answers to seeded items of all lengths."""
     rng = np.random.default_rng(3)
     items = tuple(item_of(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
-    engine = open_engine(placement.spec(placement.candidates[0]), placement.settings)
-    return Reference(items, tuple(np.array(a) for a in answers(engine, items, 1)))
+    engine = open_engine(target.spec(target.candidates[0]), target.settings)
+    return ReferenceOutputs(items, tuple(np.array(a) for a in run_probes(engine, items, 1)))
 
 
 def _slow_down(graph: Path, into: Path) -> None:
@@ -115,17 +115,17 @@ def _slow_down(graph: Path, into: Path) -> None:
     onnx.save(model, into)
 
 
-def keep_table(placement: Placement, winners: dict[str, str], **changes: object) -> Path:
+def keep_table(target: TuningTarget, winners: dict[str, str], **changes: object) -> Path:
     """Write a table in which `winners` (shape to variant) won; the file's path."""
     named = [variant(name) for name in winners.values()]
     shapes = {told: 1.0 for told in winners}
     table = CostTable(
-        version=placement.manifest.version,
-        host=placement.host,
-        threads=placement.settings.intra_op_threads,
-        providers=placement.settings.providers,
-        engines=engine_versions(candidate.engine for candidate in placement.candidates),
+        version=target.manifest.version,
+        host=target.host,
+        threads=target.settings.intra_op_threads,
+        providers=target.settings.providers,
+        engines=engine_versions(candidate.engine for candidate in target.candidates),
         rows=tuple(row(v.name, shapes, "fp32") for v in dict.fromkeys(named)),
-        winners=tuple(zip(map(shape, winners), named, strict=True)),
+        selection=tuple(zip(map(shape, winners), named, strict=True)),
     )
-    return write_costs(placement.artifact, table.model_copy(update=changes))
+    return write_costs(target.artifact, table.model_copy(update=changes))

@@ -27,7 +27,7 @@ from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import Device, EngineOptions, Gate, Head, Source, TaskName
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
-from deployments.tuning.parity import Reference, Verdict, answers, judge
+from deployments.tuning.parity import ParityResult, ReferenceOutputs, compare_outputs, run_probes
 from tests.support.builders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, write_json
 
 SDPA = ExportRecipe(dtype="float32", opset=23)
@@ -83,7 +83,7 @@ class Subject:
 
     source: Path
     facts: ModelFacts
-    reference: Reference
+    reference: ReferenceOutputs
 
     @classmethod
     def of(cls, case: Case, directory: Path) -> Subject:
@@ -99,7 +99,7 @@ class Subject:
         facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
         items = tokenize_texts(source, facts.max_tokens, TEXTS)
         original = Original(load_model(source, head=facts.head, dtype="float32"), facts)
-        return cls(source, facts, Reference(items, tuple(answers(original, items, 1))))
+        return cls(source, facts, ReferenceOutputs(items, tuple(run_probes(original, items, 1))))
 
     def export(self, recipe: ExportRecipe, graph: Path) -> Path:
         model = load_model(self.source, head=self.facts.head, dtype=recipe.dtype)
@@ -117,14 +117,14 @@ class Subject:
         )
         return open_engine(spec, EncoderSettings())
 
-    def verdict(self, graph: Path) -> Verdict:
+    def verdict(self, graph: Path) -> ParityResult:
         """Alone and in company, after every answer was compared digit by digit."""
         engine, items = self.engine(graph), self.reference.items
-        alone, company = answers(engine, items, 1), answers(engine, items, len(items))
+        alone, company = run_probes(engine, items, 1), run_probes(engine, items, len(items))
         for given in (alone, company):
-            for mine, theirs in zip(given, self.reference.answers, strict=True):
+            for mine, theirs in zip(given, self.reference.outputs, strict=True):
                 np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
-        return judge(self.reference, alone, company, EXACT, self.facts.head)
+        return compare_outputs(self.reference, alone, company, EXACT, self.facts.head)
 
 
 def operators(graph: Path) -> list[str]:
@@ -150,10 +150,10 @@ def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_
     quantised = tmp_path / "int8.onnx"
     quantise(lean, DynamicInt8(), quantised, items=())
     assert "MatMulInteger" in operators(quantised)
-    rounded = answers(subject.engine(quantised), subject.reference.items, 1)
+    rounded = run_probes(subject.engine(quantised), subject.reference.items, 1)
     # A tiny random model is no measure of accuracy; that it still tells texts apart is asked.
     lenient = Gate(cosine_mean=0.8, cosine_worst=-1, top1_agreement=0)
-    judged = judge(subject.reference, rounded, rounded, lenient, facts.head)
+    judged = compare_outputs(subject.reference, rounded, rounded, lenient, facts.head)
     assert judged.passed, judged.reasons
 
 
@@ -212,10 +212,10 @@ def test_a_text_without_a_mask_has_an_empty_answer_and_takes_none_from_its_neigh
     engine = subject.engine(graph)
     without, with_one = subject.reference.items[:2]
     width = subject.facts.width
-    assert [a.shape for a in answers(engine, [without, without], 2)] == [(0, width)] * 2
-    empty, answer = answers(engine, [without, with_one], 2)
+    assert [a.shape for a in run_probes(engine, [without, without], 2)] == [(0, width)] * 2
+    empty, answer = run_probes(engine, [without, with_one], 2)
     assert empty.shape == (0, width)
-    np.testing.assert_allclose(answer, subject.reference.answers[1], atol=TOLERANCE)
+    np.testing.assert_allclose(answer, subject.reference.outputs[1], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESET
 from deployments.artifacts.manifest import MANIFEST_NAME, Device, Gate, TaskName
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
 from deployments.config import EncoderSettings
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 from tests.support.builders import tiny_tokenizer
 from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
@@ -234,7 +234,7 @@ def test_tune_measures_again_and_shows_what_will_serve(
     manifest = embedding_build.manifest
     directory = store / "local--embedder" / manifest.version
     encoder = EncoderSettings(intra_op_threads=1)
-    placement = Placement(directory, manifest, Device.CPU, encoder)
+    placement = TuningTarget(directory, manifest, Device.CPU, encoder)
     before = placement.costs_path.read_bytes()
     given = ["--threads", "1", "--tune-seconds", "0.2", "--store", str(store)]
     assert main(["tune", "local/embedder", *given]) == 0
@@ -243,10 +243,10 @@ def test_tune_measures_again_and_shows_what_will_serve(
     table = read_costs(placement)
     assert table is not None
     assert "1 thread a pass" in lines[0]
-    for variant in table.chosen():
+    for variant in table.selected_variants():
         assert variant.name in lines[1].split()
     assert all("*" in line for line in lines[2:]), "every shape is served by somebody"
-    assert [line.split()[0] for line in lines[2:]] == [str(shape) for shape, _ in table.winners]
+    assert [line.split()[0] for line in lines[2:]] == [str(shape) for shape, _ in table.selection]
 
 
 def test_tune_needs_a_model_that_is_built(

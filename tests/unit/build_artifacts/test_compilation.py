@@ -17,7 +17,7 @@ from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, TaskName
 from deployments.config import EncoderSettings
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.prepared_build import LITTLE, SMALL
 from tests.unit.build_artifacts.conftest import LABELS
@@ -89,15 +89,15 @@ def test_the_winner_on_this_host_is_the_portable_default(
     manifest = result.manifest
     for threads in {1, 2}:
         encoder = EncoderSettings(intra_op_threads=threads)
-        placement = Placement(result.directory, manifest, Device.CPU, encoder)
+        placement = TuningTarget(result.directory, manifest, Device.CPU, encoder)
         table = read_costs(placement)
         if table is None:
             assert threads == 2, "one thread is always measured"
             continue
         assert table.version == manifest.version
-        assert {v.candidate for v in table.chosen()} <= {c.name for c in placement.candidates}
+        assert {v.candidate for v in table.selected_variants()} <= {c.name for c in placement.candidates}
         if threads == 1:
-            assert manifest.candidates[0].name == table.chosen()[0].candidate
+            assert manifest.candidates[0].name == table.selected_variants()[0].candidate
 
 
 def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(

@@ -24,7 +24,7 @@ from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem
-from deployments.tuning.parity import Answers, Reference, cosines
+from deployments.tuning.parity import ProbeOutputs, ReferenceOutputs, cosines
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 from tests.support.builders import HIDDEN, POSITIONS
 from tests.support.prepared_build import LITTLE, SMALL
@@ -39,7 +39,7 @@ def store_of(result: BuildResult) -> Path:
 
 def sealed_answers(
     result: BuildResult, candidate: Candidate
-) -> tuple[Answers, list[TokenizedItem]]:
+) -> tuple[ProbeOutputs, list[TokenizedItem]]:
     """What a sealed graph answers to TEXTS in one padded batch, and what it was asked."""
     manifest, directory = result.manifest, result.directory
     items = list(tokenize_texts(directory, manifest.max_tokens, TEXTS))
@@ -79,9 +79,9 @@ def test_the_store_holds_the_version_and_nothing_of_the_build(embedding_build: B
 
 
 def test_the_reference_of_a_host_to_come_is_sealed(embedding_build: BuildResult) -> None:
-    reference = Reference.read(embedding_build.directory / "reference.npz")
-    assert len(reference.items) == len(reference.answers) >= 64
-    assert {answer.shape for answer in reference.answers} == {(HIDDEN,)}
+    reference = ReferenceOutputs.read(embedding_build.directory / "reference.npz")
+    assert len(reference.items) == len(reference.outputs) >= 64
+    assert {answer.shape for answer in reference.outputs} == {(HIDDEN,)}
     assert max(len(item.ids) for item in reference.items) == POSITIONS
 
 

@@ -36,7 +36,7 @@ from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, Parity, Source, TaskName
 from deployments.artifacts.store import LATEST_NAME, resolve_version
 from deployments.errors import DigestMismatch
-from deployments.tuning.parity import Reference
+from deployments.tuning.parity import ReferenceOutputs
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import item
 
@@ -61,7 +61,7 @@ def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
     tiny_tokenizer(root / "weights")
     reference = root / "reference"
     reference.mkdir()
-    Reference((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(reference / "reference.npz")
+    ReferenceOutputs((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(reference / "reference.npz")
     (reference / "scores.json").write_text('{"accuracy": 0.9}', encoding="utf-8")
     (reference / "compaction.json").write_text(compaction.model_dump_json(), encoding="utf-8")
     return PreparedModel(root / "weights", FACTS, reference, None)

@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.recipes import CPU_INT8, SEARCH_PRESETS, BuildRecipe
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.tuning.parity import Reference, cosines
+from deployments.tuning.parity import ReferenceOutputs, cosines
 from tests.support.builders import write_json
 from tests.unit.build_artifacts.test_tokenizer import TEXTS, build_tgi_error
 
@@ -77,11 +77,11 @@ def test_shards_and_a_list_of_words_make_the_same_artifact(
     for text in TEXTS:
         assert made.encode(text).ids == own.encode(text).ids
     # What it is held against is what the model in one file answers.
-    reference = Reference.read(directory / "reference.npz")
-    assert float(cosines(reference.answers, original(embedding_source, reference)).min()) > 0.99999
+    reference = ReferenceOutputs.read(directory / "reference.npz")
+    assert float(cosines(reference.outputs, original(embedding_source, reference)).min()) > 0.99999
 
 
-def original(source: Path, reference: Reference) -> list[np.ndarray]:
+def original(source: Path, reference: ReferenceOutputs) -> list[np.ndarray]:
     import torch
     from transformers import AutoModel
 

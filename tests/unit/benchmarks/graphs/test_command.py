@@ -24,7 +24,7 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, EngineInfo
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
-from deployments.tuning.parity import Reference
+from deployments.tuning.parity import ReferenceOutputs
 from tests.support.artifacts import tiny_manifest
 from tests.support.fakes import item
 
@@ -59,7 +59,7 @@ class Broken(Sums):
 def ground(*shapes: Shape) -> Ground:
     answers = tuple(np.array([one.ids.sum(), 1], dtype=np.float32) for one in ITEMS)
     return Ground(
-        manifest=tiny_manifest(), reference=Reference(ITEMS, answers), shapes=shapes, seed=0
+        manifest=tiny_manifest(), reference=ReferenceOutputs(ITEMS, answers), shapes=shapes, seed=0
     )
 
 

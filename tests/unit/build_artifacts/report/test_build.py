@@ -154,7 +154,7 @@ def test_an_adapter_is_merged_again(
         merged = prepared.model("float32")(ids).logits[0].numpy()
         original = peft_model(pruned_source, adapter)(ids).logits[0].numpy()
     assert merged == pytest.approx(original, abs=1e-4)
-    assert prepared.reference.answers[1] == pytest.approx(original, abs=1e-4)
+    assert prepared.reference.outputs[1] == pytest.approx(original, abs=1e-4)
 
     changed = tiny_adapter(tmp_path / "other", pruned_source, labels=("SAD", "GLAD"))
     with pytest.raises(UnsafeSource, match="has changed since the build"):

@@ -234,5 +234,5 @@ def test_a_table_is_of_the_graphs_that_passed(
     assert {row.variant.candidate for row in table.rows} == {"fast"}
     assert (table.version, table.threads) == ("0123456789ab", 1)
     assert table.host == read_host(Device.CPU)
-    tokens = {shape.tokens for shape, _ in table.winners}
+    tokens = {shape.tokens for shape, _ in table.selection}
     assert tokens <= {16, 64}, "the model reads 64 tokens"

@@ -19,7 +19,7 @@ from deployments.artifacts.manifest import Device, EngineOptions, Head, Source
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
-from deployments.tuning.parity import answers, cosines
+from deployments.tuning.parity import cosines, run_probes
 from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import PreparedBuild
 
@@ -50,8 +50,8 @@ def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_pa
     )
     items = tokenize_texts(source, facts.max_tokens, TEXTS)
     single = Original(load_model(source, head=head, dtype="float32"), facts)
-    given = answers(open_engine(spec, EncoderSettings()), items, 2)
-    for mine, due in zip(given, answers(single, items, 1), strict=True):
+    given = run_probes(open_engine(spec, EncoderSettings()), items, 2)
+    for mine, due in zip(given, run_probes(single, items, 1), strict=True):
         assert mine.dtype == np.float32
         np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
 
@@ -93,11 +93,11 @@ def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
     facts = facts_of(source)
     model = load_model(source, head=facts.head, dtype="float32")
     items = tokenize_texts(source, facts.max_tokens, TEXTS)
-    kind, before = type(model), answers(Original(model, facts), items, 1)
+    kind, before = type(model), run_probes(Original(model, facts), items, 1)
     export(model, facts, CPU_FP32.source, tmp_path / "graph.onnx")
     assert type(model) is kind
     assert model.training is False
-    for mine, due in zip(answers(Original(model, facts), items, 1), before, strict=True):
+    for mine, due in zip(run_probes(Original(model, facts), items, 1), before, strict=True):
         np.testing.assert_array_equal(mine, due)
 
 

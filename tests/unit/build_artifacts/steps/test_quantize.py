@@ -44,7 +44,7 @@ def quantised(
 
 def likeness(shop: PreparedBuild, graph: Path) -> float:
     """The worst cosine to the original over all probes, in padded company."""
-    return float(cosines(shop.answers(CPU_INT8, graph), shop.prepared.reference.answers).min())
+    return float(cosines(shop.answers(CPU_INT8, graph), shop.prepared.reference.outputs).min())
 
 
 def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: Path) -> None:

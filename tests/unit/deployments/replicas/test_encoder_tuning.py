@@ -23,7 +23,7 @@ from deployments.messages import Answer, BatchKey, ModelRef, TokenizedBatch, Tok
 from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.tasks.embedding import EmbeddingOptions
-from deployments.tuning.costs import Placement, read_costs
+from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER, WIDTH
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.support.tuning_artifacts import keep_table, seal_tunable
@@ -43,7 +43,7 @@ def args(store: Path, **encoder: object) -> AppArgs:
 
 
 @pytest.fixture
-def placement(tmp_path: Path) -> Placement:
+def target(tmp_path: Path) -> TuningTarget:
     """A model whose portable default is slow, and another graph that is not."""
     return seal_tunable(tmp_path, names=["slow", "int8"])
 
@@ -76,9 +76,9 @@ class EncoderHarness:
 
 
 @asynccontextmanager
-async def running(placement: Placement, **encoder: object) -> AsyncIterator[EncoderHarness]:
-    store = placement.artifact.parents[1]
-    made = EncoderHarness(store, placement.manifest.version, **encoder)
+async def running(target: TuningTarget, **encoder: object) -> AsyncIterator[EncoderHarness]:
+    store = target.artifact.parents[1]
+    made = EncoderHarness(store, target.manifest.version, **encoder)
     try:
         yield made
     finally:
@@ -90,12 +90,12 @@ def tuning_threads() -> int:
 
 
 async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
-    placement: Placement,
+    target: TuningTarget,
 ) -> None:
-    async with running(placement) as encoder:
+    async with running(target) as encoder:
         first = await encoder.ask()
         assert first.compute_type == UNTUNED
-        assert read_costs(placement) is None
+        assert read_costs(target) is None
         answers = await encoder.ask_until(TUNED)
     assert [a.compute_type for a in answers[:1]] == [UNTUNED]
     for answer in answers:
@@ -104,16 +104,16 @@ async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
 
 
 async def test_a_second_replica_uses_what_the_first_has_measured(
-    placement: Placement, caplog: pytest.LogCaptureFixture
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with running(placement) as first, running(placement) as second:
+    async with running(target) as first, running(target) as second:
         await asyncio.gather(first.ask_until(TUNED), second.ask_until(TUNED))
-        kept = placement.costs_path.read_bytes()
+        kept = target.costs_path.read_bytes()
         # Whatever a second process had measured would have other figures.
         await wait_until(lambda: tuning_threads() == 0)
-        assert placement.costs_path.read_bytes() == kept
-    async with running(placement) as third:
+        assert target.costs_path.read_bytes() == kept
+    async with running(target) as third:
         assert (await third.ask()).compute_type == TUNED
         assert tuning_threads() == 0
     ended = [r.message for r in caplog.records if "is tuned for this host after" in r.message]
@@ -121,36 +121,36 @@ async def test_a_second_replica_uses_what_the_first_has_measured(
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-async def test_what_another_runtime_has_measured_is_measured_again(placement: Placement) -> None:
-    keep_table(placement, {"1x16": "int8"}, **STALE)
-    async with running(placement) as encoder:
+async def test_what_another_runtime_has_measured_is_measured_again(target: TuningTarget) -> None:
+    keep_table(target, {"1x16": "int8"}, **STALE)
+    async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == UNTUNED
         await encoder.ask_until(TUNED)
-    assert read_costs(placement) is not None
+    assert read_costs(target) is not None
 
 
 async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
-    placement: Placement,
+    target: TuningTarget,
 ) -> None:
-    keep_table(placement, {"1x16": "int8"})
-    async with running(placement) as encoder:
+    keep_table(target, {"1x16": "int8"})
+    async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == TUNED
         assert tuning_threads() == 0
 
 
 @pytest.mark.parametrize("off", ["off", False], ids=["quoted", "as YAML reads it"])
-async def test_off_means_off(placement: Placement, off: object) -> None:
-    async with running(placement, tune=off) as encoder:
+async def test_off_means_off(target: TuningTarget, off: object) -> None:
+    async with running(target, tune=off) as encoder:
         assert (await encoder.ask()).compute_type == UNTUNED
         assert tuning_threads() == 0
-    assert not (placement.artifact / "hosts").exists()
+    assert not (target.artifact / "hosts").exists()
 
 
 async def test_a_model_that_cannot_be_tuned_is_served_all_the_same(
-    placement: Placement, caplog: pytest.LogCaptureFixture
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (placement.artifact / "hosts").write_text("in the way")
-    async with running(placement) as encoder:
+    (target.artifact / "hosts").write_text("in the way")
+    async with running(target) as encoder:
         await until_slowly(lambda: tuning_threads() == 0)
         assert (await encoder.ask()).compute_type == UNTUNED
     (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
@@ -184,7 +184,7 @@ async def test_a_pass_under_way_keeps_its_engine() -> None:
 
 
 def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
-    placement: Placement,
+    target: TuningTarget,
 ) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
@@ -192,9 +192,9 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
         "encoder = EncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
         "time.sleep(600)"
     )
-    store = placement.artifact.parents[1]
+    store = target.artifact.parents[1]
     root = Path(__file__).parents[4]
-    command = [sys.executable, "-c", code, str(store), placement.manifest.version]
+    command = [sys.executable, "-c", code, str(store), target.manifest.version]
     replica = subprocess.Popen(command, cwd=root)
     try:
         child = wait_for_child(psutil.Process(replica.pid))
@@ -207,7 +207,7 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
     finally:
         replica.kill()
         replica.wait()
-    assert read_costs(placement) is None
+    assert read_costs(target) is None
 
 
 def wait_for_child(process: psutil.Process) -> psutil.Process:

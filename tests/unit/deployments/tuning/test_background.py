@@ -12,7 +12,7 @@ import pytest
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
 from deployments.tuning.background import BackgroundTuner
-from deployments.tuning.costs import Placement
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.process import ExitCode
 from tests.support.fakes import PATIENCE_S
 from tests.support.tuning_artifacts import keep_table, seal_tunable
@@ -25,15 +25,15 @@ OTHER = ModelRef("tiny/other", "0123456789ab")
 class ChildProcesses:
     """Starts, in place of the process that measures, a shell with a script of the test's."""
 
-    def __init__(self, script: str, before: Callable[[Placement], object] = lambda _: None) -> None:
-        self.started: list[Placement] = []
+    def __init__(self, script: str, before: Callable[[TuningTarget], object] = lambda _: None) -> None:
+        self.started: list[TuningTarget] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._script = script
         self._before = before
 
-    def __call__(self, placement: Placement) -> subprocess.Popen[bytes]:
-        self.started.append(placement)
-        self._before(placement)
+    def __call__(self, target: TuningTarget) -> subprocess.Popen[bytes]:
+        self.started.append(target)
+        self._before(target)
         child = subprocess.Popen(
             ["sh", "-c", self._script], stdin=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -43,11 +43,11 @@ class ChildProcesses:
 
 def that_wins(winner: str) -> ChildProcesses:
     """Children that keep a table in which `winner` won."""
-    return ChildProcesses("exit 0", lambda placement: keep_table(placement, {"1x16": winner}))
+    return ChildProcesses("exit 0", lambda target: keep_table(target, {"1x16": winner}))
 
 
 @pytest.fixture
-def placement(tmp_path: Path) -> Placement:
+def target(tmp_path: Path) -> TuningTarget:
     return seal_tunable(tmp_path)
 
 
@@ -62,7 +62,7 @@ class Run:
 
     def __init__(
         self,
-        untuned: dict[ModelRef, Placement],
+        untuned: dict[ModelRef, TuningTarget],
         children: ChildProcesses,
         poll_s: float = 0.01,
     ) -> None:
@@ -96,17 +96,17 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def test_a_winner_takes_the_place_of_the_default(
-    placement: Placement, caplog: pytest.LogCaptureFixture
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Run({REF: placement}, that_wins("twin")).to_its_end() == [REF]
+    assert Run({REF: target}, that_wins("twin")).to_its_end() == [REF]
     begun, ended = (record.message for record in caplog.records)
     assert begun == "tiny/embedder is being tuned for this host in the background"
     assert ended.startswith("tiny/embedder is tuned for this host after ")
     assert ended.endswith(" s: twin")
 
 
-def test_where_the_default_wins_nothing_is_exchanged(placement: Placement) -> None:
-    assert Run({REF: placement}, that_wins("plain")).to_its_end() == []
+def test_where_the_default_wins_nothing_is_exchanged(target: TuningTarget) -> None:
+    assert Run({REF: target}, that_wins("plain")).to_its_end() == []
 
 
 def test_nothing_to_tune_needs_no_thread() -> None:
@@ -117,27 +117,27 @@ def test_nothing_to_tune_needs_no_thread() -> None:
 
 
 def test_one_model_after_the_other(tmp_path: Path) -> None:
-    placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
+    targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     at_once: list[int] = []
 
-    def before(placement: Placement) -> None:
+    def before(target: TuningTarget) -> None:
         at_once.append(sum(child.poll() is None for child in children.processes))
-        keep_table(placement, {"1x16": "twin"})
+        keep_table(target, {"1x16": "twin"})
 
     children = ChildProcesses("sleep 0.05", before)
-    assert Run(placements, children).to_its_end() == [REF, OTHER]
+    assert Run(targets, children).to_its_end() == [REF, OTHER]
     assert at_once == [0, 0]
 
 
 def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
+    targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = ChildProcesses("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
-    assert Run(placements, children).to_its_end() == []
+    assert Run(targets, children).to_its_end() == []
     failures = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert failures == [
-        f"{ref.id} is not tuned for this host: no graph is right (1)" for ref in placements
+        f"{ref.id} is not tuned for this host: no graph is right (1)" for ref in targets
     ]
     assert len(children.started) == 2
 
@@ -151,10 +151,10 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
     ],
 )
 def test_whatever_happens_to_the_process_it_is_told_once(
-    placement: Placement, script: str, reason: str, caplog: pytest.LogCaptureFixture
+    target: TuningTarget, script: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     children = ChildProcesses(script)
-    assert Run({REF: placement}, children).to_its_end() == []
+    assert Run({REF: target}, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         f"tiny/embedder is not tuned for this host: {reason}"
     ]
@@ -162,52 +162,52 @@ def test_whatever_happens_to_the_process_it_is_told_once(
 
 
 def test_a_process_that_cannot_be_started_is_told_once(
-    placement: Placement, caplog: pytest.LogCaptureFixture
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_more_processes(_: Placement) -> None:
+    def no_more_processes(_: TuningTarget) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    assert Run({REF: placement}, ChildProcesses("exit 0", no_more_processes)).to_its_end() == []
+    assert Run({REF: target}, ChildProcesses("exit 0", no_more_processes)).to_its_end() == []
     (told,) = (r.message for r in caplog.records if r.levelname != "INFO")
     assert told == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
 
 
-def test_a_table_that_came_meanwhile_is_used_as_it_is(placement: Placement) -> None:
-    keep_table(placement, {"1x16": "twin"})
+def test_a_table_that_came_meanwhile_is_used_as_it_is(target: TuningTarget) -> None:
+    keep_table(target, {"1x16": "twin"})
     children = ChildProcesses("exit 1")
-    assert Run({REF: placement}, children).to_its_end() == [REF]
+    assert Run({REF: target}, children).to_its_end() == [REF]
     assert children.started == []
 
 
 def test_what_another_replica_measures_is_waited_for(
-    placement: Placement,
+    target: TuningTarget,
 ) -> None:
     children = ChildProcesses("exit 1")
-    run = Run({REF: placement}, children)
-    with somebody_tunes(placement):
+    run = Run({REF: target}, children)
+    with somebody_tunes(target):
         run.tuning.start()
         time.sleep(0.1)
         assert not run.adopted
-        keep_table(placement, {"1x16": "twin"})
+        keep_table(target, {"1x16": "twin"})
     assert run.when_done() == [REF]
     assert children.started == []
 
 
 def test_who_comes_second_to_the_lock_waits_too(
-    placement: Placement,
+    target: TuningTarget,
 ) -> None:
     turns = iter([lambda _: None, lambda p: keep_table(p, {"1x16": "twin"})])
-    children = ChildProcesses(f"exit {ExitCode.BUSY}", lambda placement: next(turns)(placement))
-    assert Run({REF: placement}, children).to_its_end() == [REF]
+    children = ChildProcesses(f"exit {ExitCode.BUSY}", lambda target: next(turns)(target))
+    assert Run({REF: target}, children).to_its_end() == [REF]
     assert len(children.started) == 2
 
 
 def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
+    targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = ChildProcesses(f"echo 'error: read-only' >&2; exit {ExitCode.STORE_NOT_WRITABLE}")
-    assert Run(placements, children).to_its_end() == []
+    assert Run(targets, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         "models are not tuned for this host: read-only"
     ]
@@ -215,9 +215,9 @@ def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried
 
 
 def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
-    placements = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
+    targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = ChildProcesses("exec sleep 60")
-    run = Run(placements, children)
+    run = Run(targets, children)
     run.tuning.start()
     wait_until(lambda: bool(children.processes))
     run.tuning.close()
@@ -226,9 +226,9 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
     assert children.processes[0].returncode == -9
 
 
-def test_closing_does_not_wait_for_another_replica(placement: Placement) -> None:
-    run = Run({REF: placement}, ChildProcesses("exit 1"), poll_s=PATIENCE_S)
-    with somebody_tunes(placement):
+def test_closing_does_not_wait_for_another_replica(target: TuningTarget) -> None:
+    run = Run({REF: target}, ChildProcesses("exit 1"), poll_s=PATIENCE_S)
+    with somebody_tunes(target):
         run.tuning.start()
         started_s = time.monotonic()
         run.tuning.close()

@@ -11,8 +11,8 @@ from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import (
-    Clock,
-    batch_from,
+    ClockFunction,
+    build_batch,
     choose_clock,
     measure,
     supported_shapes,
@@ -27,7 +27,7 @@ AMPLE_S = 10_000.0
 
 
 def batch_of(where: Shape) -> tuple[Batch, ...]:
-    return (batch_from(ITEMS, where),)
+    return (build_batch(ITEMS, where),)
 
 
 class FakeTimeline:
@@ -166,7 +166,7 @@ def test_when_all_fail_nothing_was_measured() -> None:
     ],
 )
 def test_a_thread_that_has_to_wait_for_its_core_is_not_slower(
-    device: Device, threads: int, clock: Clock
+    device: Device, threads: int, clock: ClockFunction
 ) -> None:
     assert choose_clock(device, threads) is clock
 
@@ -182,13 +182,13 @@ def test_usual_shapes_stop_at_what_the_model_reads() -> None:
 
 
 def test_a_batch_is_full_of_real_tokens_and_the_same_each_time() -> None:
-    batch = batch_from(ITEMS, shape("3x5"))
+    batch = build_batch(ITEMS, shape("3x5"))
     assert batch.input_ids.shape == (3, 5)
     assert batch.attention_mask.all()
     assert not batch.token_type_ids.any()
     assert set(batch.input_ids.ravel()) <= {2, 3, 10, 11, 12}
     assert (batch.input_ids[:, 0] == 2).all()
-    np.testing.assert_array_equal(batch.input_ids, batch_from(ITEMS, shape("3x5")).input_ids)
+    np.testing.assert_array_equal(batch.input_ids, build_batch(ITEMS, shape("3x5")).input_ids)
 
 
 @pytest.mark.parametrize(("spins_s", "waited_s"), [(0.0, 0.005), (0.036, 0.045), (9.0, 0.2)])

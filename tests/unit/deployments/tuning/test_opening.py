@@ -10,7 +10,7 @@ from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.onnx import OnnxEngine
 from deployments.errors import EngineFailed, HardwareUnavailable
-from deployments.tuning.costs import Placement
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
 from tests.support.fakes import item_of
 from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, keep_table, seal_tunable
@@ -26,8 +26,8 @@ def same(a: EncoderEngine, b: EncoderEngine) -> bool:
     return bool(np.allclose(answer(a), answer(b), atol=1e-5))
 
 
-def on_the_gpu(placement: Placement) -> Placement:
-    return Placement(placement.artifact, placement.manifest, Device.GPU, placement.settings)
+def on_the_gpu(target: TuningTarget) -> TuningTarget:
+    return TuningTarget(target.artifact, target.manifest, Device.GPU, target.settings)
 
 
 def test_without_a_table_the_portable_default_serves(tmp_path: Path) -> None:
@@ -48,20 +48,20 @@ def test_a_default_that_cannot_run_here_gives_way_to_the_next(tmp_path: Path) ->
 
 
 def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
-    default, _ = open_tuned_engine(placement)
-    keep_table(placement, {"1x16": "plain+arena"})
-    engine, is_tuned = open_tuned_engine(placement)
+    target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
+    default, _ = open_tuned_engine(target)
+    keep_table(target, {"1x16": "plain+arena"})
+    engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, OnnxEngine)
     assert not same(engine, default)
 
 
 def test_several_winners_become_one_engine(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
-    default, _ = open_tuned_engine(placement)
-    keep_table(placement, {"1x4": "plain", "1x16": "astray"})
-    engine, is_tuned = open_tuned_engine(placement)
+    target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
+    default, _ = open_tuned_engine(target)
+    keep_table(target, {"1x4": "plain", "1x16": "astray"})
+    engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, ShapeDispatchEngine)
     assert same(engine, default)
@@ -70,9 +70,9 @@ def test_several_winners_become_one_engine(tmp_path: Path) -> None:
 
 
 def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path)
-    keep_table(placement, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
-    assert not open_tuned_engine(placement)[1]
+    target = seal_tunable(tmp_path)
+    keep_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
+    assert not open_tuned_engine(target)[1]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
 def test_a_winner_that_cannot_be_opened_leaves_the_default(
     tmp_path: Path, winners: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    placement = seal_tunable(tmp_path, names=["plain", "twin", "astray"], wrong=["astray"])
-    keep_table(placement, winners)
-    (placement.artifact / WRONG_GRAPH_NAME).write_bytes(b"no graph any more")
-    engine, is_tuned = open_tuned_engine(placement)
+    target = seal_tunable(tmp_path, names=["plain", "twin", "astray"], wrong=["astray"])
+    keep_table(target, winners)
+    (target.artifact / WRONG_GRAPH_NAME).write_bytes(b"no graph any more")
+    engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
     assert isinstance(engine, OnnxEngine)
     assert "the portable default serves" in caplog.text
@@ -92,9 +92,9 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
 
 def test_the_default_is_not_one_that_tuning_refused(tmp_path: Path) -> None:
     names = ["astray", "plain", "gone"]
-    placement = seal_tunable(tmp_path / "a", names=names, wrong=["astray"], absent=["gone"])
-    keep_table(placement, {"1x16": "gone"}, refused={"astray": "mean cosine 0.1 < 0.985"})
-    engine, is_tuned = open_tuned_engine(placement)
+    target = seal_tunable(tmp_path / "a", names=names, wrong=["astray"], absent=["gone"])
+    keep_table(target, {"1x16": "gone"}, rejected={"astray": "mean cosine 0.1 < 0.985"})
+    engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
     assert same(engine, open_tuned_engine(seal_tunable(tmp_path / "b"))[0])
 
@@ -105,7 +105,7 @@ def test_a_device_without_a_graph_is_unavailable_hardware(tmp_path: Path) -> Non
 
 
 def test_when_nothing_can_run_here_every_reason_is_told(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["plain", "far"], absent=["far"])
-    only_far = placement.manifest.model_copy(update={"candidates": placement.candidates[1:]})
+    target = seal_tunable(tmp_path, names=["plain", "far"], absent=["far"])
+    only_far = target.manifest.model_copy(update={"candidates": target.candidates[1:]})
     with pytest.raises(EngineFailed, match=r"cannot run on the cpu encoder: far: .*Abacus"):
-        open_tuned_engine(Placement(placement.artifact, only_far, Device.CPU, placement.settings))
+        open_tuned_engine(TuningTarget(target.artifact, only_far, Device.CPU, target.settings))

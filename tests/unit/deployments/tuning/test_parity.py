@@ -10,10 +10,10 @@ from deployments.errors import ArtifactError
 from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import (
     Floats,
-    Reference,
-    Verdict,
-    answers,
-    judge,
+    ParityResult,
+    ReferenceOutputs,
+    compare_outputs,
+    run_probes,
     top1_agreement,
 )
 from tests.support.builders import ENCODER_HEADS
@@ -33,8 +33,8 @@ def ragged(width: int, seed: int = 0) -> list[Floats]:
     return [rng.normal(size=(n, width)).astype(np.float32) for n in RAGGED]
 
 
-def reference(due: Floats | list[Floats]) -> Reference:
-    return Reference(tuple(item(1) for _ in due), tuple(due))
+def reference(due: Floats | list[Floats]) -> ReferenceOutputs:
+    return ReferenceOutputs(tuple(item(1) for _ in due), tuple(due))
 
 
 def verdict(
@@ -44,8 +44,8 @@ def verdict(
     *,
     head: Head = Head.VECTOR,
     gate: Gate = GATE,
-) -> Verdict:
-    return judge(reference(due), alone, alone if company is None else company, gate, head)
+) -> ParityResult:
+    return compare_outputs(reference(due), alone, alone if company is None else company, gate, head)
 
 
 def test_the_same_vectors_pass_with_full_marks() -> None:
@@ -181,24 +181,24 @@ def test_a_probe_without_a_mask_is_no_reason_to_fail() -> None:
 
 def test_a_verdict_survives_as_json() -> None:
     for found in (verdict(rows(3), rows(3), head=Head.LABELS), verdict(rows(3), rows(3)[1:])):
-        assert Verdict.model_validate_json(found.model_dump_json()) == found
+        assert ParityResult.model_validate_json(found.model_dump_json()) == found
 
 
 @pytest.mark.parametrize("due", [list(rows(4)), ragged(4), [np.zeros((0, 4), np.float32)] * 2])
 def test_a_reference_comes_back_from_its_file_as_it_was(due: list[Floats], tmp_path: Path) -> None:
     items = tuple(item_of(range(n + 2), second_segment_start=n) for n in range(len(due)))
-    Reference(items, tuple(due)).write(tmp_path / "reference.npz")
-    read = Reference.read(tmp_path / "reference.npz")
+    ReferenceOutputs(items, tuple(due)).write(tmp_path / "reference.npz")
+    read = ReferenceOutputs.read(tmp_path / "reference.npz")
     assert [i.ids.tolist() for i in read.items] == [i.ids.tolist() for i in items]
     assert [i.second_segment_start for i in read.items] == [i.second_segment_start for i in items]
     assert {i.ids.dtype for i in read.items} == {np.dtype(np.int32)}
-    assert [answer.shape for answer in read.answers] == [answer.shape for answer in due]
-    assert all((mine == theirs).all() for mine, theirs in zip(read.answers, due, strict=True))
-    assert {answer.dtype for answer in read.answers} == {np.dtype(np.float32)}
+    assert [answer.shape for answer in read.outputs] == [answer.shape for answer in due]
+    assert all((mine == theirs).all() for mine, theirs in zip(read.outputs, due, strict=True))
+    assert {answer.dtype for answer in read.outputs} == {np.dtype(np.float32)}
 
 
 def written(path: Path, **changed: object) -> None:
-    Reference((item(1, 3), item(2)), tuple(rows(2)[:2])).write(path)
+    ReferenceOutputs((item(1, 3), item(2)), tuple(rows(2)[:2])).write(path)
     with np.load(path) as file:
         arrays = dict(file) | changed
     with path.open("wb") as file:
@@ -212,25 +212,25 @@ def written(path: Path, **changed: object) -> None:
         {"id_ends": np.array([3, 5])},  # beyond the end
         {"id_ends": np.array([4, 3])},
         {"second_segment_start": np.array([3])},
-        {"answers": np.array([{}], dtype=object)},  # would have to be unpickled
+        {"outputs": np.array([{}], dtype=object)},  # would have to be unpickled
     ],
     ids=["missing", "too long", "backwards", "too few", "pickled"],
 )
 def test_a_damaged_reference_is_refused(damage: dict[str, object], tmp_path: Path) -> None:
     written(tmp_path / "reference.npz")
-    Reference.read(tmp_path / "reference.npz")
+    ReferenceOutputs.read(tmp_path / "reference.npz")
     written(tmp_path / "reference.npz", **damage)
     with pytest.raises(ArtifactError, match="not a reference"):
-        Reference.read(tmp_path / "reference.npz")
+        ReferenceOutputs.read(tmp_path / "reference.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
 def test_a_file_that_is_no_reference_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "reference.npz").write_bytes(content)
     with pytest.raises(ArtifactError, match="not a reference"):
-        Reference.read(tmp_path / "reference.npz")
+        ReferenceOutputs.read(tmp_path / "reference.npz")
     with pytest.raises(ArtifactError, match="not a reference"):
-        Reference.read(tmp_path / "none.npz")
+        ReferenceOutputs.read(tmp_path / "none.npz")
 
 
 def test_answers_come_in_the_order_of_the_probes_whatever_the_company() -> None:
@@ -242,6 +242,6 @@ def test_answers_come_in_the_order_of_the_probes_whatever_the_company() -> None:
         return Outputs([np.repeat(first, n).astype(np.float32) for first, n in firsts])
 
     items = [item(marker, length) for marker, length in ((7, 2), (8, 5), (9, 1))]
-    given = [answer.tolist() for answer in answers(ScriptedEngine(act), items, 2)]
+    given = [answer.tolist() for answer in run_probes(ScriptedEngine(act), items, 2)]
     assert given == [[7, 7], [8] * 5, [9]]
     assert shapes == [(2, 5), (1, 1)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.tuning.costs import VariantCosts
-from deployments.tuning.selection import choose, nearest_shape_variant
+from deployments.tuning.selection import nearest_shape_variant, select_variants
 from tests.support.cost_tables import row, shape, variant
 
 CASES = {
@@ -61,13 +61,13 @@ CASES = {
 
 @pytest.mark.parametrize(("rows", "winners"), CASES.values(), ids=CASES.keys())
 def test_what_is_chosen(rows: list[VariantCosts], winners: dict[str, str]) -> None:
-    chosen = choose(rows)
+    chosen = select_variants(rows)
     assert {str(where): who.name for where, who in chosen} == winners
 
 
 def test_shapes_are_in_order_of_size() -> None:
     rows = [row("a", {"8x16": 1.0, "1x16": 1.0, "1x128": 1.0, "2x64": 1.0})]
-    assert [str(where) for where, _ in choose(rows)] == ["1x16", "1x128", "2x64", "8x16"]
+    assert [str(where) for where, _ in select_variants(rows)] == ["1x16", "1x128", "2x64", "8x16"]
 
 
 @pytest.mark.parametrize(

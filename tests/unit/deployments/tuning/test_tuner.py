@@ -8,15 +8,15 @@ import pytest
 from deployments.artifacts.manifest import REFERENCE_NAME, EngineOptions
 from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed
-from deployments.tuning.costs import CostTable, Placement
-from deployments.tuning.parity import Reference
-from deployments.tuning.selection import choose
+from deployments.tuning.costs import CostTable, TuningTarget
+from deployments.tuning.parity import ReferenceOutputs
+from deployments.tuning.selection import select_variants
 from deployments.tuning.tuner import (
-    Contender,
-    Contest,
-    compare,
+    MeasurementPlan,
+    VariantSpec,
     drop_marginal_variants,
-    merged,
+    measure_variants,
+    merge_costs,
     tune,
 )
 from tests.support.cost_tables import row, shape
@@ -25,26 +25,26 @@ from tests.support.tuning_artifacts import seal_tunable
 SHAPES = (shape("1x8"), shape("4x16"))
 
 
-def contest(placement: Placement, available_bytes: int | None = None) -> Contest:
-    return Contest(
-        settings=placement.settings,
+def contest(target: TuningTarget, available_bytes: int | None = None) -> MeasurementPlan:
+    return MeasurementPlan(
+        settings=target.settings,
         shapes=SHAPES,
-        items=reference(placement).items,
+        items=reference(target).items,
         seconds=0.1,
         available_bytes=available_bytes,
     )
 
 
-def reference(placement: Placement) -> Reference:
-    return Reference.read(placement.artifact / REFERENCE_NAME)
+def reference(target: TuningTarget) -> ReferenceOutputs:
+    return ReferenceOutputs.read(target.artifact / REFERENCE_NAME)
 
 
-def tuned(placement: Placement) -> CostTable:
-    return tune(placement, reference(placement), contest(placement))
+def tuned(target: TuningTarget) -> CostTable:
+    return tune(target, reference(target), contest(target))
 
 
-def contenders(placement: Placement) -> list[Contender]:
-    return [Contender.of(c.name, placement.spec(c)) for c in placement.candidates]
+def specs(target: TuningTarget) -> list[VariantSpec]:
+    return [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
 
 
 def measured(table: CostTable) -> set[str]:
@@ -52,19 +52,19 @@ def measured(table: CostTable) -> set[str]:
 
 
 def test_every_candidate_that_is_right_is_measured_at_every_shape(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path)
-    table = tune(placement, reference(placement), replace(contest(placement), seconds=2.0))
+    target = seal_tunable(tmp_path)
+    table = tune(target, reference(target), replace(contest(target), seconds=2.0))
     assert measured(table) == {"plain", "twin"}
     assert all(set(row.by_shape()) == set(SHAPES) for row in table.rows)
     assert {row.precision for row in table.rows} == {"fp32"}
-    assert table.winners == choose(table.rows)
-    assert table.refused == {}
+    assert table.selection == select_variants(table.rows)
+    assert table.rejected == {}
 
 
 def test_the_table_says_where_and_with_what_it_was_measured(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, settings=EncoderSettings(intra_op_threads=2))
-    table = tuned(placement)
-    assert (table.version, table.host) == (placement.manifest.version, placement.host)
+    target = seal_tunable(tmp_path, settings=EncoderSettings(intra_op_threads=2))
+    table = tuned(target)
+    assert (table.version, table.host) == (target.manifest.version, target.host)
     assert (table.threads, table.providers) == (2, ("CPUExecutionProvider",))
     assert list(table.engines) == ["onnxruntime"]
 
@@ -73,44 +73,44 @@ def test_the_table_says_where_and_with_what_it_was_measured(tmp_path: Path) -> N
 def test_the_winner_is_also_tried_with_other_session_options(
     tmp_path: Path, threads: int, options: set[str]
 ) -> None:
-    placement = seal_tunable(
+    target = seal_tunable(
         tmp_path, names=["plain"], settings=EncoderSettings(intra_op_threads=threads)
     )
-    names = {row.variant.name for row in tuned(placement).rows}
+    names = {row.variant.name for row in tuned(target).rows}
     assert names == {"plain", *(f"plain{option}" for option in options)}
 
 
 def test_options_that_were_sealed_are_where_the_trials_start(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["plain"])
-    (plain,) = placement.candidates
+    target = seal_tunable(tmp_path, names=["plain"])
+    (plain,) = target.candidates
     with_arena = plain.model_copy(update={"options": EngineOptions(arena=True)})
-    contender = Contender.of("plain", placement.spec(with_arena))
-    rows = compare([contender], contest(placement))
+    contender = VariantSpec.of("plain", target.spec(with_arena))
+    rows = measure_variants([contender], contest(target))
     assert [row.variant.name for row in rows] == ["plain+arena", "plain"]
 
 
 def test_a_candidate_that_is_wrong_here_is_refused_and_never_wins(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
-    table = tuned(placement)
-    assert "cosine" in table.refused["astray"]
+    target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
+    table = tuned(target)
+    assert "cosine" in table.rejected["astray"]
     assert measured(table) == {"plain"}
 
 
 def test_a_candidate_that_cannot_run_here_is_left_out(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path, names=["far", "plain"], absent=["far"])
-    table = tuned(placement)
-    assert "AbacusExecutionProvider" in table.refused["far"]
-    assert {variant.candidate for variant in table.chosen()} == {"plain"}
+    target = seal_tunable(tmp_path, names=["far", "plain"], absent=["far"])
+    table = tuned(target)
+    assert "AbacusExecutionProvider" in table.rejected["far"]
+    assert {variant.candidate for variant in table.selected_variants()} == {"plain"}
 
 
 def test_when_no_candidate_is_right_the_reasons_are_told(tmp_path: Path) -> None:
-    placement = seal_tunable(
+    target = seal_tunable(
         tmp_path, names=["plain", "far", "astray"], wrong=["astray"], absent=["far"]
     )
-    without_plain = placement.manifest.model_copy(
-        update={"candidates": placement.manifest.candidates[1:]}
+    without_plain = target.manifest.model_copy(
+        update={"candidates": target.manifest.candidates[1:]}
     )
-    corrupted = Placement(placement.artifact, without_plain, placement.device, placement.settings)
+    corrupted = TuningTarget(target.artifact, without_plain, target.device, target.settings)
     with pytest.raises(EngineFailed, match=r"far: .*Abacus.*; astray: .*cosine"):
         tuned(corrupted)
 
@@ -118,33 +118,33 @@ def test_when_no_candidate_is_right_the_reasons_are_told(tmp_path: Path) -> None
 def test_as_many_are_compared_as_there_is_memory_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    placement = seal_tunable(tmp_path, names=["plain", "twin", "third"])
-    graph = contenders(placement)[0].spec.path.stat().st_size
-    two = contest(placement, available_bytes=13 * graph)
-    table = tune(placement, reference(placement), two)
+    target = seal_tunable(tmp_path, names=["plain", "twin", "third"])
+    graph = specs(target)[0].spec.path.stat().st_size
+    two = contest(target, available_bytes=13 * graph)
+    table = tune(target, reference(target), two)
     assert measured(table) == {"plain", "twin"}
-    assert table.refused == {"third": "it could not be measured beside the others"}
+    assert table.rejected == {"third": "it could not be measured beside the others"}
     assert "third is not measured: not enough memory" in caplog.text
 
 
 def test_without_memory_for_one_graph_nothing_is_opened(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path)
+    target = seal_tunable(tmp_path)
     with pytest.raises(EngineFailed, match="not enough memory to measure in: 0 MB are free"):
-        tune(placement, reference(placement), contest(placement, available_bytes=100))
+        tune(target, reference(target), contest(target, available_bytes=100))
 
 
 def test_a_graph_that_cannot_be_opened_does_not_keep_the_others_away(tmp_path: Path) -> None:
-    placement = seal_tunable(tmp_path)
-    plain, twin = contenders(placement)
+    target = seal_tunable(tmp_path)
+    plain, twin = specs(target)
     twin.spec.path.with_name("broken.onnx").write_bytes(b"no graph")
-    broken = Contender.of(
+    broken = VariantSpec.of(
         "twin",
-        placement.spec(placement.candidates[1].model_copy(update={"graph": "graphs/broken.onnx"})),
+        target.spec(target.candidates[1].model_copy(update={"graph": "graphs/broken.onnx"})),
     )
-    rows = compare([plain, broken], contest(placement))
+    rows = measure_variants([plain, broken], contest(target))
     assert {row.variant.candidate for row in rows} == {"plain"}
     with pytest.raises(EngineFailed, match="every graph failed"):
-        compare([broken], contest(placement))
+        measure_variants([broken], contest(target))
 
 
 def test_new_figures_replace_old_ones_where_there_was_time_for_them() -> None:
@@ -152,7 +152,7 @@ def test_new_figures_replace_old_ones_where_there_was_time_for_them() -> None:
     second = [row("a", {"1x16": 1.1}), row("a+arena", {"1x16": 1.0})]
     times = {
         r.variant.name: {str(s): ms for s, ms in r.by_shape().items()}
-        for r in merged(first, second)
+        for r in merge_costs(first, second)
     }
     assert times == {
         "a": {"1x16": 1.1, "32x512": 900},
