@@ -25,7 +25,7 @@ from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import describe, find_garbage, remove
 from build_artifacts.storage.inspection import check, format_costs, list_versions, table
 from build_artifacts.storage.workspace import scratch
-from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Head
+from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, ModelHead
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
@@ -91,7 +91,7 @@ def tune(arguments: argparse.Namespace) -> int:
     """`tune`."""
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
-    if manifest.head is Head.NEXT_TOKEN:
+    if manifest.head is ModelHead.NEXT_TOKEN:
         raise _not_for_decoders("tune", "graphs that generate are measured when they are built")
     counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
     for threads in counts:
@@ -107,7 +107,7 @@ def tune(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """`verify`; status 1 when a candidate is not what it was."""
     artifact = _find(arguments)
-    if ArtifactManifest.read(artifact).head is Head.NEXT_TOKEN:
+    if ArtifactManifest.read(artifact).head is ModelHead.NEXT_TOKEN:
         print("every file is what was sealed; graphs that generate are judged when they are built")
         return 0
     whole = True
@@ -121,7 +121,7 @@ def report(arguments: argparse.Namespace) -> int:
     """`report`."""
     artifact, progress = _find(arguments), BuildProgress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
-    if manifest.head is Head.NEXT_TOKEN:
+    if manifest.head is ModelHead.NEXT_TOKEN:
         print(told(manifest, read_generation(artifact)))
         return 0
     request = ReportRequest(
@@ -152,7 +152,7 @@ def compact(arguments: argparse.Namespace) -> int:
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
         head = TASK_HEADS[tasks_of(checkpoint, None, None)[0]]
-        if head is Head.NEXT_TOKEN:
+        if head is ModelHead.NEXT_TOKEN:
             raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     print(compaction.describe())

@@ -43,7 +43,7 @@ from build_artifacts.steps.seal import (
     publish,
 )
 from build_artifacts.storage.workspace import StepRunner, Workspace, build_workspace, scratch
-from deployments.artifacts.manifest import ArtifactManifest, Device, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead, TaskName
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.machine import usable_cores
@@ -91,7 +91,7 @@ class EncoderBuild:
             if adapter is not None:
                 checkpoint = cached_merge(self._steps, checkpoint, adapter)
             facts = read_facts(checkpoint, tasks)
-            if facts.head is Head.NEXT_TOKEN:
+            if facts.head is ModelHead.NEXT_TOKEN:
                 return self._decoder().artifact(checkpoint.weights, facts, identity)
             prepared = self._prepared(checkpoint, facts)
             search = self._search(prepared)
@@ -135,7 +135,7 @@ class EncoderBuild:
             directory=weights,
             max_tokens=facts.max_tokens,
             labels=facts.labels,
-            problem=facts.problem,
+            problem_type=facts.problem_type,
             prompt=dict(facts.prompts).get(facts.default_prompt or "", ""),
             mask_token=facts.mask_token,
         )

@@ -133,7 +133,7 @@ class DecoderRecipe:
     rowwise: bool = False
     # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
     # the gate is missed with them, the same is tried without.
-    memory: KvCacheDtype | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
     # Tried in order instead of them when the gate is missed; each is more accurate and slower.
     other_options: tuple[tuple[str, ...], ...] = ()
@@ -267,7 +267,7 @@ GPU_FP16_COMPILED = replace(
 # SmolLM2-135M-Instruct from a Q4_1 file, whose fp32 perplexity is 30.5 here: of next tokens 97 %
 # agree by row, with perplexity 31.3 (unsmoothed 94 % and 31.6); in blocks 99.9 %, with 31.0.
 DECODER_INT8 = DecoderRecipe(
-    name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True, memory="int8"
+    name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True, kv_cache_dtype="int8"
 )
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
 # The same model, rounded a second time: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger
@@ -276,7 +276,7 @@ DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
     precision="int4",
-    memory="int8",
+    kv_cache_dtype="int8",
     other_options=(("algo_config=k_quant_mixed",),),
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")

@@ -93,13 +93,13 @@ class ChildProcesses:
             (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
         return left
 
-    def _end(self, name: str, number: signal.Signals, patience_s: float) -> None:
+    def _end(self, name: str, number: signal.Signals, timeout_s: float) -> None:
         process = self._processes.get(name)
         if process is None:
             return
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             process.send_signal(number)
-            process.wait(patience_s)
+            process.wait(timeout_s)
 
 
 # Two readings of one process's start differ by less than this (seconds).
@@ -132,13 +132,13 @@ class ProcessSession:
                     yield process
 
 
-def kill_remaining(sessions: Iterable[ProcessSession], *, patience_s: float = 10.0) -> int:
+def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.0) -> int:
     """Kill what is left of `sessions`; the number of processes that had to be killed.
 
     Loops, because a supervisor that dies last may have started something meanwhile.
     """
     killed: set[int] = set()
-    give_up_s = time.monotonic() + patience_s
+    give_up_s = time.monotonic() + timeout_s
     sessions = tuple(sessions)
     while left := [process for session in sessions for process in session.members()]:
         for process in left:

@@ -73,9 +73,9 @@ class Tokenizer:
         """Apply `user_config` without a restart."""
         self._replica.configure(TokenizerUserConfig.parse(user_config))
 
-    async def encode(self, batch: CallBatch) -> TokenizedBatch:
+    async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """Texts to token ids."""
-        return await self._replica.encode(batch)
+        return await self._replica.tokenize_batch(batch)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """Texts to tokens to look at."""
@@ -87,7 +87,7 @@ class Tokenizer:
 
     async def check_health(self) -> None:
         """Raise when the replica should be replaced."""
-        await self._replica.check()
+        await self._replica.check_health()
 
     def __del__(self) -> None:
         self._replica.close()
@@ -111,7 +111,7 @@ class Encoder:
 
     async def check_health(self) -> None:
         """Raise when the replica should be replaced."""
-        await self._replica.check()
+        await self._replica.check_health()
 
     async def __del__(self) -> None:
         await self._replica.close()
@@ -143,7 +143,7 @@ class Generator:
 
     async def check_health(self) -> None:
         """Raise when the replica should be replaced."""
-        await self._replica.check()
+        await self._replica.check_health()
 
     async def __del__(self) -> None:
         await self._replica.close()

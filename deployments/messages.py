@@ -1,10 +1,10 @@
 """One frozen type per hop. Nothing here knows HTTP, Ray or an engine.
 
-    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> Answer
+    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
 
 A *call* is what one request asks of one model; it carries one or more *items* (texts, or pairs of
 them). Calls of several requests travel together in a batch, and every call gets its own outcome: an
-Answer or a ServeError, so one bad call never spoils its neighbours.
+CallResult or a ServeError, so one bad call never spoils its neighbours.
 
 What crosses processes is a NamedTuple, which pickles in C; a slotted dataclass asks Python code
 for its fields each time, 5 % of the ingress's time as measured.
@@ -206,7 +206,7 @@ class DecodeRequest(NamedTuple):
     skip_special: bool  # leave the special tokens out of the text
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """A call's result: the task's value and what it took.
 
     `value` is a float32 array [items, width] or plain JSON values, as the task says.
@@ -218,4 +218,4 @@ class Answer(NamedTuple):
     timings: Timings = Timings()
 
 
-Outcome = Answer | ServeError
+Outcome = CallResult | ServeError

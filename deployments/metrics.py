@@ -117,14 +117,14 @@ class TokenizerMetrics:
     """Metrics of a tokenizer replica."""
 
     def __init__(self) -> None:
-        self._encode = _duration("encode", "Tokenization of one list", ("model",))
+        self._tokenization = _duration("tokenization", "Tokenization of one list", ("model",))
         self._lookups = _counter(
             "tokenization_cache_lookups", "Texts looked up in the tokenization cache", CACHE_LABELS
         )
 
     def record(self, done: TokenizeRecord) -> None:
         """Publish one encoded list."""
-        self._encode.observe(done.tokenize_s, {"model": done.model})
+        self._tokenization.observe(done.tokenize_s, {"model": done.model})
         for result, count in (("hit", done.kept), ("miss", done.texts - done.kept)):
             if count:
                 self._lookups.inc(count, {"model": done.model, "result": result})

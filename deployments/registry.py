@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
 from deployments.artifacts.store import model_directory, resolve_version
 from deployments.config import AppArgs, ModelSettings
@@ -35,14 +35,14 @@ class RegisteredModel:
     @property
     def is_generative(self) -> bool:
         """Whether it writes text: such a model is a generator's, all others are the encoders'."""
-        return self.manifest.decoding is not None
+        return self.manifest.generation_config is not None
 
     @property
-    def decoding(self) -> Decoding:
+    def generation_config(self) -> GenerationConfig:
         """How it generates; only to be asked of models that do."""
-        if self.manifest.decoding is None:
+        if self.manifest.generation_config is None:
             raise AssertionError("this is a bug: a model that does not generate was asked to")
-        return self.manifest.decoding
+        return self.manifest.generation_config
 
 
 class ModelRegistry:

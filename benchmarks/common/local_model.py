@@ -19,8 +19,8 @@ from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, InvalidField, ServeError
 from deployments.messages import Call, TokenizedItem
 from deployments.tasks import TASKS, DecodeContext, Task, TaskInput
-from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
+from deployments.tokenization.vocabulary import TokenVocabulary
 
 
 def open_torch(
@@ -113,7 +113,7 @@ class LocalModel:
     def unbatched_values(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""
         encoder = self._encoder()
-        vocabulary = Vocabulary(self.directory) if self.task.names_tokens else None
+        vocabulary = TokenVocabulary(self.directory) if self.task.names_tokens else None
         engine = self.engine(threads=threads)
         values = []
         for text in texts:
@@ -130,8 +130,8 @@ class LocalModel:
         engine.close()
         return values
 
-    def _encoder(self) -> Encoder:
-        return Encoder(self.directory, self.manifest.max_tokens)
+    def _encoder(self) -> CachingTokenizer:
+        return CachingTokenizer(self.directory, self.manifest.max_tokens)
 
     def _parsed(self, inputs: str | list[str]) -> TaskInput:
         try:
@@ -142,7 +142,7 @@ class LocalModel:
                 hint="name a model that takes plain texts with --model ID",
             ) from exc
 
-    def _encoded(self, encoder: Encoder, parsed: TaskInput) -> TokenizedTexts:
+    def _encoded(self, encoder: CachingTokenizer, parsed: TaskInput) -> TokenizedTexts:
         call = Call(
             texts=parsed.texts,
             fields=parsed.fields,
@@ -151,7 +151,7 @@ class LocalModel:
             deadline_s=0.0,
             windowing=parsed.windowing,
         )
-        (encoded,) = encoder.encode([call])
+        (encoded,) = encoder.tokenize([call])
         if isinstance(encoded, ServeError):
             raise encoded
         return encoded

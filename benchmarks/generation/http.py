@@ -19,7 +19,7 @@ from benchmarks.common.http import Client, Target
 from benchmarks.generation.streams import Answer, Ask
 
 PATH = "/v1/completions"
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _DONE = b"[DONE]"
 _MOST_TOLD = 300  # characters of an answer that is none
 
@@ -72,7 +72,7 @@ class HttpGenerator:
     async def _follow(self, stream: _Stream, path: str) -> None:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await loop.create_connection(lambda: stream, self._target.host, self._target.port)
                 await stream.done
         except (OSError, TimeoutError) as exc:

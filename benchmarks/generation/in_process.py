@@ -48,7 +48,7 @@ class InProcessGenerator:
         rules: SchedulingSettings | None = None,
     ) -> None:
         manifest = model.manifest
-        if manifest.decoding is None:
+        if manifest.generation_config is None:
             raise BenchmarkError(
                 f"`{manifest.id}` writes no text", hint="name a model that does with --model ID"
             )

@@ -21,7 +21,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.generation.streams import GENAI, LLAMA, PAGED, TRANSFORMERS, Answer, Heat, Tokens
 
 _NO_TOKEN = -1  # nothing ends an answer but its length
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 class TokenTimes:
@@ -143,7 +143,7 @@ class PagedTransformersSystem(TransformersSystem):
                 record_timestamps=True,
             )
             while len(answers) < len(asked):
-                found = self._manager.get_result(timeout=_PATIENCE_S)
+                found = self._manager.get_result(timeout=_TIMEOUT_S)
                 if found is None or found.error is not None:
                     raise RuntimeError(found.error if found else "no answer in time")
                 ids = tuple(found.generated_tokens)

@@ -91,9 +91,9 @@ class SystemFactory:
 
     @property
     def _end_tokens(self) -> Sequence[int]:
-        decoding = self.model.manifest.decoding
-        assert decoding is not None, "this is a bug: a model that writes no text"
-        return decoding.eos_token_ids
+        generation_config = self.model.manifest.generation_config
+        assert generation_config is not None, "this is a bug: a model that writes no text"
+        return generation_config.eos_token_ids
 
     def llama(self) -> Contender:
         """llama.cpp on `--gguf`."""

@@ -23,7 +23,7 @@ from build_artifacts.errors import (
     UnsupportedModel,
 )
 from build_artifacts.sources.foreign import foreign_weights
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
@@ -44,7 +44,7 @@ class Checkpoint:
     """
 
     directory: Path
-    source: Source
+    source: ModelSource
     default_id: str
     gguf: Path | None = None
 

@@ -18,7 +18,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import Decoding, GenerationDefaults
+from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
@@ -68,11 +68,11 @@ def check_decoder(config: Config) -> int | None:
     return int(config.original_max_position_embeddings) if is_split else None
 
 
-def read_decoding(weights: Path, config: Config) -> Decoding:
+def read_decoding(weights: Path, config: Config) -> GenerationConfig:
     """The shape of the memory, and the words. Raises UnsupportedModel, SourceUnreadable."""
     heads = config.num_attention_heads
     special = special_tokens(weights)
-    return Decoding(
+    return GenerationConfig(
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

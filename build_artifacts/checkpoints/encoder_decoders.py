@@ -11,8 +11,8 @@ from build_artifacts.checkpoints.checkpoint import is_plain_file
 from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import (
-    Decoding,
     EncoderDecoderConfig,
+    GenerationConfig,
     GenerationDefaults,
 )
 from deployments.artifacts.manifest import TEXT2TEXT_TASKS
@@ -47,7 +47,7 @@ def generation_of(weights: Path, config: Config) -> Generation:
     return GenerationConfig.from_model_config(config)
 
 
-def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) -> Decoding:
+def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) -> GenerationConfig:
     """The shape of the memory, what answers begin and end with, and how they are searched for.
 
     Raises UnsupportedModel.
@@ -60,18 +60,18 @@ def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) 
             "nothing in the checkpoint says by which token answers start, or by which they end",
             hint="set `decoder_start_token_id` and `eos_token_id` in generation_config.json",
         )
-    return Decoding(
+    return GenerationConfig(
         layers=_of_decoder(config, "layers", "num_decoder_layers"),
         kv_heads=heads,
         head_dim=getattr(config, "d_kv", None) or config.d_model // heads,
         eos_token_ids=ends,
         special_tokens=special_tokens(weights),
-        never=tuple(read_suppressed_tokens(generation)),
-        source=EncoderDecoderConfig(
+        suppressed_token_ids=tuple(read_suppressed_tokens(generation)),
+        encoder_decoder=EncoderDecoderConfig(
             max_source_tokens=max_source_tokens,
-            start_token=generation.decoder_start_token_id,
-            first_token=generation.forced_bos_token_id,
-            last_token=next(ids_in(generation.forced_eos_token_id), None),
+            decoder_start_token_id=generation.decoder_start_token_id,
+            forced_bos_token_id=generation.forced_bos_token_id,
+            forced_eos_token_id=next(ids_in(generation.forced_eos_token_id), None),
         ),
         defaults=_defaults(generation),
         task_prefixes=_prefixes(config),
@@ -100,10 +100,10 @@ def _of_decoder(config: Config, name: str, otherwise: str) -> int:
 def _defaults(generation: Generation) -> GenerationDefaults:
     longest, shortest = generation.max_length, generation.min_length
     return GenerationDefaults(
-        beams=generation.num_beams or 1,
+        num_beams=generation.num_beams or 1,
         length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
         early_stopping=generation.early_stopping or False,
-        no_repeat_ngram=generation.no_repeat_ngram_size or 0,
+        no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
         # Both count the token that answers start after.
         min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
         max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),

@@ -10,7 +10,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.checkpoints.sentences import Pooling
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
 # (the model's output, mask [B, T]) -> what the forward of `wrap_for_export` returns
@@ -18,7 +18,7 @@ Answer = Callable[[Any, Any], Any]
 
 
 def wrap_for_export(
-    model: TorchModel, head: Head, pooling: Pooling | None = None, *, with_tokens: bool = False
+    model: TorchModel, head: ModelHead, pooling: Pooling | None = None, *, with_tokens: bool = False
 ) -> TorchModel:
     """`model`, its weights shared, with a forward that returns one float32 tensor and nothing else.
 
@@ -27,15 +27,15 @@ def wrap_for_export(
     those of `input_names`. A model of vectors returns, `with_tokens`, what it pools as well: a pair
     of [B, W] and [B, T, W], the latter in the model's own type.
     """
-    answer = _POOLED[pooling] if head is Head.VECTOR else _ANSWERS[head]
-    if with_tokens and head is Head.VECTOR:
+    answer = _POOLED[pooling] if head is ModelHead.VECTOR else _ANSWERS[head]
+    if with_tokens and head is ModelHead.VECTOR:
         answer = _beside_tokens(answer)
     rows = copy.copy(model)
     rows.__class__ = _export_class(type(model), answer)
     return rows
 
 
-def input_names(model: TorchModel, head: Head) -> tuple[str, ...]:
+def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
     """What the model's rows are computed from, int64 [B, T].
 
     But for `mask_positions` of the head MASKS: [M], the flat indices into B * T of the tokens to
@@ -44,7 +44,7 @@ def input_names(model: TorchModel, head: Head) -> tuple[str, ...]:
     names = ["input_ids", "attention_mask"]
     if _reads_token_types(model):
         names.append("token_type_ids")
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         names.append(MASK_POSITIONS)
     return tuple(names)
 
@@ -138,9 +138,9 @@ def _selected(out: Any, _mask: Any) -> Any:
 
 
 _POOLED: dict[Pooling | None, Answer] = {"mean": _mean, "cls": _first, "last": _last}
-_ANSWERS: dict[Head, Answer] = {
-    Head.LABELS: _logits,
-    Head.TOKENS: _logits,
-    Head.SPAN: _span,
-    Head.MASKS: _selected,
+_ANSWERS: dict[ModelHead, Answer] = {
+    ModelHead.LABELS: _logits,
+    ModelHead.TOKENS: _logits,
+    ModelHead.SPAN: _span,
+    ModelHead.MASKS: _selected,
 }

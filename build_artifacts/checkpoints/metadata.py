@@ -36,12 +36,12 @@ from build_artifacts.checkpoints.sentences import (
     token_limit,
 )
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import (
     TASK_HEADS,
     TEXT2TEXT_TASKS,
     TOKENIZER_NAME,
-    Head,
+    ModelHead,
     TaskName,
 )
 from deployments.tasks.zero_shot import has_entailment_label
@@ -58,26 +58,28 @@ class ModelFacts:
     tasks: tuple[TaskName, ...]
     architecture: str
     max_tokens: int
-    width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
+    output_width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
     labels: tuple[str, ...] = ()
-    problem: Problem | None = None
+    problem_type: Problem | None = None
     pooling: Pooling | None = None
     normalize: bool = False
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     mask_token: int | None = None  # id, where the head is MASKS
-    decoding: Decoding | None = None  # where the head is NEXT_TOKEN
+    generation_config: GenerationConfig | None = None  # where the head is NEXT_TOKEN
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ModelHead:
         """What the model answers."""
         return TASK_HEADS[self.tasks[0]]
 
     @property
-    def generating(self) -> Decoding:
-        """`decoding`, of a model whose head is NEXT_TOKEN."""
-        assert self.decoding is not None, "facts of such a head have a decoding; this is a bug"
-        return self.decoding
+    def generating(self) -> GenerationConfig:
+        """`generation_config`, of a model whose head is NEXT_TOKEN."""
+        assert self.generation_config is not None, (
+            "facts of such a head have a decoding; this is a bug"
+        )
+        return self.generation_config
 
 
 def tasks_of(
@@ -96,11 +98,11 @@ def tasks_of(
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
         )
-    if TASK_HEADS[task] is Head.VECTOR:
+    if TASK_HEADS[task] is ModelHead.VECTOR:
         return EMBEDDING_TASKS
     if task in TEXT2TEXT_TASKS:
         return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
-    if TASK_HEADS[task] is not Head.LABELS:
+    if TASK_HEADS[task] is not ModelHead.LABELS:
         return (task,)
     return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
 
@@ -161,13 +163,13 @@ def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFact
     head = TASK_HEADS[tasks[0]]
     if tasks[0] in TEXT2TEXT_TASKS:
         return _source_facts(checkpoint, config, tasks)
-    if head is Head.NEXT_TOKEN:
+    if head is ModelHead.NEXT_TOKEN:
         return _decoder_facts(checkpoint, config, tasks)
-    pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is Head.VECTOR
+    pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_architecture(config, pooled=pooled)
-    if head is Head.VECTOR:
+    if head is ModelHead.VECTOR:
         return _embedding_facts(checkpoint, config, tasks)
-    facts = {Head.SPAN: _span_facts, Head.MASKS: _mask_facts}.get(head, _label_facts)
+    facts = {ModelHead.SPAN: _span_facts, ModelHead.MASKS: _mask_facts}.get(head, _label_facts)
     return facts(checkpoint, config, tasks)
 
 
@@ -188,9 +190,9 @@ def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, 
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=_max_tokens(checkpoint, config),
-        width=config.num_labels,
+        output_width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
-        problem=_problem(config) if TASK_HEADS[tasks[0]] is Head.LABELS else None,
+        problem_type=_problem(config) if TASK_HEADS[tasks[0]] is ModelHead.LABELS else None,
     )
 
 
@@ -208,7 +210,7 @@ def _span_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, .
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=_max_tokens(checkpoint, config),
-        width=2,
+        output_width=2,
     )
 
 
@@ -217,7 +219,7 @@ def _mask_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, .
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=_max_tokens(checkpoint, config),
-        width=config.vocab_size,
+        output_width=config.vocab_size,
         mask_token=_mask_token(checkpoint.weights),
     )
 
@@ -230,8 +232,8 @@ def _decoder_facts(
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=_max_tokens(checkpoint, config, reach),
-        width=config.vocab_size,
-        decoding=read_decoding(checkpoint.weights, config),
+        output_width=config.vocab_size,
+        generation_config=read_decoding(checkpoint.weights, config),
     )
 
 
@@ -250,8 +252,8 @@ def _source_facts(
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=most,
-        width=vocabulary_of(config),
-        decoding=read_source_decoding(checkpoint.weights, config, most),
+        output_width=vocabulary_of(config),
+        generation_config=read_source_decoding(checkpoint.weights, config, most),
     )
 
 
@@ -263,7 +265,7 @@ def _embedding_facts(
         tasks=tasks,
         architecture=architecture_of(config),
         max_tokens=_max_tokens(checkpoint, config, token_limit(checkpoint.weights)),
-        width=config.hidden_size,
+        output_width=config.hidden_size,
         pooling=embedding.pooling,
         normalize=embedding.normalize,
         prompts=embedding.prompts,

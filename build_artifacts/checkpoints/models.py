@@ -8,33 +8,33 @@ from typing import Any
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 
 # Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
 # classifiers do use.
-_UNUSED: Mapping[Head, tuple[str, ...]] = {
-    **dict.fromkeys(Head, ("embeddings.position_ids",)),
-    Head.VECTOR: ("pooler.", "embeddings.position_ids"),
+_UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
+    **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
+    ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
 }
 
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
 
 
 # The loader of transformers for each head.
-LOADERS: Mapping[Head, str] = {
-    Head.VECTOR: "AutoModel",
-    Head.LABELS: "AutoModelForSequenceClassification",
-    Head.TOKENS: "AutoModelForTokenClassification",
-    Head.SPAN: "AutoModelForQuestionAnswering",
-    Head.MASKS: "AutoModelForMaskedLM",
-    Head.NEXT_TOKEN: "AutoModelForCausalLM",
+LOADERS: Mapping[ModelHead, str] = {
+    ModelHead.VECTOR: "AutoModel",
+    ModelHead.LABELS: "AutoModelForSequenceClassification",
+    ModelHead.TOKENS: "AutoModelForTokenClassification",
+    ModelHead.SPAN: "AutoModelForQuestionAnswering",
+    ModelHead.MASKS: "AutoModelForMaskedLM",
+    ModelHead.NEXT_TOKEN: "AutoModelForCausalLM",
 }
 
 
 def load_model(
     weights: Path,
     *,
-    head: Head,
+    head: ModelHead,
     dtype: Dtype,
     has_encoder: bool = False,
     quantisation: Any = None,
@@ -75,7 +75,7 @@ def load_model(
     return model.eval()
 
 
-def _used(keys: Iterable[str], head: Head) -> list[str]:
+def _used(keys: Iterable[str], head: ModelHead) -> list[str]:
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
 
 

@@ -183,7 +183,7 @@ def _candidate(graph: DecoderCandidate) -> Candidate:
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
-        memory=graph.spec.kv_cache_dtype,
+        kv_cache_dtype=graph.spec.kv_cache_dtype,
         graph=f"{_place(graph)}/{graph.spec.path.name}",
         encoder=None if encoder is None else f"{_place(graph)}/{encoder.name}",
         options=recipe.run,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.decoders.float_graph import Floats
 from build_artifacts.decoders.gate_inputs import Tokens
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.engines.decoder import LOGITS_FROM
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Calibration(NamedTuple):
     """Texts that a graph without an encoder reads, so that its values are seen."""
 
     texts: Sequence[Tokens]
-    decoding: Decoding
+    generation_config: GenerationConfig
 
     def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
         """The named values of a float graph for the tokens of all texts, [N, K]."""
@@ -64,15 +64,17 @@ class Calibration(NamedTuple):
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         for text in self.texts:
-            yield session.run(list(outputs), _feeds(model, text, self.decoding))
+            yield session.run(list(outputs), _feeds(model, text, self.generation_config))
 
 
 def _feeds(
-    model: onnx.ModelProto, text: Tokens, decoding: Decoding
+    model: onnx.ModelProto, text: Tokens, generation_config: GenerationConfig
 ) -> dict[str, NDArray[np.generic]]:
     """A prompt into a memory of its own length, which holds nothing yet."""
     count = len(text)
-    memory = np.zeros((1, decoding.kv_heads, count, decoding.head_dim), np.float32)
+    memory = np.zeros(
+        (1, generation_config.kv_heads, count, generation_config.head_dim), np.float32
+    )
     return {
         **{i.name: memory for i in model.graph.input if i.name.startswith("past_key_values.")},
         "input_ids": np.array([text]),

@@ -109,8 +109,13 @@ def _told(made: Path) -> _Numbers:
 
 def _check(facts: ModelFacts, made: _Numbers) -> None:
     """The graph's own numbers must be those that the manifest is going to have."""
-    decoding = facts.generating
-    due = (decoding.layers, decoding.kv_heads, decoding.head_dim, facts.width)
+    generation_config = facts.generating
+    due = (
+        generation_config.layers,
+        generation_config.kv_heads,
+        generation_config.head_dim,
+        facts.output_width,
+    )
     if made != due:
         raise UnsupportedModel(
             f"the graph of `{facts.architecture}` has {made} layers, heads of keys and values, "

@@ -79,8 +79,10 @@ class DecoderAccuracyGate:
 
     def admit(self, recipe: DecoderRecipe) -> DecoderCandidate | None:
         """The first graph of the recipe that passes; None when there is none."""
-        if self.facts.generating.source is not None:
-            recipe = replace(recipe, memory=None)  # the decoder behind an encoder has two memories
+        if self.facts.generating.encoder_decoder is not None:
+            recipe = replace(
+                recipe, kv_cache_dtype=None
+            )  # the decoder behind an encoder has two memories
         return next((each for each in self._judged(recipe) if not each.judgement.reasons), None)
 
     def failure(self) -> BuildError:
@@ -110,7 +112,7 @@ class DecoderAccuracyGate:
                 latest = judged
         # Int8 in memory costs little accuracy: only the most accurate is tried without.
         if latest is not None and latest.spec.kv_cache_dtype is not None:
-            judged = self._attempt(replace(latest.recipe, memory=None))
+            judged = self._attempt(replace(latest.recipe, kv_cache_dtype=None))
             if judged is not None:
                 yield judged
 
@@ -147,7 +149,11 @@ class DecoderAccuracyGate:
     def _quantised(self, recipe: DecoderRecipe) -> Path:
         floating = self._graph(
             replace(
-                recipe, name=f"{recipe.device}-fp32", precision="fp32", rowwise=False, memory=None
+                recipe,
+                name=f"{recipe.device}-fp32",
+                precision="fp32",
+                rowwise=False,
+                kv_cache_dtype=None,
             )
         )
 
@@ -170,7 +176,7 @@ class DecoderAccuracyGate:
 
     def _round_memory(self, recipe: DecoderRecipe, made: Path) -> None:
         """Let the graph in `made` keep int8 where the recipe says so, and the graph allows it."""
-        if recipe.memory:
+        if recipe.kv_cache_dtype:
             quantize_kv_cache(made / GRAPH_NAME, self._calibration())
 
     def _spec(self, recipe: DecoderRecipe, graph: Path) -> DecoderSpec:
@@ -180,10 +186,10 @@ class DecoderAccuracyGate:
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
-            kv_cache_dtype=recipe.memory if recipe.memory and has_int8_kv_cache(graph) else None,
+            kv_cache_dtype=recipe.kv_cache_dtype if recipe.kv_cache_dtype and has_int8_kv_cache(graph) else None,
             options=recipe.run,
-            decoding=self.facts.generating,
-            vocabulary=self.facts.width,
+            generation_config=self.facts.generating,
+            vocabulary=self.facts.output_width,
             max_tokens=self.facts.max_tokens,
         )
 
@@ -204,7 +210,7 @@ class DecoderAccuracyGate:
             try:
                 found = compare_decoder(engine, self.original, self.gate)
                 most = answer_tokens(spec.max_tokens)
-                ends = spec.decoding.eos_token_ids
+                ends = spec.generation_config.eos_token_ids
                 answers = answers_of(engine, self.original.asked.prompts, ends, most)
             finally:
                 engine.close()
@@ -236,7 +242,7 @@ def find_encoder_graph(graph: Path) -> Path | None:
 
 
 def _named(recipe: DecoderRecipe) -> str:
-    memory = [f"memory in {recipe.memory}"] if recipe.memory else []
+    memory = [f"memory in {recipe.kv_cache_dtype}"] if recipe.kv_cache_dtype else []
     return ", ".join((recipe.name, *recipe.options, *memory))
 
 

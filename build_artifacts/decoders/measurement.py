@@ -55,7 +55,7 @@ def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughp
         for row in range(ROWS):
             engine.prefill(row, prompt[:before].tolist(), 0)
 
-    def decoding(rows: int) -> Callable[[], int]:
+    def generation_config(rows: int) -> Callable[[], int]:
         ids = np.zeros(rows, np.int64)
         lengths = np.full(rows, before)
 
@@ -70,7 +70,8 @@ def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughp
         return len(prompt)
 
     alone, company, read = (
-        _tokens_per_second(work, seconds / 3) for work in (decoding(1), decoding(ROWS), reading)
+        _tokens_per_second(work, seconds / 3)
+        for work in (generation_config(1), generation_config(ROWS), reading)
     )
     return DecoderThroughput(alone=alone, company=company, prompt=read)
 

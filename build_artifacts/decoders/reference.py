@@ -16,8 +16,8 @@ from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.decoders.gate_inputs import Asked, Tokens, answer_tokens, load_gate_inputs
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.generation_config import Decoding
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.generation_config import GenerationConfig
+from deployments.artifacts.manifest import ModelHead
 
 _LOGITS_NAME = "logits.npy"
 _ASKED_NAME = "asked.npz"
@@ -39,25 +39,25 @@ class Original:
     asked: Asked
     answers: tuple[Tokens, ...]  # to the prompts, with the end token where one came
     logits: Floats
-    start_token: int | None = None  # of a model with an encoder
+    decoder_start_token_id: int | None = None  # of a model with an encoder
 
     @classmethod
-    def read(cls, directory: Path, decoding: Decoding) -> Original:
+    def read(cls, directory: Path, generation_config: GenerationConfig) -> Original:
         """What `write_reference` wrote."""
         with np.load(directory / _ASKED_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_parts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
-        return cls(Asked(passages, prompts), answers, logits, _start_token(decoding))
+        return cls(Asked(passages, prompts), answers, logits, _start_token(generation_config))
 
     @cached_property
     def texts(self) -> tuple[Tokens, ...]:
         """What was read."""
-        return _texts(self.asked, self.answers, self.start_token)
+        return _texts(self.asked, self.answers, self.decoder_start_token_id)
 
     @cached_property
     def sources(self) -> tuple[Tokens, ...]:
         """What an encoder reads for each text; empty without one."""
-        return () if self.start_token is None else self.asked.prompts
+        return () if self.decoder_start_token_id is None else self.asked.prompts
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Original:
 
         With an encoder it is the answer's own, after every token.
         """
-        if self.start_token is not None:
+        if self.decoder_start_token_id is not None:
             return np.array([token for answer in self.answers for token in answer])
         parts = [[*text[1:], -1] for text in self.asked.passages]
         known = [token for part in parts for token in part]
@@ -125,13 +125,19 @@ def _parts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
     return tuple(tuple(part.tolist()) for part in np.split(file[name], ends[:-1]))
 
 
-def _start_token(decoding: Decoding) -> int | None:
-    return None if decoding.source is None else decoding.source.start_token
+def _start_token(generation_config: GenerationConfig) -> int | None:
+    return (
+        None
+        if generation_config.encoder_decoder is None
+        else generation_config.encoder_decoder.decoder_start_token_id
+    )
 
 
-def _texts(asked: Asked, answers: Sequence[Tokens], start_token: int | None) -> tuple[Tokens, ...]:
-    if start_token is not None:
-        return tuple((start_token, *answer[:-1]) for answer in answers)
+def _texts(
+    asked: Asked, answers: Sequence[Tokens], decoder_start_token_id: int | None
+) -> tuple[Tokens, ...]:
+    if decoder_start_token_id is not None:
+        return tuple((decoder_start_token_id, *answer[:-1]) for answer in answers)
     pairs = zip(asked.prompts, answers, strict=True)
     return (*asked.passages, *((*prompt, *answer) for prompt, answer in pairs))
 
@@ -141,17 +147,17 @@ def write_reference(weights: Path, facts: ModelFacts, into: Path) -> None:
 
     Raises UnsupportedModel.
     """
-    start_token = _start_token(facts.generating)
-    has_encoder = start_token is not None
+    decoder_start_token_id = _start_token(facts.generating)
+    has_encoder = decoder_start_token_id is not None
     asked = load_gate_inputs(weights, facts.max_tokens, has_encoder=has_encoder)
-    model = load_model(weights, head=Head.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
+    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
     answers = _answers(model, asked.prompts, facts.generating, answer_tokens(facts.max_tokens))
-    texts = _texts(asked, answers, start_token)
+    texts = _texts(asked, answers, decoder_start_token_id)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,
         mode="w+",
         dtype=np.float32,
-        shape=(sum(map(len, texts)), facts.width),
+        shape=(sum(map(len, texts)), facts.output_width),
     )
     _read(model, asked.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
@@ -188,34 +194,36 @@ def _read(
 
 
 def _answers(
-    model: TorchModel, prompts: Sequence[Tokens], decoding: Decoding, most: int
+    model: TorchModel, prompts: Sequence[Tokens], generation_config: GenerationConfig, most: int
 ) -> tuple[Tokens, ...]:
     """The likeliest token each time, up to an end token, which is part of the answer."""
     import torch
     from transformers import GenerationConfig
 
     longest = max(len(prompt) for prompt in prompts)
-    filling = decoding.eos_token_ids[0]
+    filling = generation_config.eos_token_ids[0]
     ids = torch.full((len(prompts), longest), filling)
     mask = torch.zeros_like(ids)
-    start_token = _start_token(decoding)
+    decoder_start_token_id = _start_token(generation_config)
     for row, prompt in enumerate(prompts):
         # An encoder's padding is behind; a decoder's before, because answers follow.
-        place = slice(len(prompt)) if start_token is not None else slice(-len(prompt), None)
+        place = (
+            slice(len(prompt)) if decoder_start_token_id is not None else slice(-len(prompt), None)
+        )
         ids[row, place] = torch.tensor(prompt)
         mask[row, place] = 1
     # The checkpoint's own settings may draw at random or punish repetition.
     model.generation_config = GenerationConfig(
         max_new_tokens=most,
         do_sample=False,
-        eos_token_id=list(decoding.eos_token_ids),
+        eos_token_id=list(generation_config.eos_token_ids),
         pad_token_id=filling,
-        decoder_start_token_id=start_token,
+        decoder_start_token_id=decoder_start_token_id,
     )
-    read = longest if start_token is None else 1
+    read = longest if decoder_start_token_id is None else 1
     with torch.inference_mode():
         rows = model.generate(input_ids=ids, attention_mask=mask)[:, read:].tolist()
-    return tuple(truncate_at_eos(row, decoding.eos_token_ids) for row in rows)
+    return tuple(truncate_at_eos(row, generation_config.eos_token_ids) for row in rows)
 
 
 def truncate_at_eos(tokens: Sequence[int], eos_token_ids: Sequence[int]) -> Tokens:

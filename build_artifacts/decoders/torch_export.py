@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
-from deployments.artifacts.manifest import Attention, Head, Precision
+from deployments.artifacts.manifest import Attention, ModelHead, Precision
 from deployments.engines.transformers_kv import with_external_kv
 
 _DTYPES: Mapping[Precision, Dtype] = {
@@ -35,7 +35,7 @@ def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, i
         )
     model = load_model(
         weights,
-        head=Head.NEXT_TOKEN,
+        head=ModelHead.NEXT_TOKEN,
         dtype=_DTYPES[recipe.precision],
         quantisation=_quantisation(recipe.precision),
     )
@@ -97,14 +97,14 @@ def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path
             f"programs have no `tensor_parallel_size` and no `kv_offload` ({recipe.name})",
             hint='these are for the engine "transformers"',
         )
-    model = load_model(weights, head=Head.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
+    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, facts, recipe.run.attention)
     write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)
 
 
 def check_recipe(facts: ModelFacts, recipe: DecoderRecipe, known: Collection[str]) -> None:
     """Raise UnsupportedModel for what no model through torch can be, of `known` precisions."""
-    if facts.generating.source is not None:
+    if facts.generating.encoder_decoder is not None:
         raise UnsupportedModel(
             f"{recipe.engine} does not run models with an encoder ({recipe.name})",
             hint="their ONNX graphs are not affected",
@@ -145,9 +145,9 @@ def _traced(
 ) -> torch.export.ExportedProgram:
     import torch
 
-    decoding = facts.generating
-    shape = (_ROWS, decoding.kv_heads, _ROOM, decoding.head_dim)
-    memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * decoding.layers)]
+    generation_config = facts.generating
+    shape = (_ROWS, generation_config.kv_heads, _ROOM, generation_config.head_dim)
+    memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
     example = {
         "input_ids": torch.ones(_ROWS, _TOKENS, dtype=torch.int64),
         "lengths": torch.zeros(_ROWS, dtype=torch.int64),

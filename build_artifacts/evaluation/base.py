@@ -18,7 +18,7 @@ from build_artifacts.checkpoints.metadata import Problem
 from deployments.errors import BadSetting, EngineFailed, ServeError
 from deployments.messages import Call, Text, TokenizedItem, Truncation
 from deployments.tokenization.encodings import open_tokenizer
-from deployments.tokenization.tokenizer import Encoder
+from deployments.tokenization.tokenizer import CachingTokenizer
 
 E = TypeVar("E")
 
@@ -33,7 +33,7 @@ class EvaluatedModel:
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
     labels: tuple[str, ...] = ()
-    problem: Problem | None = None
+    problem_type: Problem | None = None
     prompt: str = ""  # stands before every sentence of an embedding model
     mask_token: int | None = None
 
@@ -111,7 +111,7 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
         truncation=Truncation.KEEP_START,
         deadline_s=float("inf"),
     )
-    (encoded,) = Encoder(model.directory, model.max_tokens).encode([call])
+    (encoded,) = CachingTokenizer(model.directory, model.max_tokens).tokenize([call])
     if isinstance(encoded, ServeError):
         raise encoded
     return encoded.items

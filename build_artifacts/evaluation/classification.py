@@ -36,7 +36,7 @@ EXPECTED = (
 def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """The examples of the file, an item each. Raises BadEvaluationData."""
     # A single score leaves nothing to choose from, but has an order, whatever is made of its logit.
-    problem = "regression" if len(model.labels) == 1 else model.problem or "single_label"
+    problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]
     return load(FileLocation(path, EXPECTED), model, sampling)
 

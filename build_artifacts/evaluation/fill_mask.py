@@ -19,7 +19,7 @@ from build_artifacts.evaluation.base import (
 )
 from build_artifacts.evaluation.files import FileLocation, read_lines
 from deployments.messages import TokenIds, TokenizedItem
-from deployments.tokenization.encodings import item_of
+from deployments.tokenization.encodings import build_item
 
 EXPECTED = "plain text, one sentence a line"
 MASK_EVERY = 7  # tokens, about the share that models were trained with
@@ -41,7 +41,7 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
     items: list[TokenizedItem] = []
     hidden: list[TokenIds] = []
     for i, ((number, _), encoding) in enumerate(zip(lines, encodings, strict=True)):
-        item = item_of(encoding, pair=False)
+        item = build_item(encoding, pair=False)
         if model.mask_token in item.ids:
             raise place.at(f"line {number}").bad("the sentence holds the mask token")
         chosen = masked_positions(encoding.special_tokens_mask, offset=i)

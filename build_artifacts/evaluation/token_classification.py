@@ -22,7 +22,7 @@ from build_artifacts.evaluation.files import FileLocation, Record, read_objects
 from build_artifacts.evaluation.labels import ModelLabels
 from build_artifacts.evaluation.metrics import accuracy, f1
 from deployments.messages import TokenizedItem
-from deployments.tokenization.encodings import item_of
+from deployments.tokenization.encodings import build_item
 
 OUTSIDE = "O"
 
@@ -110,7 +110,7 @@ def load_token_classification(
     chosen = [i for i, tags in enumerate(aligned) if tags.tokens]
     if not chosen:
         raise place.bad("the tokenizer leaves nothing of any sentence", "tokens")
-    items = [item_of(encodings[i], pair=False) for i in chosen]
+    items = [build_item(encodings[i], pair=False) for i in chosen]
     return TokenClassificationEvaluation(items, [aligned[i] for i in chosen], model.labels)
 
 

@@ -125,7 +125,7 @@ def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evalua
         directory=request.artifact,
         max_tokens=manifest.max_tokens,
         labels=manifest.labels,
-        problem=manifest.problem,
+        problem_type=manifest.problem_type,
         prompt=manifest.prompts.get(manifest.default_prompt or "", ""),
         mask_token=manifest.mask_token,
     )

@@ -15,7 +15,7 @@ from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.report.stages import Stage
 from build_artifacts.report.values import StageLatency, StageResult, StageThroughput
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import Device, Gate, Head
+from deployments.artifacts.manifest import Device, Gate, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed
@@ -179,7 +179,7 @@ class MeasurementInputs:
     """What every stage has to run."""
 
     reference: ReferenceOutputs
-    head: Head
+    head: ModelHead
     gate: Gate
     evaluation: Evaluation | None
     alone: Mapping[int, Batch]  # one item each, by its tokens

@@ -20,7 +20,7 @@ from build_artifacts.search.preparation import Original, PreparedModel, cached_m
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions, Source
+from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions, ModelSource
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
 from deployments.messages import Batch, Outputs
@@ -53,7 +53,7 @@ def rebuild_prepared(
     return cached_prepare(steps, checkpoint.weights, facts, None)
 
 
-def find_adapter(source: Source, given: Path | None) -> Adapter:
+def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
     """The adapter of that name and revision: `given`, or one of those of the demo models."""
     known = {model.adapter.name: model.adapter for model in DEMO_MODELS if model.adapter}
     directory = given or known.get(source.adapter or "")

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import ModelFacts
-from deployments.artifacts.manifest import TOKENIZER_NAME, Head, TaskName
+from deployments.artifacts.manifest import TOKENIZER_NAME, ModelHead, TaskName
 from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
 from deployments.tasks.zero_shot import has_entailment_label
-from deployments.tokenization.tokenizer import Encoder
+from deployments.tokenization.tokenizer import CachingTokenizer
 
 # A masked token is answered with a logit per word of the vocabulary, so a reference grows fast.
 # Its probes are cut to this many tokens, and masks are set as long as all their logits stay within
@@ -33,12 +33,12 @@ def tokenize_probes(directory: Path, facts: ModelFacts) -> tuple[TokenizedItem, 
     gets some.
     """
     paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(facts.tasks)
-    judging = facts.head is Head.LABELS and has_entailment_label(facts.labels)
+    judging = facts.head is ModelHead.LABELS and has_entailment_label(facts.labels)
     texts = PAIRS if paired or judging else PROBES
-    if facts.head is not Head.MASKS:
+    if facts.head is not ModelHead.MASKS:
         return tokenize_texts(directory, facts.max_tokens, texts)
     items = tokenize_texts(directory, min(facts.max_tokens, MASKED_PROBE_TOKENS), texts)
-    per_probe = MASKED_REFERENCE_BYTES // (4 * facts.width * len(items))
+    per_probe = MASKED_REFERENCE_BYTES // (4 * facts.output_width * len(items))
     special = _special_ids(directory)
     assert facts.mask_token is not None, "facts of a head MASKS name its token; this is a bug"
     masked = [_masked(item, facts.mask_token, special, max(1, per_probe)) for item in items]
@@ -57,7 +57,7 @@ def tokenize_texts(
         truncation=Truncation.KEEP_START,
         deadline_s=float("inf"),
     )
-    (encoded,) = Encoder(directory, max_tokens).encode([call])
+    (encoded,) = CachingTokenizer(directory, max_tokens).tokenize([call])
     if isinstance(encoded, BaseException):
         raise encoded
     return tuple(encoded.items)

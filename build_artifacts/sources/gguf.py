@@ -21,7 +21,7 @@ from build_artifacts.sources.foreign import GGUF_SUFFIX
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import id_part
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import MODEL_ID, file_sha256
 
 _MAGIC = b"GGUF"
@@ -49,7 +49,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     directory = scratch / "gguf"
     directory.mkdir()
     _write_descriptions(file, directory)
-    return Checkpoint(directory, Source(ref=ref, revision=f"{prefix}{digest}"), model_id, file)
+    return Checkpoint(directory, ModelSource(ref=ref, revision=f"{prefix}{digest}"), model_id, file)
 
 
 def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:

@@ -12,7 +12,7 @@ from typing import Protocol
 from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 
 # The cache of downloads cannot take more, whatever the network does.
 _CACHE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -69,7 +69,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
         )
     patterns = [f"*{suffix}" for suffix in COUNTED_SUFFIXES]
     directory = hub.download(model_id, listing.commit, patterns)
-    return Checkpoint(directory, Source(ref=ref, revision=listing.commit), default_id=model_id)
+    return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
 
 
 @contextmanager

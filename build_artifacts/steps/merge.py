@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.manifest import TASK_HEADS, Head
+from deployments.artifacts.manifest import TASK_HEADS, ModelHead
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -23,7 +23,7 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
     Raises UnsupportedModel when the adapter does not fit, or leaves a new head untrained.
     """
-    is_head = TASK_HEADS[adapter.task] is not Head.VECTOR
+    is_head = TASK_HEADS[adapter.task] is not ModelHead.VECTOR
     # A head replaces pooling: what the checkpoint says of sentence embeddings holds no more.
     root = checkpoint.weights if is_head else checkpoint.directory
     for name, path in hashed_files(root):
@@ -62,7 +62,7 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
 
     head = TASK_HEADS[adapter.task]
     names: dict[str, object] = {}
-    if head in (Head.LABELS, Head.TOKENS):
+    if head in (ModelHead.LABELS, ModelHead.TOKENS):
         labels = dict(enumerate(adapter.labels or _own_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
     return getattr(transformers, LOADERS[head]).from_pretrained(

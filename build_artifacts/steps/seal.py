@@ -19,7 +19,7 @@ from deployments.artifacts.manifest import (
     Candidate,
     FileDigest,
     Gate,
-    Source,
+    ModelSource,
 )
 from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.machine import installed_versions
@@ -38,7 +38,7 @@ class ArtifactIdentity:
 
     id: str
     version: str
-    source: Source
+    source: ModelSource
     recipe_digest: str
 
 
@@ -101,15 +101,15 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         tasks=facts.tasks,
         architecture=facts.architecture,
         max_tokens=facts.max_tokens,
-        width=facts.width,
+        output_width=facts.output_width,
         labels=facts.labels,
-        problem=facts.problem,
+        problem_type=facts.problem_type,
         pooling=facts.pooling,
         normalize=facts.normalize,
         prompts=dict(facts.prompts),
         default_prompt=facts.default_prompt,
         mask_token=facts.mask_token,
-        decoding=facts.decoding,
+        generation_config=facts.generation_config,
         pruned=contents.pruned,
         source=identity.source,
         gate=contents.gate,

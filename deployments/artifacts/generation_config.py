@@ -15,9 +15,9 @@ class EncoderDecoderConfig(FrozenModel):
     """What is special to models with an encoder, which reads the prompt apart from the answer."""
 
     max_source_tokens: int = Field(ge=1)  # that the encoder reads at most
-    start_token: int  # what every answer follows
-    first_token: int | None = None  # that every answer begins with
-    last_token: int | None = None  # that an answer ends with which reaches its limit
+    decoder_start_token_id: int  # what every answer follows
+    forced_bos_token_id: int | None = None  # that every answer begins with
+    forced_eos_token_id: int | None = None  # that an answer ends with which reaches its limit
 
 
 class GenerationDefaults(FrozenModel):
@@ -33,15 +33,15 @@ class GenerationDefaults(FrozenModel):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
-    beams: int = Field(1, ge=1)
+    num_beams: int = Field(1, ge=1)
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    no_repeat_ngram: int = Field(0, ge=0)
+    no_repeat_ngram_size: int = Field(0, ge=0)
     min_new_tokens: int = Field(0, ge=0)
     max_new_tokens: int | None = None
 
 
-class Decoding(FrozenModel):
+class GenerationConfig(FrozenModel):
     """What generating text with a model needs to know: the shape of its memory, and its words.
 
     The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
@@ -54,8 +54,8 @@ class Decoding(FrozenModel):
     eos_token_ids: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
     # What the chat template may name, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = {}
-    never: tuple[int, ...] = ()  # ids that no answer may have
-    source: EncoderDecoderConfig | None = None  # of a model with an encoder
+    suppressed_token_ids: tuple[int, ...] = ()  # ids that no answer may have
+    encoder_decoder: EncoderDecoderConfig | None = None  # of a model with an encoder
     defaults: GenerationDefaults = GenerationDefaults()
     # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
     task_prefixes: dict[str, str] = {}

@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
 from deployments.errors import (
     ArtifactMissing,
@@ -56,7 +56,7 @@ TEXT2TEXT_TASKS = (TaskName.TEXT2TEXT_GENERATION, TaskName.SUMMARIZATION, TaskNa
 GENERATING_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
 
 
-class Head(StrEnum):
+class ModelHead(StrEnum):
     """What a graph answers per item of T tokens."""
 
     VECTOR = "vector"  # [W], pooled over the item's tokens, not normalised; on demand [T, W]
@@ -67,17 +67,17 @@ class Head(StrEnum):
     NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of what comes after the last token
 
 
-TASK_HEADS: Mapping[TaskName, Head] = {
-    TaskName.FEATURE_EXTRACTION: Head.VECTOR,
-    TaskName.SENTENCE_SIMILARITY: Head.VECTOR,
-    TaskName.TEXT_CLASSIFICATION: Head.LABELS,
-    TaskName.ZERO_SHOT_CLASSIFICATION: Head.LABELS,
-    TaskName.TEXT_RANKING: Head.LABELS,
-    TaskName.TOKEN_CLASSIFICATION: Head.TOKENS,
-    TaskName.QUESTION_ANSWERING: Head.SPAN,
-    TaskName.FILL_MASK: Head.MASKS,
-    TaskName.TOKEN_EMBEDDINGS: Head.VECTOR,
-    **dict.fromkeys(GENERATING_TASKS, Head.NEXT_TOKEN),
+TASK_HEADS: Mapping[TaskName, ModelHead] = {
+    TaskName.FEATURE_EXTRACTION: ModelHead.VECTOR,
+    TaskName.SENTENCE_SIMILARITY: ModelHead.VECTOR,
+    TaskName.TEXT_CLASSIFICATION: ModelHead.LABELS,
+    TaskName.ZERO_SHOT_CLASSIFICATION: ModelHead.LABELS,
+    TaskName.TEXT_RANKING: ModelHead.LABELS,
+    TaskName.TOKEN_CLASSIFICATION: ModelHead.TOKENS,
+    TaskName.QUESTION_ANSWERING: ModelHead.SPAN,
+    TaskName.FILL_MASK: ModelHead.MASKS,
+    TaskName.TOKEN_EMBEDDINGS: ModelHead.VECTOR,
+    **dict.fromkeys(GENERATING_TASKS, ModelHead.NEXT_TOKEN),
 }
 
 
@@ -160,7 +160,9 @@ class Candidate(_Frozen):
     device: Device
     precision: Precision
     engine: EngineName = "onnxruntime"
-    memory: KvCacheDtype | None = None  # of keys and values; None: as the engine computes them
+    kv_cache_dtype: KvCacheDtype | None = (
+        None  # of keys and values; None: as the engine computes them
+    )
     graph: str
     encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()
@@ -177,7 +179,7 @@ class Candidate(_Frozen):
         return self
 
 
-class Source(_Frozen):
+class ModelSource(_Frozen):
     """Where the weights came from, pinned."""
 
     ref: str
@@ -202,17 +204,17 @@ class ArtifactManifest(_Frozen):
     tasks: tuple[TaskName, ...] = Field(min_length=1)  # the first is the model's own task
     architecture: str
     max_tokens: int = Field(ge=1)
-    width: int = Field(ge=1)  # values per output row: embedding size or number of labels
+    output_width: int = Field(ge=1)  # values per output row: embedding size or number of labels
     labels: tuple[str, ...] = ()
-    problem: Literal["single_label", "multi_label", "regression"] | None = None
+    problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     mask_token: int | None = None  # id of the token a MASKS head answers for
-    decoding: Decoding | None = None  # of a model that generates text
+    generation_config: GenerationConfig | None = None  # of a model that generates text
     pruned: str | None = None  # what compaction removed from the checkpoint
-    source: Source
+    source: ModelSource
     gate: Gate = Gate()
     scores: dict[str, float] = {}  # task metrics of the fp32 reference
     candidates: tuple[Candidate, ...] = Field(min_length=1)
@@ -220,7 +222,7 @@ class ArtifactManifest(_Frozen):
     built_with: dict[str, str]
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ModelHead:
         """What the graphs answer."""
         return TASK_HEADS[self.tasks[0]]
 

@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import (
     Candidate,
     Device,
     EngineOptions,
-    Head,
+    ModelHead,
     Precision,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
@@ -47,8 +47,8 @@ class GraphSpec:
     precision: Precision
     engine: Literal["onnxruntime", "openvino", "torch"]
     options: EngineOptions
-    head: Head
-    mask_token: int | None = None  # for Head.MASKS
+    head: ModelHead
+    mask_token: int | None = None  # for ModelHead.MASKS
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:

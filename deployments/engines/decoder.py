@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import (
     ArtifactManifest,
     Candidate,
@@ -52,25 +52,27 @@ class DecoderSpec:
         None  # of keys and values; None: as the engine computes them
     )
     options: EngineOptions
-    decoding: Decoding
+    generation_config: GenerationConfig
     vocabulary: int  # V
     max_tokens: int  # of prompt and answer together, that the model was made for
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
         """The spec of a sealed candidate; `directory` is that of the artifact."""
-        if manifest.decoding is None:
-            raise ManifestInvalid(f"{directory}: `decoding` is missing, and the model generates")
+        if manifest.generation_config is None:
+            raise ManifestInvalid(
+                f"{directory}: `generation_config` is missing, and the model generates"
+            )
         return cls(
             path=directory / candidate.graph,
             encoder=None if candidate.encoder is None else directory / candidate.encoder,
             engine=candidate.engine,
             device=candidate.device,
             precision=candidate.precision,
-            kv_cache_dtype=candidate.memory,
+            kv_cache_dtype=candidate.kv_cache_dtype,
             options=candidate.options,
-            decoding=manifest.decoding,
-            vocabulary=manifest.width,
+            generation_config=manifest.generation_config,
+            vocabulary=manifest.output_width,
             max_tokens=manifest.max_tokens,
         )
 

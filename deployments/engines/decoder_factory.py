@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
@@ -35,8 +35,8 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
     context = min(settings.max_context_tokens, spec.max_tokens)
-    source = 0 if spec.decoding.source is None else spec.decoding.source.max_source_tokens
-    slot_bytes = (context + source) * kv_bytes_per_token(spec.decoding, _value_bytes(spec))
+    source = 0 if spec.generation_config.encoder_decoder is None else spec.generation_config.encoder_decoder.max_source_tokens
+    slot_bytes = (context + source) * kv_bytes_per_token(spec.generation_config, _value_bytes(spec))
     slot_bytes //= spec.options.tensor_parallel_size  # each has its share of the heads
     slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes)
     if not slots:
@@ -69,8 +69,8 @@ def engine_for(spec: DecoderSpec) -> Opening:
         from deployments.engines.onnx_decoder import OnnxDecoder
         from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 
-        return OnnxDecoder if spec.decoding.source is None else OnnxEncoderDecoder
-    if spec.engine in _BY_TORCH and spec.decoding.source is None:
+        return OnnxDecoder if spec.generation_config.encoder_decoder is None else OnnxEncoderDecoder
+    if spec.engine in _BY_TORCH and spec.generation_config.encoder_decoder is None:
         from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
         from deployments.engines.torch_decoder import TorchDecoder
 
@@ -130,6 +130,12 @@ def _warm_up(decoder: DecoderEngine) -> None:
         decoder.decode(np.zeros(slots, np.int64), np.ones(slots, np.int64))
 
 
-def kv_bytes_per_token(decoding: Decoding, value_bytes: int) -> int:
+def kv_bytes_per_token(generation_config: GenerationConfig, value_bytes: int) -> int:
     """What the memory of one token takes, in all layers."""
-    return 2 * decoding.layers * decoding.kv_heads * decoding.head_dim * value_bytes
+    return (
+        2
+        * generation_config.layers
+        * generation_config.kv_heads
+        * generation_config.head_dim
+        * value_bytes
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.errors import EngineFailed
 from deployments.messages import Batch
 
@@ -130,7 +130,7 @@ def feeds_of(batch: Batch, names: Collection[str], mask_token: int | None) -> Fe
 
 
 def split(
-    head: Head, raw: NDArray[np.float32], batch: Batch, mask_counts: Sequence[int]
+    head: ModelHead, raw: NDArray[np.float32], batch: Batch, mask_counts: Sequence[int]
 ) -> Sequence[NDArray[np.float32]]:
     """One array per item, padding removed; all of them views of `raw`.
 
@@ -140,11 +140,11 @@ def split(
     something smaller.
     """
     items, tokens = batch.input_ids.shape
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         ends = np.cumsum(mask_counts)
         _check(raw, (int(ends[-1]),))
         return [raw[end - n : end] for end, n in zip(ends, mask_counts, strict=True)]
-    if head in (Head.TOKENS, Head.SPAN) or batch.unpooled:
+    if head in (ModelHead.TOKENS, ModelHead.SPAN) or batch.unpooled:
         _check(raw, (items, tokens))
         return [row[:n] for row, n in zip(raw[:items], batch.lengths, strict=True)]
     _check(raw, (items,))

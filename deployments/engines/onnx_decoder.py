@@ -139,7 +139,7 @@ class OnnxDecoder:
         """The session, and whether a step of each number of slots is captured as a CUDA graph."""
         # With more threads than heads attention splits the context among them, for one slot only and
         # not for several: sums would be rounded in another order, and company would show.
-        heads = spec.decoding.heads or spec.decoding.kv_heads
+        heads = spec.generation_config.heads or spec.generation_config.kv_heads
         threads = min(hardware.intra_op_threads, heads)
         hardware = hardware.model_copy(update={"intra_op_threads": threads})
         what = (spec.path, spec.options, hardware, spec.precision)

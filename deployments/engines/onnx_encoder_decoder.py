@@ -41,7 +41,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
-        source = spec.decoding.source
+        source = spec.generation_config.encoder_decoder
         if source is None or spec.encoder is None:
             raise ManifestInvalid(f"{spec.path.name}: an encoder without a graph or its facts")
         self._source: EncoderDecoderConfig = source
@@ -65,7 +65,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
         cross.mask[slot] = 0
         cross.mask[slot, : len(ids)] = 1
         cross.readings[slot] = next(self._readings)
-        return super().prefill(slot, [self._source.start_token], 0)
+        return super().prefill(slot, [self._source.decoder_start_token_id], 0)
 
     def close(self) -> None:
         """Drop both sessions and the memory."""

@@ -42,10 +42,12 @@ class KvCacheLayout:
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, slots: int, context: int) -> Self:
         """The layout of `slots` slots of `context` tokens, in the types of the graph."""
         types = {output.name: _dtype(output) for output in session.get_outputs()}
-        names = tuple(f"{i}.{part}" for i in range(spec.decoding.layers) for part in KV_NAMES)
+        names = tuple(
+            f"{i}.{part}" for i in range(spec.generation_config.layers) for part in KV_NAMES
+        )
         return cls(
             names,
-            (slots, spec.decoding.kv_heads, context, spec.decoding.head_dim),
+            (slots, spec.generation_config.kv_heads, context, spec.generation_config.head_dim),
             dtype=types[f"present.{names[0]}"],
             answers=types["logits"],
         )

@@ -171,14 +171,14 @@ class TorchDecoder:
         if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.intra_op_threads)
-        slots, context, decoding = self.info.slots, self.info.context, spec.decoding
-        heads = decoding.kv_heads // spec.options.tensor_parallel_size
+        slots, context, generation_config = self.info.slots, self.info.context, spec.generation_config
+        heads = generation_config.kv_heads // spec.options.tensor_parallel_size
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)
         return _Loaded(
             module=_open(spec, self._device),
             memory=torch.zeros(
-                (2 * decoding.layers, slots, heads, context, decoding.head_dim),
+                (2 * generation_config.layers, slots, heads, context, generation_config.head_dim),
                 dtype=dtype_of(spec),
                 device="cpu" if spec.options.kv_offload else self._device,
             ),
@@ -218,7 +218,7 @@ def _open(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
     if spec.engine == "transformers":
         model: Callable[..., torch.Tensor] = open_checkpoint(spec, device)
         return model
-    program, arrays = read_module(spec.path, device), 2 * spec.decoding.layers
+    program, arrays = read_module(spec.path, device), 2 * spec.generation_config.layers
     found = input_names(program)
     if found != (*_INPUTS, *(f"memory_{number}" for number in range(arrays))):
         raise EngineFailed(f"the program of {arrays // 2} layers reads {', '.join(found)}")

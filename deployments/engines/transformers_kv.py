@@ -43,7 +43,7 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
-    options, decoding = spec.options, spec.decoding
+    options, generation_config = spec.options, spec.generation_config
     model = AutoModelForCausalLM.from_pretrained(
         spec.path.parent,
         dtype=dtype_of(spec),
@@ -53,7 +53,7 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
         attn_implementation=_registered(options.attention),  # nor kernels that its config names
         **_placement(options.tensor_parallel_size, device),
     )
-    due = (decoding.layers, spec.vocabulary)
+    due = (generation_config.layers, spec.vocabulary)
     if (found := (model.config.num_hidden_layers, model.config.vocab_size)) != due:
         raise EngineFailed(f"the checkpoint has {found} layers and words, not {due}")
     return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)

@@ -116,7 +116,7 @@ class SamplingJob(Job):
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
         # What an encoder reads is no beginning of the answer, whose words it may well use.
-        before = [words.source.start_token] if words.source else self.prompt
+        before = [words.source.decoder_start_token_id] if words.source else self.prompt
         self._sampler = Sampler(options.sampling, before, words.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, keep=options.include_stop_string)
@@ -228,13 +228,13 @@ class ModelContext:
             fewest=options.min_new_tokens,
             eos_token_ids=self.eos_token_ids,
             never=self.never,
-            no_repeat_ngram=options.no_repeat_ngram,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
         )
         if self.source is None:
             return rules
         return replace(
             rules,
-            before=(self.source.start_token,),
-            first_token=self.source.first_token,
-            last_token=self.source.last_token,
+            before=(self.source.decoder_start_token_id,),
+            forced_bos_token_id=self.source.forced_bos_token_id,
+            forced_eos_token_id=self.source.forced_eos_token_id,
         )

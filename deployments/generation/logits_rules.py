@@ -20,16 +20,16 @@ class TokenConstraints:
     fewest: int  # before these it does not end
     eos_token_ids: tuple[int, ...]
     never: tuple[int, ...] = ()
-    no_repeat_ngram: int = 0  # no run of so many tokens stands in the answer twice
+    no_repeat_ngram_size: int = 0  # no run of so many tokens stands in the answer twice
     before: tuple[int, ...] = ()  # what such a run may begin with: the token that answers follow
-    first_token: int | None = None
-    last_token: int | None = None  # of an answer that reaches `most`
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None  # of an answer that reaches `most`
 
     def forced(self, answer: Sequence[int]) -> int | None:
         """The token that must follow `answer`; None where there is a choice."""
         if not answer:
-            return self.first_token
-        return self.last_token if len(answer) == self.most - 1 else None
+            return self.forced_bos_token_id
+        return self.forced_eos_token_id if len(answer) == self.most - 1 else None
 
     def forbidden(self, answer: Sequence[int]) -> list[int]:
         """The tokens that may not follow `answer`."""
@@ -37,7 +37,7 @@ class TokenConstraints:
         return [*self.never, *early, *self._repeating([*self.before, *answer])]
 
     def _repeating(self, said: Sequence[int]) -> list[int]:
-        size = self.no_repeat_ngram
+        size = self.no_repeat_ngram_size
         if not 0 < size <= len(said):
             return []
         begun = said[len(said) - size + 1 :]

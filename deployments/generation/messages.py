@@ -66,7 +66,7 @@ class GenerationOptions(NamedTuple):
 
     sampling: Sampling = Sampling()
     beams: BeamSearchParams | None = None  # in place of sampling; nothing of it can be streamed
-    no_repeat_ngram: int = 0  # no run of so many tokens stands in the answer twice; 0: any may
+    no_repeat_ngram_size: int = 0  # no run of so many tokens stands in the answer twice; 0: any may
     max_new_tokens: int | None = None  # None: what is left of the context
     min_new_tokens: int = 0  # before these the end token and the stop strings do not count
     stop: tuple[str, ...] = ()  # the text ends with the first of these

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import EmptyInput, InputTooLong, InvalidField, ManifestInvalid, UnknownToken
@@ -37,10 +37,10 @@ class Cut(NamedTuple):
 class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
-    def __init__(self, directory: Path, decoding: Decoding) -> None:
+    def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
         """Of the artifact in `directory`. Raises ArtifactError."""
         self._directory = directory
-        self._decoding = decoding
+        self._decoding = generation_config
         self.tokenizer = open_tokenizer(directory)
 
     def ids(self, prompt: Prompt, cut: Cut | None = None) -> list[int]:
@@ -122,19 +122,19 @@ class RequestPreparer:
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
         manifest = model.manifest
-        if manifest.decoding is None:
+        if manifest.generation_config is None:
             raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
-        self._prompts = PromptTokenizer(model.directory, manifest.decoding)
+        self._prompts = PromptTokenizer(model.directory, manifest.generation_config)
         tokenizer = self._prompts.tokenizer  # only read, so that the loop may have it too
         added = tokenizer.get_added_tokens_decoder()
         self._words = ModelContext(
             tokenizer=tokenizer,
             vocabulary=info.vocabulary,
-            eos_token_ids=manifest.decoding.eos_token_ids,
+            eos_token_ids=manifest.generation_config.eos_token_ids,
             special_tokens=frozenset(i for i, token in added.items() if token.special),
             context=info.context,
-            never=manifest.decoding.never,
-            source=manifest.decoding.source,
+            never=manifest.generation_config.suppressed_token_ids,
+            source=manifest.generation_config.encoder_decoder,
         )
         self._rows = info.slots
         self._most_prompt = (

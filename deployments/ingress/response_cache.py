@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from deployments.config import CacheSettings
-from deployments.messages import Answer, BatchKey
+from deployments.messages import BatchKey, CallResult
 from deployments.tasks import TaskInput
 
 V = TypeVar("V")
@@ -126,7 +126,7 @@ class ResponseCache(Generic[V]):
 STRING_BYTES = 60
 
 
-def response_bytes(key: tuple[BatchKey, TaskInput], answer: Answer) -> int:
+def response_bytes(key: tuple[BatchKey, TaskInput], answer: CallResult) -> int:
     """What a cached answer occupies: its value, and the words by which it is found.
 
     The words of the options count too: labels to ignore, for example, may be many or long.

@@ -14,7 +14,7 @@ from functools import partial
 from deployments.artifacts.manifest import Device
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, ServeError
-from deployments.messages import Answer, BatchKey, Call, CallBatch, Outcome
+from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
 
@@ -43,7 +43,7 @@ class MicroBatchRouter:
             self._settings = settings
             self._collectors = {}
 
-    async def run(self, key: BatchKey, call: Call) -> Answer:
+    async def run(self, key: BatchKey, call: Call) -> CallResult:
         """The call's answer. Raises its ServeError; DeadlineExceeded after its deadline."""
         collect = self._collectors.get(key)
         if collect is None:
@@ -62,9 +62,9 @@ class MicroBatchRouter:
         """One list down the chain; a failure of the hop is every call's outcome."""
         # Nobody waits longer than the last deadline, so neither does the list: an encoder that
         # never starts must not hold on to lists whose callers are gone.
-        patience_s = max(call.deadline_s for call in calls) - time.time()
+        timeout_s = max(call.deadline_s for call in calls) - time.time()
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
         except TimeoutError:
             return [DeadlineExceeded("the encoder did not answer in time")] * len(calls)

@@ -31,7 +31,7 @@ from deployments.ingress.tokenization import (
     TokenizedText,
     replace_ids_with_texts,
 )
-from deployments.messages import Answer, BatchKey, Call, Timings, characters
+from deployments.messages import BatchKey, Call, CallResult, Timings, characters
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TASKS, TaskInput
@@ -55,7 +55,7 @@ class Question:
 class Reply:
     """An answer and what is worth telling about it."""
 
-    answer: Answer
+    answer: CallResult
     model: RegisteredModel
     task: TaskName
     characters: int
@@ -80,7 +80,7 @@ class InferenceService:
         self.board = board
         self.settings = settings
         self.inflight_items = 0
-        self.cache: ResponseCache[Answer] = ResponseCache(settings.cache, response_bytes)
+        self.cache: ResponseCache[CallResult] = ResponseCache(settings.cache, response_bytes)
         self._router = router
         self._recorder = recorder
         self._tokens = tokens
@@ -164,7 +164,7 @@ class InferenceService:
 
     async def _cached(
         self, key: BatchKey, parsed: TaskInput, options: RequestOptions
-    ) -> tuple[Answer, bool]:
+    ) -> tuple[CallResult, bool]:
         """The answer, and whether it was kept from an earlier request."""
         if not self._cacheable(options):
             return await self._compute(key, parsed, options), False
@@ -184,17 +184,19 @@ class InferenceService:
     def _cacheable(self, options: RequestOptions) -> bool:
         return options.use_cache is not False and self.settings.cache.max_bytes > 0
 
-    async def _compute(self, key: BatchKey, parsed: TaskInput, options: RequestOptions) -> Answer:
+    async def _compute(
+        self, key: BatchKey, parsed: TaskInput, options: RequestOptions
+    ) -> CallResult:
         cold = self.board.states[key.device].running == 0
-        patience_s = self.settings.timeout_s
+        timeout_s = self.settings.timeout_s
         if cold and not options.wait_for_model:
-            patience_s = min(patience_s, self.settings.cold_start_wait_s)
+            timeout_s = min(timeout_s, self.settings.cold_start_wait_s)
         call = Call(
             texts=parsed.texts,
             fields=parsed.fields,
             options=parsed.options,
             truncation=parsed.truncation,
-            deadline_s=time.time() + patience_s,
+            deadline_s=time.time() + timeout_s,
             windowing=parsed.windowing,
         )
         try:

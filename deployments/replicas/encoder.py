@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from deployments.artifacts.manifest import ArtifactManifest, Device, Head
+from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead
 from deployments.batching.scheduler import BatchScheduler, CallOutputs
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
 from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import EngineFailed, InputTooLong, ServeError
 from deployments.messages import (
-    Answer,
     BatchKey,
+    CallResult,
     ModelRef,
     Outcome,
     TokenizedBatch,
@@ -27,7 +27,7 @@ from deployments.messages import (
 from deployments.records import ForwardPassRecorder
 from deployments.registry import ModelRegistry, load_error
 from deployments.tasks import TASKS, DecodeContext
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import open_tuned_engine
@@ -72,7 +72,7 @@ class EncoderReplica:
         )
         self._engines = {ref: engine for ref, (engine, _) in opened.items()}
         self._vocabularies = {
-            ref: Vocabulary(self._models[ref].directory)
+            ref: TokenVocabulary(self._models[ref].directory)
             for ref in opened
             if any(TASKS[task].names_tokens for task in self._models[ref].tasks)
         }
@@ -143,14 +143,14 @@ class EncoderReplica:
         except Exception as error:
             log.error("decoding failed, this is a bug", exc_info=error)
             return EngineFailed(f"the answer could not be decoded: {error!r}")
-        return Answer(
+        return CallResult(
             value=value,
             compute_type=done.compute_type,
             truncated=call.truncated,
             timings=done.timings._replace(tokenize_s=batch.tokenize_s),
         )
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Raise when the engine no longer takes work."""
         age_s = self._loop.oldest_age_s()
         if age_s > HANG_TIMEOUT_S:
@@ -176,16 +176,19 @@ def _check_answerable(
 ) -> None:
     """Raise InputTooLong for a call with more tokens, or masks, than one answer has room for."""
     if unpooled:
-        tokens, most = sum(len(item.ids) for item in items), MOST_TOKEN_VALUES // manifest.width
+        tokens, most = (
+            sum(len(item.ids) for item in items),
+            MOST_TOKEN_VALUES // manifest.output_width,
+        )
         if tokens > most:
             raise InputTooLong(
                 f"`inputs` has {tokens} tokens in all, at most {most} get a vector each in one "
                 "answer",
                 field="inputs",
             )
-    elif manifest.head is Head.MASKS:
+    elif manifest.head is ModelHead.MASKS:
         masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
-        most = MOST_MASK_VALUES // manifest.width
+        most = MOST_MASK_VALUES // manifest.output_width
         if masks > most:
             raise InputTooLong(
                 f"`inputs` has {masks} masks in all, at most {most} are filled in one answer",

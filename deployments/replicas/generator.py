@@ -167,7 +167,7 @@ class GeneratorReplica:
             constraint = await run(self._grammars, preparation.constraint, call)
         return await run(self._desk, preparation.job, call, constraint)
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Raise when a decoder no longer answers."""
         for ref, served in self._served.items():
             if served.loop.lost is not None:

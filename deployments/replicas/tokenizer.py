@@ -26,7 +26,7 @@ from deployments.messages import (
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry, load_error
-from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
+from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
 
 T = TypeVar("T")
@@ -45,8 +45,8 @@ class TokenizerReplica:
         self._recorder = recorder
         registry = ModelRegistry.of(args)
         self._directories = {model.ref: model.directory for model in registry.open_models()}
-        self._encoders, self._failed = registry.load_each(
-            lambda model: Encoder(model.directory, model.manifest.max_tokens)
+        self._tokenizers, self._failed = registry.load_each(
+            lambda model: CachingTokenizer(model.directory, model.manifest.max_tokens)
         )
         self._tables: dict[ModelRef, TokenInspector] = {}  # opened when somebody first asks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
@@ -58,14 +58,14 @@ class TokenizerReplica:
         """Share the cache bytes among the models."""
         self._thread.submit(self._resize_caches, settings.cache_bytes)
 
-    async def encode(self, batch: CallBatch) -> TokenizedBatch:
+    async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """The batch with token ids for texts; calls that cannot be encoded become errors."""
         if _is_short(batch) and self._tokenizers_in_use.acquire(blocking=False):
             try:
-                return self._encode(batch)
+                return self._tokenize(batch)
             finally:
                 self._tokenizers_in_use.release()
-        return await self._in_thread(lambda: self._encode_in_thread(batch))
+        return await self._in_thread(lambda: self._tokenize_in_thread(batch))
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """The tokens of each text."""
@@ -80,7 +80,7 @@ class TokenizerReplica:
             lambda table: table.texts(request.sequences, skip_special=request.skip_special),
         )
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Raise when the thread no longer answers; a long line is no illness."""
         began_s = self._began_s
         if began_s is not None and time.perf_counter() - began_s > HANG_TIMEOUT_S:
@@ -92,12 +92,12 @@ class TokenizerReplica:
 
     def _resize_caches(self, cache_bytes: int) -> None:
         with self._tokenizers_in_use:
-            for encoder in self._encoders.values():
-                encoder.resize_cache(cache_bytes // len(self._encoders))
+            for encoder in self._tokenizers.values():
+                encoder.resize_cache(cache_bytes // len(self._tokenizers))
 
     async def _inspect(self, model: ModelRef, ask: Callable[[TokenInspector], T]) -> T | ServeError:
         """What the model's table answers, in the thread; a ServeError is an answer too."""
-        if model not in self._encoders:
+        if model not in self._tokenizers:
             return load_error(model, self._failed)
 
         def asked() -> T | ServeError:
@@ -125,13 +125,13 @@ class TokenizerReplica:
             self._tables[model] = TokenInspector(self._directories[model])
         return self._tables[model]
 
-    def _encode_in_thread(self, batch: CallBatch) -> TokenizedBatch:
+    def _tokenize_in_thread(self, batch: CallBatch) -> TokenizedBatch:
         with self._tokenizers_in_use:
-            return self._encode(batch)
+            return self._tokenize(batch)
 
-    def _encode(self, batch: CallBatch) -> TokenizedBatch:
+    def _tokenize(self, batch: CallBatch) -> TokenizedBatch:
         started_s = time.perf_counter()
-        encoder = self._encoders.get(batch.key.model)
+        encoder = self._tokenizers.get(batch.key.model)
         if encoder is None:
             gone = load_error(batch.key.model, self._failed)
             return TokenizedBatch(batch.key, b"", (gone,) * len(batch.calls), 0.0)
@@ -140,14 +140,14 @@ class TokenizerReplica:
         before = encoder.lookups
         now_s = time.time()  # nobody waits for what should have been there before
         in_time = [call for call in batch.calls if call.deadline_s >= now_s]
-        encoded = iter(encoder.encode(in_time))
+        encoded = iter(encoder.tokenize(in_time))
         for call in batch.calls:
             outcome = next(encoded) if call.deadline_s >= now_s else _expired()
             if isinstance(outcome, ServeError):
                 calls.append(outcome)
                 continue
             ids += [item.ids for item in outcome.items]
-            calls.append(_encoded_call(call, outcome))
+            calls.append(_tokenized_call(call, outcome))
         flat = np.concatenate(ids).tobytes() if ids else b""
         tokenize_s = time.perf_counter() - started_s
         texts, kept = (now - then for now, then in zip(encoder.lookups, before, strict=True))
@@ -164,7 +164,7 @@ def _is_short(batch: CallBatch) -> bool:
     return sum(map(characters, texts)) <= INLINE_CHARACTERS
 
 
-def _encoded_call(call: Call, outcome: TokenizedTexts) -> TokenizedCall:
+def _tokenized_call(call: Call, outcome: TokenizedTexts) -> TokenizedCall:
     lengths = tuple(len(item.ids) for item in outcome.items)
     seconds = tuple(item.second_segment_start for item in outcome.items)
     travelling = seconds if seconds != lengths else ()

@@ -38,7 +38,7 @@ def served_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
 
     A model that generates text has only its own; those are no rows of TASKS.
     """
-    if manifest.decoding is not None:
+    if manifest.generation_config is not None:
         return manifest.tasks
     fitting = [name for name, task in TASKS.items() if task.fits(manifest)]
     own = [name for name in manifest.tasks if name in fitting]

@@ -25,7 +25,7 @@ from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, 
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.tokenization.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import TokenVocabulary
 
 T = TypeVar("T")
 
@@ -52,10 +52,10 @@ class DecodeContext:
         TokenOffsets
     ]  # one per item where the call has a `windowing`, else empty
     manifest: ArtifactManifest
-    vocabulary: Vocabulary | None = None  # where the task `names_tokens`
+    vocabulary: TokenVocabulary | None = None  # where the task `names_tokens`
 
     @property
-    def words(self) -> Vocabulary:
+    def words(self) -> TokenVocabulary:
         """The vocabulary, for a task that `names_tokens`."""
         if self.vocabulary is None:
             raise AssertionError("this is a bug: tokens to be named, and no vocabulary")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
@@ -52,7 +52,7 @@ class FeatureExtraction:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
-        return manifest.head is Head.VECTOR
+        return manifest.head is ModelHead.VECTOR
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""
@@ -64,10 +64,10 @@ class FeatureExtraction:
         """`inputs`: a text or a list of texts."""
         asked = parse_parameters(EmbeddingParameters, parameters)
         texts, fields, _ = listed(self.inputs.read(inputs))
-        dimensions = asked.dimensions or manifest.width
-        if dimensions > manifest.width:
+        dimensions = asked.dimensions or manifest.output_width
+        if dimensions > manifest.output_width:
             raise InvalidField(
-                f"`parameters.dimensions` is {dimensions}, the model has {manifest.width}",
+                f"`parameters.dimensions` is {dimensions}, the model has {manifest.output_width}",
                 field="parameters.dimensions",
             )
         normalize = manifest.normalize if asked.normalize is None else asked.normalize
@@ -109,7 +109,7 @@ class SentenceSimilarity:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
-        return manifest.head is Head.VECTOR
+        return manifest.head is ModelHead.VECTOR
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `source_sentence` or `sentences`."""

@@ -20,7 +20,7 @@ from deployments.messages import TokenizedItem, TokenOffsets
 from deployments.tasks.numbers import softmax
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.tokenization.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import TokenVocabulary
 
 WordRule = Literal["first", "average", "max"]  # whose scores a word has, when its tokens disagree
 
@@ -55,7 +55,7 @@ class WindowTokens:
     places: NDArray[np.intp]  # [N] index in the window, special tokens counted
     offsets: NDArray[np.int32]  # [N, 2] characters
     scores: NDArray[np.float32]  # [N, W], each row sums to 1
-    vocabulary: Vocabulary
+    vocabulary: TokenVocabulary
 
     @classmethod
     def read(
@@ -64,7 +64,7 @@ class WindowTokens:
         item: TokenizedItem,
         layout: TokenOffsets,
         logits: NDArray[np.float32],
-        vocabulary: Vocabulary,
+        vocabulary: TokenVocabulary,
     ) -> WindowTokens:
         """The tokens of `item` with the probabilities of their labels; logits are [T, W]."""
         places = np.flatnonzero(layout.segments >= 0)
@@ -182,7 +182,7 @@ def token_entities(
 
 
 def grouped(
-    units: Units, labels: Sequence[str], ignored: Sequence[str], vocabulary: Vocabulary
+    units: Units, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
 ) -> list[EntityGroup]:
     """Neighbours of one tag as one entity each, unless its kind is among `ignored`.
 

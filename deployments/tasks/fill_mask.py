@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenIds
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
@@ -18,7 +18,7 @@ from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_pa
 from deployments.tasks.numbers import softmax
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.tokenization.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import TokenVocabulary
 
 DEFAULT_TOP_K = 5
 # Each proposal repeats its text, and turning a million tokens to text takes the encoder 0.7 s.
@@ -83,7 +83,7 @@ class FillMask:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer for masks."""
-        return manifest.head is Head.MASKS
+        return manifest.head is ModelHead.MASKS
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a parameter is sent that only this task has."""
@@ -114,7 +114,7 @@ class FillMask:
         vocabulary, mask = computed.words, computed.manifest.mask_token
         if mask is None:
             raise AssertionError("this is a bug: a model for masks without a mask token")
-        wanted = _choices(vocabulary, options.targets, computed.manifest.width)
+        wanted = _choices(vocabulary, options.targets, computed.manifest.output_width)
         top_k = min(options.top_k, len(wanted))
         ids = [item.ids for item in computed.items]
         _check_masks(ids, mask, vocabulary.token(mask), options.fields)
@@ -126,7 +126,7 @@ class FillMask:
         return answers[0] if options.single else answers
 
 
-def _choices(vocabulary: Vocabulary, targets: Sequence[str], width: int) -> NDArray[np.intp]:
+def _choices(vocabulary: TokenVocabulary, targets: Sequence[str], width: int) -> NDArray[np.intp]:
     """Ids of the tokens that may be proposed, in the order of the vocabulary."""
     if not targets:
         return np.arange(width)
@@ -155,7 +155,7 @@ def _check_size(ids: Sequence[TokenIds], mask: int, top_k: int) -> None:
 
 
 def _proposals(
-    vocabulary: Vocabulary,
+    vocabulary: TokenVocabulary,
     ids: TokenIds,
     masks: NDArray[np.intp],
     rows: NDArray[np.float32],

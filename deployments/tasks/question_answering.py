@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TextPair, TokenOffsets, Windowing
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
@@ -112,7 +112,7 @@ class QuestionAnswering:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer spans."""
-        return manifest.head is Head.SPAN
+        return manifest.head is ModelHead.SPAN
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `question` or `context`, or a list of such."""

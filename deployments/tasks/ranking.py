@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
 from deployments.tasks.embedding import with_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
@@ -68,8 +68,8 @@ class TextRanking:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer one score, or vectors."""
-        scores = manifest.head is Head.LABELS and len(manifest.labels) == 1
-        return scores or manifest.head is Head.VECTOR
+        scores = manifest.head is ModelHead.LABELS and len(manifest.labels) == 1
+        return scores or manifest.head is ModelHead.VECTOR
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `query` and `texts`."""
@@ -84,7 +84,7 @@ class TextRanking:
         texts = tuple(given.texts)
         fields = item_fields(TEXTS_PATH, len(texts), single=False)
         options = RankingOptions(bool(asked.raw_scores), texts if asked.return_text else None)
-        if manifest.head is Head.LABELS:
+        if manifest.head is ModelHead.LABELS:
             pairs = tuple((given.query, text) for text in texts)
             return TaskInput(pairs, fields, options, asked.truncation, many=TEXTS_PATH)
         query = with_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
@@ -103,7 +103,7 @@ class TextRanking:
         A cosine is its own raw score.
         """
         rows = np.stack(computed.rows)
-        if computed.manifest.head is Head.VECTOR:
+        if computed.manifest.head is ModelHead.VECTOR:
             units = normalised(rows)
             raw = units[1:] @ units[0]
             return _ranked(raw, raw, options.texts)

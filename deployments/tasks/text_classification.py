@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.messages import Text
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import (
@@ -67,7 +67,7 @@ class TextClassification:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels."""
-        return manifest.head is Head.LABELS
+        return manifest.head is ModelHead.LABELS
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a pair is sent, or parameters only this task has."""
@@ -113,9 +113,9 @@ def _text(item: str | TextAndPair) -> Text:
 
 def default_function(manifest: ArtifactManifest) -> Function:
     """What transformers' own pipeline applies (5.23, text_classification.py)."""
-    if manifest.problem == "regression":
+    if manifest.problem_type == "regression":
         return "none"
-    if manifest.problem == "multi_label" or len(manifest.labels) == 1:
+    if manifest.problem_type == "multi_label" or len(manifest.labels) == 1:
         return "sigmoid"
     return "softmax"
 

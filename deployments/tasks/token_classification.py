@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenizedItem, TokenOffsets, Windowing
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
@@ -33,7 +33,7 @@ from deployments.tasks.inputs import (
 )
 
 if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
-    from deployments.tokenization.vocabulary import Vocabulary
+    from deployments.tokenization.vocabulary import TokenVocabulary
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Entities = list[TokenEntity] | list[EntityGroup]
@@ -72,7 +72,7 @@ class TokenClassification:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels for every token."""
-        return manifest.head is Head.TOKENS
+        return manifest.head is ModelHead.TOKENS
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""
@@ -131,7 +131,7 @@ def _entities(
     windows: list[Window],
     labels: tuple[str, ...],
     options: EntityOptions,
-    vocabulary: Vocabulary,
+    vocabulary: TokenVocabulary,
 ) -> Entities:
     read = [
         WindowTokens.read(text, item, layout, logits, vocabulary)

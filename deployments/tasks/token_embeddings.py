@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.embedding import SimilarityParameters, with_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
@@ -28,7 +28,7 @@ class TokenEmbeddings:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors; whether a graph gives those of tokens, its engine knows."""
-        return manifest.head is Head.VECTOR
+        return manifest.head is ModelHead.VECTOR
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """Never: its bodies look like those of feature-extraction."""

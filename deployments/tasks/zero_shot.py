@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Head, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import TooManyItems
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
@@ -100,7 +100,7 @@ class ZeroShotClassification:
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Classifiers that judge entailment."""
-        return manifest.head is Head.LABELS and has_entailment_label(manifest.labels)
+        return manifest.head is ModelHead.LABELS and has_entailment_label(manifest.labels)
 
     def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When labels are sent."""

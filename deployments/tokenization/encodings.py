@@ -32,7 +32,7 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def item_of(encoding: Encoding, *, pair: bool) -> TokenizedItem:
+def build_item(encoding: Encoding, *, pair: bool) -> TokenizedItem:
     """The engine's part of an encoding; the second segment of a `pair` is what has the type 1."""
     ids = np.array(encoding.ids, dtype=np.int32)
     types = encoding.type_ids if pair else []

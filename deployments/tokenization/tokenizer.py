@@ -18,7 +18,7 @@ from deployments.messages import (
     Windowing,
     characters,
 )
-from deployments.tokenization.encodings import item_of, open_tokenizer, truncate_item
+from deployments.tokenization.encodings import build_item, open_tokenizer, truncate_item
 from deployments.tokenization.windows import Window, WindowTokenizer
 
 # What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
@@ -37,7 +37,7 @@ class TokenizedTexts:
     token_offsets: tuple[TokenOffsets, ...] = ()  # one per item where the call asked for them
 
 
-class Encoder:
+class CachingTokenizer:
     """One model's tokenizer. Not thread-safe: give it one thread."""
 
     def __init__(self, directory: Path, max_tokens: int, cache_bytes: int = 0) -> None:
@@ -56,7 +56,7 @@ class Encoder:
         """Bound the cache anew; drops what no longer fits."""
         self._cache.resize(cache_bytes)
 
-    def encode(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
+    def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokens of every text of every call, special tokens included.
 
         A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
@@ -65,7 +65,7 @@ class Encoder:
         tokens at all EmptyInput; its neighbours are not affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
-        encoded = iter(self._encode_texts(plain))
+        encoded = iter(self._tokenize_texts(plain))
         outcomes: list[TokenizedTexts | ServeError] = []
         for call in calls:
             try:
@@ -80,12 +80,12 @@ class Encoder:
                 outcomes.append(error)
         return outcomes
 
-    def _encode_texts(self, texts: list[Text]) -> list[TokenizedItem]:
+    def _tokenize_texts(self, texts: list[Text]) -> list[TokenizedItem]:
         found: list[TokenizedItem | None] = [self._cache.get(text) for text in texts]
         missing = [i for i, item in enumerate(found) if item is None]
         fresh = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
         for i, encoding in zip(missing, fresh, strict=True):
-            item = item_of(encoding, pair=_is_pair(texts[i]))
+            item = build_item(encoding, pair=_is_pair(texts[i]))
             self._cache.put(texts[i], item)
             found[i] = item
         return [item for item in found if item is not None]

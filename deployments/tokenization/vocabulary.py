@@ -15,7 +15,7 @@ from deployments.messages import TextTokens
 from deployments.tokenization.encodings import open_tokenizer
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The tokenizer of a model, for tasks whose answers name tokens. Safe to share."""
 
     unknown_id: int | None  # of the token that stands for whatever has none

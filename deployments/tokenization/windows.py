@@ -16,7 +16,7 @@ from deployments.messages import (
     Truncation,
     Windowing,
 )
-from deployments.tokenization.encodings import item_of, open_tokenizer
+from deployments.tokenization.encodings import build_item, open_tokenizer
 
 # Of one text. A window per two tokens of a long text would be more work than a request may ask for.
 MAX_WINDOWS = 1024
@@ -102,7 +102,7 @@ def _window(encoding: Encoding, text: Text, index: int) -> Window:
         segments=np.array(_numbers(encoding.sequence_ids), dtype=np.int8),
         words=_words(encoding),
     )
-    return item_of(encoding, pair=not isinstance(text, str)), layout
+    return build_item(encoding, pair=not isinstance(text, str)), layout
 
 
 def _words(encoding: Encoding) -> NDArray[np.int32]:

@@ -28,7 +28,7 @@ class LocalEncoderClient:
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """Encode, then run."""
-        return await self._encoder.infer(await self._tokenizer.encode(batch))
+        return await self._encoder.infer(await self._tokenizer.tokenize_batch(batch))
 
 
 class LocalTokenizerClient:

@@ -38,13 +38,13 @@ class ServeEncoderClient:
     """
 
     def __init__(self, tokenizer: DeploymentHandle, encoder: DeploymentHandle) -> None:
-        self._encode = tokenizer.encode.options(**PLAIN)
+        self._tokenize_batch = tokenizer.tokenize_batch.options(**PLAIN)
         self._infer = encoder.infer.options(**PLAIN)
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """Encode and run."""
         outcomes: list[Outcome] = await retry_once(
-            lambda: self._infer.remote(self._encode.remote(batch))
+            lambda: self._infer.remote(self._tokenize_batch.remote(batch))
         )
         return outcomes
 

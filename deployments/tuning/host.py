@@ -19,7 +19,7 @@ from deployments.machine import ControlGroups, installed_versions, read_cpu_info
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-_PATIENCE_S = 30
+_TIMEOUT_S = 30
 
 
 def query_gpu(fields: str) -> str:
@@ -29,9 +29,7 @@ def query_gpu(fields: str) -> str:
         return ""
     asked = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(
-            asked, capture_output=True, text=True, check=True, timeout=_PATIENCE_S
-        )
+        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as exc:
         log.warning("%s does not tell %s of the GPU: %s", tool, fields, exc)
         return ""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.manifest import Gate, Head, Parity
+from deployments.artifacts.manifest import Gate, ModelHead, Parity
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
@@ -26,7 +26,7 @@ from deployments.messages import TokenizedItem
 
 Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
-ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its Head says
+ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its ModelHead says
 
 # Probes of one batch in the company test; probes of all lengths are mixed in it.
 PARITY_BATCH_ITEMS = 8
@@ -120,7 +120,7 @@ def check_graph(
 
 
 def check_engine(
-    engine: EncoderEngine, reference: ReferenceOutputs, gate: Gate, head: Head
+    engine: EncoderEngine, reference: ReferenceOutputs, gate: Gate, head: ModelHead
 ) -> ParityResult:
     """What the engine makes of the probes, alone and in company, held against the gate."""
     try:
@@ -132,7 +132,7 @@ def check_engine(
 
 
 def compare_outputs(
-    reference: ReferenceOutputs, alone: ProbeOutputs, company: ProbeOutputs, gate: Gate, head: Head
+    reference: ReferenceOutputs, alone: ProbeOutputs, company: ProbeOutputs, gate: Gate, head: ModelHead
 ) -> ParityResult:
     """Parity of a candidate's answers to the reference's probes, and where they miss the gate.
 
@@ -144,11 +144,11 @@ def compare_outputs(
     for given in (alone, company):
         if unusable := _invalid_output(given, reference.outputs):
             return ParityResult(parity=None, reasons=(unusable,))
-    single = head is Head.LABELS and len(reference.outputs[0]) == 1
+    single = head is ModelHead.LABELS and len(reference.outputs[0]) == 1
     likeness = correlation if single else cosines
     against = likeness(alone, reference.outputs)
     agreement = None
-    if head is not Head.VECTOR and not single:
+    if head is not ModelHead.VECTOR and not single:
         agreement = min(
             top1_agreement(given, reference.outputs, head, gate.near_tie_margin)
             for given in (alone, company)
@@ -171,16 +171,16 @@ def _invalid_output(given: ProbeOutputs, due: ProbeOutputs) -> str | None:
 
 
 # Rows [D, C] of C logits each, of which the best is the choice.
-_CHOICES: Mapping[Head, Callable[[Floats], Floats]] = {
-    Head.LABELS: lambda answer: answer[None],
-    Head.TOKENS: lambda answer: answer,
-    Head.SPAN: lambda answer: answer.T,
-    Head.MASKS: lambda answer: answer,
+_CHOICES: Mapping[ModelHead, Callable[[Floats], Floats]] = {
+    ModelHead.LABELS: lambda answer: answer[None],
+    ModelHead.TOKENS: lambda answer: answer,
+    ModelHead.SPAN: lambda answer: answer.T,
+    ModelHead.MASKS: lambda answer: answer,
 }
 
 
 def top1_agreement(
-    given: ProbeOutputs, due: ProbeOutputs, head: Head, near_tie_margin: float
+    given: ProbeOutputs, due: ProbeOutputs, head: ModelHead, near_tie_margin: float
 ) -> float:
     """Share of the choices `due` is decided about that `given` makes too; 1 if there is none."""
     same: list[NDArray[np.bool_]] = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.checkpoints.models import LOADERS
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from tests.support.builders import write_json
 
 # What peft calls the task, and the layer it trains in full, for each head.
 _KINDS = {
-    Head.LABELS: ("SEQ_CLS", "classifier"),
-    Head.TOKENS: ("TOKEN_CLS", "classifier"),
-    Head.SPAN: ("QUESTION_ANS", "qa_outputs"),
+    ModelHead.LABELS: ("SEQ_CLS", "classifier"),
+    ModelHead.TOKENS: ("TOKEN_CLS", "classifier"),
+    ModelHead.SPAN: ("QUESTION_ANS", "qa_outputs"),
 }
 
 
@@ -20,7 +20,7 @@ def tiny_adapter(
     directory: Path,
     base: Path,
     *,
-    head: Head = Head.LABELS,
+    head: ModelHead = ModelHead.LABELS,
     labels: tuple[str, ...] = (),
     typed: bool = True,
 ) -> Path:

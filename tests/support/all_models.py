@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 from tokenizers import Tokenizer
 
-from deployments.artifacts.manifest import TASK_HEADS, TOKENIZER_NAME, Head, TaskName
+from deployments.artifacts.manifest import TASK_HEADS, TOKENIZER_NAME, ModelHead, TaskName
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.engines.graph_io import MASK_POSITIONS
 from tests.support.artifacts import (
@@ -59,11 +59,11 @@ def seal_each_token(
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
     vocabulary = tokenizer.get_vocab_size()
     head = TASK_HEADS[task]
-    width = {Head.TOKENS: len(labels), Head.SPAN: 2, Head.MASKS: vocabulary}[head]
+    width = {ModelHead.TOKENS: len(labels), ModelHead.SPAN: 2, ModelHead.MASKS: vocabulary}[head]
     node = helper.make_node
     nodes = [node("Gather", ["vectors", "input_ids"], ["words"])]
     seen = "words"
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         nodes.append(node("Reshape", ["words", "flat"], ["rows"]))
         nodes.append(node("Gather", ["rows", MASK_POSITIONS], ["seen"]))
         seen = "seen"
@@ -73,16 +73,16 @@ def seal_each_token(
         "flat": np.array([-1, WIDTH]),
         "head": np.random.default_rng(9).standard_normal((WIDTH, width), dtype=np.float32),
     }
-    inputs = ("input_ids", MASK_POSITIONS) if head is Head.MASKS else ("input_ids",)
+    inputs = ("input_ids", MASK_POSITIONS) if head is ModelHead.MASKS else ("input_ids",)
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
     write_model(directory / GRAPH_NAME, nodes, tables, inputs)
     about = {
         "tasks": (task,),
         "labels": labels,
-        "width": width,
+        "output_width": width,
         "pooling": None,
         "normalize": False,
-        "mask_token": tokenizer.token_to_id("[MASK]") if head is Head.MASKS else None,
+        "mask_token": tokenizer.token_to_id("[MASK]") if head is ModelHead.MASKS else None,
     }
     seal(directory, manifest.model_copy(update=about))
     set_latest(store, model_id, manifest.version)

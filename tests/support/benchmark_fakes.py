@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httptools
 
 from benchmarks.common.http import Target
-from tests.support.fakes import PATIENCE_S
+from tests.support.fakes import TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class FakeServer:
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
-        assert started.wait(PATIENCE_S)
+        assert started.wait(TIMEOUT_S)
         try:
             yield self
         finally:
             loops[0].call_soon_threadsafe(stop.set)
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
 
 
 class _Peer(asyncio.Protocol):

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 
 from build_artifacts.checkpoints.models import LOADERS
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
@@ -18,14 +18,14 @@ HIDDEN = 32
 POSITIONS = 64
 
 # Heads of graphs that take texts; what generates has engines and tests of its own.
-ENCODER_HEADS = tuple(head for head in Head if head is not Head.NEXT_TOKEN)
+ENCODER_HEADS = tuple(head for head in ModelHead if head is not ModelHead.NEXT_TOKEN)
 
 
 def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter to it
     directory: Path,
     *,
     model_type: str = "bert",
-    head: Head | None = None,
+    head: ModelHead | None = None,
     labels: tuple[str, ...] = (),
     pooling: str = "mean",
     normalize: bool = True,
@@ -40,13 +40,13 @@ def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter t
     import torch
     import transformers
 
-    head = head or (Head.LABELS if labels else Head.VECTOR)
+    head = head or (ModelHead.LABELS if labels else ModelHead.VECTOR)
     tiny_tokenizer(directory)
     config = transformers.AutoConfig.for_model(model_type, **_sizes(model_type, layers))
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
-    if head is Head.VECTOR:
+    if head is ModelHead.VECTOR:
         write_pooling(directory, pooling=pooling, normalize=normalize)
     torch.manual_seed(0)
     model = getattr(transformers, LOADERS[head]).from_config(config)

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.artifacts.generation_config import Decoding, GenerationDefaults
+from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
     ArtifactManifest,
     Candidate,
     Device,
+    ModelSource,
     Parity,
-    Source,
     TaskName,
 )
 from deployments.artifacts.store import model_directory, set_latest
@@ -78,8 +78,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
         tasks=(TaskName.TEXT_GENERATION,),
         architecture="LlamaForCausalLM",
         max_tokens=max_tokens,
-        width=tokenizer.get_vocab_size(),
-        decoding=Decoding(
+        output_width=tokenizer.get_vocab_size(),
+        generation_config=GenerationConfig(
             layers=LAYERS,
             kv_heads=KV_HEADS,
             head_dim=HEAD_DIM,
@@ -87,7 +87,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
             special_tokens={"bos_token": TURN, "eos_token": TURN_END, "pad_token": END},
             defaults=defaults or GenerationDefaults(),
         ),
-        source=Source(ref="seeded", revision="0123abc"),
+        source=ModelSource(ref="seeded", revision="0123abc"),
         candidates=tuple(_candidate(device) for device in devices),
         files=dict.fromkeys(names, NO_FILES_YET),
         built_with={"onnx": onnx.__version__},

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from build_artifacts.decoders.gate_inputs import Asked
 from build_artifacts.decoders.reference import Original
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
@@ -60,7 +60,9 @@ def spec_of(graph: Path) -> DecoderSpec:
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
-        decoding=Decoding(layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, eos_token_ids=ENDS),
+        generation_config=GenerationConfig(
+            layers=LAYERS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, eos_token_ids=ENDS
+        ),
         vocabulary=VOCABULARY,
         max_tokens=CONTEXT,
     )

@@ -10,7 +10,7 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import ModelFacts, read_facts
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.recipes import DecoderRecipe
-from deployments.artifacts.manifest import Device, Source, TaskName
+from deployments.artifacts.manifest import Device, ModelSource, TaskName
 from deployments.engines.decoder import DecoderSpec
 
 PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp32", engine="torch")
@@ -18,7 +18,7 @@ WHOLE = replace(PROGRAM, name="gpu-fp32-transformers", engine="transformers")
 
 
 def facts_of(checkpoint: Path) -> ModelFacts:
-    source = Source(ref="tiny", revision="0")
+    source = ModelSource(ref="tiny", revision="0")
     return read_facts(Checkpoint(checkpoint, source, "x/tiny"), (TaskName.TEXT_GENERATION,))
 
 
@@ -51,8 +51,8 @@ def spec_of(path: Path, facts: ModelFacts, recipe: DecoderRecipe) -> DecoderSpec
         device=recipe.device,
         precision=recipe.precision,
         options=recipe.run,
-        decoding=facts.generating,
-        vocabulary=facts.width,
+        generation_config=facts.generating,
+        vocabulary=facts.output_width,
         max_tokens=facts.max_tokens,
     )
 

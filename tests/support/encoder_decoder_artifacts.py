@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from build_artifacts.decoders.graphs.export import ExportedModel, export_model
 from deployments.artifacts.generation_config import (
-    Decoding,
     EncoderDecoderConfig,
+    GenerationConfig,
     GenerationDefaults,
 )
 from deployments.artifacts.manifest import (
@@ -28,8 +28,8 @@ from deployments.artifacts.manifest import (
     ArtifactManifest,
     Candidate,
     Device,
+    ModelSource,
     Parity,
-    Source,
     TaskName,
 )
 from deployments.artifacts.store import model_directory, set_latest
@@ -101,19 +101,20 @@ class TinyEncoderDecoder:
             tasks=tasks,
             architecture="BartForConditionalGeneration",
             max_tokens=ANSWER_TOKENS,
-            width=written.vocabulary,
-            decoding=Decoding(
+            output_width=written.vocabulary,
+            generation_config=GenerationConfig(
                 layers=written.layers,
                 kv_heads=written.kv_heads,
                 head_dim=written.head_dim,
                 eos_token_ids=written.eos_token_ids,
-                source=EncoderDecoderConfig(
-                    max_source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+                encoder_decoder=EncoderDecoderConfig(
+                    max_source_tokens=SOURCE_TOKENS,
+                    decoder_start_token_id=written.decoder_start_token,
                 ),
                 defaults=defaults or GenerationDefaults(max_new_tokens=10),
                 task_prefixes=dict(task_prefixes or {}),
             ),
-            source=Source(ref="seeded", revision="0123abc"),
+            source=ModelSource(ref="seeded", revision="0123abc"),
             candidates=(
                 Candidate(
                     name="tiny-cpu",

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
 from tests.support.artifacts import WIDTH, word_vectors
 
@@ -27,7 +27,9 @@ def vectors() -> NDArray[np.float32]:
     return table
 
 
-def expected(head: Head, ids: NDArray[np.int32], second_segment_start: int) -> NDArray[np.float32]:
+def expected(
+    head: ModelHead, ids: NDArray[np.int32], second_segment_start: int
+) -> NDArray[np.float32]:
     """What the model answers for one item alone.
 
     A pooled head: the mean of the word vectors plus the share of tokens in the second segment.
@@ -35,20 +37,20 @@ def expected(head: Head, ids: NDArray[np.int32], second_segment_start: int) -> N
     """
     words = vectors()[ids]
     pooled = words.mean(axis=0) + np.float32((len(ids) - second_segment_start) / len(ids))
-    if head in (Head.VECTOR, Head.LABELS):
+    if head in (ModelHead.VECTOR, ModelHead.LABELS):
         return pooled
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         return words[ids == MASK_TOKEN] + pooled
     return words + pooled
 
 
-def inputs_of(head: Head) -> tuple[str, ...]:
+def inputs_of(head: ModelHead) -> tuple[str, ...]:
     """The inputs of the model with this head."""
-    return (*NAMES, MASK_POSITIONS) if head is Head.MASKS else NAMES
+    return (*NAMES, MASK_POSITIONS) if head is ModelHead.MASKS else NAMES
 
 
-def write_onnx(path: Path, head: Head) -> None:
-    """The model as an ONNX graph; one that pools also answers what Head.TOKENS does."""
+def write_onnx(path: Path, head: ModelHead) -> None:
+    """The model as an ONNX graph; one that pools also answers what ModelHead.TOKENS does."""
     node = helper.make_node
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),
@@ -65,7 +67,7 @@ def write_onnx(path: Path, head: Head) -> None:
         *_head_nodes(head),
     ]
     outputs = ["output"]
-    if head is Head.VECTOR:
+    if head is ModelHead.VECTOR:
         nodes.append(node("Add", ["words", "pooled3"], [TOKENS_OUTPUT]))
         outputs.append(TOKENS_OUTPUT)
     tables = {
@@ -77,11 +79,11 @@ def write_onnx(path: Path, head: Head) -> None:
     write_model(path, nodes, tables, inputs_of(head), outputs=outputs)
 
 
-def _head_nodes(head: Head) -> list[onnx.NodeProto]:
+def _head_nodes(head: ModelHead) -> list[onnx.NodeProto]:
     node = helper.make_node
-    if head in (Head.VECTOR, Head.LABELS):
+    if head in (ModelHead.VECTOR, ModelHead.LABELS):
         return [node("Squeeze", ["pooled3", "one"], ["output"])]
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         return [
             node("Add", ["words", "pooled3"], ["each"]),
             node("Reshape", ["each", "flat"], ["rows"]),
@@ -117,7 +119,7 @@ def write_model(
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
 
 
-def write_torch(path: Path, head: Head) -> None:
+def write_torch(path: Path, head: ModelHead) -> None:
     """The model as a torch program."""
     import torch
 
@@ -133,15 +135,15 @@ def write_torch(path: Path, head: Head) -> None:
             mask = attention_mask.float()[..., None]
             total = (words * mask).sum(1) + token_type_ids.float().sum(1, keepdim=True)
             pooled = total / mask.sum(1)
-            if head in (Head.VECTOR, Head.LABELS):
+            if head in (ModelHead.VECTOR, ModelHead.LABELS):
                 return pooled
             each = words + pooled[:, None]
-            return each if head is not Head.MASKS else each.reshape(-1, WIDTH)[mask_positions]
+            return each if head is not ModelHead.MASKS else each.reshape(-1, WIDTH)[mask_positions]
 
     sizes = {"batch": torch.export.Dim("batch"), "tokens": torch.export.Dim("tokens")}
     example = {name: torch.ones(2, 3, dtype=torch.int64) for name in NAMES}
     shapes: dict[str, object] = {name: (sizes["batch"], sizes["tokens"]) for name in NAMES}
-    if head is Head.MASKS:
+    if head is ModelHead.MASKS:
         example[MASK_POSITIONS] = torch.arange(2)
         shapes[MASK_POSITIONS] = (torch.export.Dim("masks"),)
     with torch.no_grad():

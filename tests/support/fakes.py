@@ -22,15 +22,15 @@ from deployments.records import TokenizeRecord
 R = TypeVar("R")
 
 # A test that goes wrong must end, not hang.
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def item(marker: int, length: int = 1) -> TokenizedItem:
     """`length` tokens, all of them `marker`: the fake engine's answer to it is [marker]."""
-    return item_of([marker] * length)
+    return build_item([marker] * length)
 
 
-def item_of(ids: ArrayLike, second_segment_start: int | None = None) -> TokenizedItem:
+def build_item(ids: ArrayLike, second_segment_start: int | None = None) -> TokenizedItem:
     """An item of these token ids, of one segment unless a second one is said to start."""
     tokens = np.asarray(ids, dtype=np.int32)
     return TokenizedItem(
@@ -44,8 +44,8 @@ def far_deadline() -> float:
 
 
 async def wait_until(happened: Callable[[], bool]) -> None:
-    """Let others work until `happened`; TimeoutError after PATIENCE_S."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Let others work until `happened`; TimeoutError after TIMEOUT_S."""
+    async with asyncio.timeout(TIMEOUT_S):
         while not happened():
             await asyncio.sleep(0.001)
 
@@ -77,7 +77,7 @@ class FakeEngine:
         """One row per item."""
         markers = [int(marker) for marker in batch.input_ids[:, 0]]
         self.passes.append(markers)
-        if not self._open.wait(PATIENCE_S):
+        if not self._open.wait(TIMEOUT_S):
             raise TimeoutError("nobody released the engine")
         if set(markers) & set(self._failing):
             raise EngineFailed("this pass holds a marker that fails")
@@ -121,7 +121,7 @@ class ListRecorder(Generic[R]):
         self.records.append(what)
 
 
-class EncodeLog:
+class TokenizeLog:
     """An TokenizeRecorder that keeps what it is told."""
 
     def __init__(self) -> None:

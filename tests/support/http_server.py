@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from tests.support.fakes import PATIENCE_S
+from tests.support.fakes import TIMEOUT_S
 from tests.support.in_process import InProcess
 
 
@@ -28,7 +28,7 @@ class Served:
 
     def send(self, raw: bytes, *, finish: bool = False) -> bytes:
         """Everything that comes back to these bytes; with `finish` nothing more will be sent."""
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as peer:
+        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S) as peer:
             peer.sendall(raw)
             if finish:
                 peer.shutdown(socket.SHUT_WR)
@@ -60,9 +60,9 @@ def served(world: InProcess) -> Iterator[Served]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
     try:
-        assert started.wait(PATIENCE_S), "the server did not start"
+        assert started.wait(TIMEOUT_S), "the server did not start"
         yield found[0]
     finally:
         servers[0].should_exit = True
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "the server did not stop"

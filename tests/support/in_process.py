@@ -36,7 +36,7 @@ from deployments.transports.local import (
     LocalTokenizerClient,
 )
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.fakes import EncodeLog, ListRecorder, each_alone
+from tests.support.fakes import ListRecorder, TokenizeLog, each_alone
 
 ONE_OF_EACH = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1}
 ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available="auto")}
@@ -73,7 +73,7 @@ class InProcess:
             encoders=ENCODERS,
             generators={} if self.writes is None else {Device.CPU: self.writes},
         )
-        tokenizer = TokenizerReplica(args, EncodeLog())
+        tokenizer = TokenizerReplica(args, TokenizeLog())
         encoders = {device: EncoderReplica(args, device, ListRecorder()) for device in ENCODERS}
         local = {
             device: LocalEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()

@@ -30,7 +30,7 @@ _NEEDED = (
     "transformers.models.bert.modeling_bert",
 )
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class BuildForkServer:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
 
     def _ask(self, verb: str, what: object) -> int:
         process = self._process
@@ -113,7 +113,7 @@ class Build:
 
     def wait_for(self, text: str) -> None:
         """Return once the build has written `text`."""
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while text not in self.written():
             ended = "Traceback" in self.written() or time.monotonic() > end_s
             assert not ended, f"no `{text}` in {self.written()!r}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import TokenClassification
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tokenization.windows import WindowTokenizer
 from tests.support.artifacts import MAX_TOKENS, tiny_manifest
 
@@ -53,7 +53,7 @@ def ask(
         items=[item for item, _ in windows],
         token_offsets=[layout for _, layout in windows],
         manifest=manifest,
-        vocabulary=Vocabulary(directory),
+        vocabulary=TokenVocabulary(directory),
     )
     return TASK.decode(computed, parsed.options)
 

@@ -18,7 +18,7 @@ from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
-from tests.support.fakes import PATIENCE_S, ListRecorder, far_deadline
+from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
 
 GREEDY = Sampling(temperature=0)
 END = VOCABULARY - 1
@@ -47,12 +47,12 @@ class Reader:
 
     def wait_until_done(self, *jobs: Job) -> None:
         with self._changed:
-            done = self._changed.wait_for(lambda: all(map(self.is_done, jobs)), PATIENCE_S)
+            done = self._changed.wait_for(lambda: all(map(self.is_done, jobs)), TIMEOUT_S)
         assert done, "a job was never finished"
 
     def wait_for_tokens(self, job: Job, count: int) -> None:
         with self._changed:
-            enough = self._changed.wait_for(lambda: len(self.tokens(job)) >= count, PATIENCE_S)
+            enough = self._changed.wait_for(lambda: len(self.tokens(job)) >= count, TIMEOUT_S)
         assert enough, "the tokens never came"
 
     def is_done(self, job: Job) -> bool:

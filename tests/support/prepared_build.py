@@ -28,7 +28,7 @@ from build_artifacts.search.gate import AccuracyGate, spec_of
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import PreparedModel, prepare
 from build_artifacts.storage.workspace import StepRunner, Workspace
-from deployments.artifacts.manifest import Gate, Source
+from deployments.artifacts.manifest import Gate, ModelSource
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.messages import TokenizedItem
@@ -68,7 +68,7 @@ class PreparedBuild:
 
     @classmethod
     def of(cls, source: Path, root: Path) -> PreparedBuild:
-        checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "tiny/model")
+        checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")
         facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
         runner = RecordingRunner(root)
 

@@ -32,7 +32,7 @@ from tests.support.artifacts import (
     write_graph,
 )
 from tests.support.cost_tables import row, shape, variant
-from tests.support.fakes import item_of
+from tests.support.fakes import build_item
 
 WRONG_GRAPH_NAME = "graphs/wrong.onnx"
 SLOW_GRAPH_NAME = "graphs/slow.onnx"
@@ -88,7 +88,7 @@ def seal_tunable(
 def _reference(target: TuningTarget) -> ReferenceOutputs:
     """What the model's first graph answers to seeded items of all lengths."""
     rng = np.random.default_rng(3)
-    items = tuple(item_of(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
+    items = tuple(build_item(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
     engine = open_engine(target.spec(target.candidates[0]), target.settings)
     return ReferenceOutputs(items, tuple(np.array(a) for a in run_probes(engine, items, 1)))
 

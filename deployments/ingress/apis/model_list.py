@@ -59,7 +59,7 @@ def model_facts(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]
         "state": "ready" if is_loaded(model, board) else "loading",
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
-        "width": manifest.width,
+        "width": manifest.output_width,
         "labels": list(manifest.labels),
         "source": manifest.source.model_dump(),
         "devices": encoders,

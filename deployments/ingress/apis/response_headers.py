@@ -38,7 +38,7 @@ def reply_headers(reply: Reply) -> dict[str, str]:
         "x-cache": "hit" if reply.kept else "miss",
         "x-sha": reply.model.manifest.source.revision,
         "server-timing": (
-            f"encode;dur={timings.tokenize_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
+            f"tokenization;dur={timings.tokenize_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
             f"forward;dur={timings.forward_s * 1e3:.2f}, total;dur={reply.total_s * 1e3:.2f}"
         ),
     }

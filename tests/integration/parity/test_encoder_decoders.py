@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from build_artifacts.decoders.graphs.export import export_model
-from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
+from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
@@ -24,7 +24,7 @@ from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.messages import BeamSearchParams, Chunk, GenerationOptions, Sampling
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
-from tests.support.fakes import PATIENCE_S, ListRecorder, far_deadline
+from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
 from tests.support.tiny_checkpoints import (
     ENCODER_DECODERS,
     END,
@@ -46,13 +46,13 @@ class Served:
         (directory / "graphs").mkdir()
         written = export_model(directory / "checkpoint", directory / "graphs")
         assert written.decoder_start_token is not None
-        decoding = Decoding(
+        generation_config = GenerationConfig(
             layers=written.layers,
             kv_heads=written.kv_heads,
             head_dim=written.head_dim,
             eos_token_ids=written.eos_token_ids,
-            source=EncoderDecoderConfig(
-                max_source_tokens=SOURCE_TOKENS, start_token=written.decoder_start_token
+            encoder_decoder=EncoderDecoderConfig(
+                max_source_tokens=SOURCE_TOKENS, decoder_start_token_id=written.decoder_start_token
             ),
         )
         spec = DecoderSpec(
@@ -61,7 +61,7 @@ class Served:
             device=Device.CPU,
             precision="fp32",
             options=EngineOptions(),
-            decoding=decoding,
+            generation_config=generation_config,
             vocabulary=written.vocabulary,
             max_tokens=CONTEXT,
         )
@@ -73,7 +73,7 @@ class Served:
             eos_token_ids=written.eos_token_ids,
             special_tokens=frozenset(written.eos_token_ids),
             context=CONTEXT,
-            source=decoding.source,
+            source=generation_config.encoder_decoder,
         )
         self._news: dict[int, list[Any]] = {}
         self._changed = threading.Condition()
@@ -94,7 +94,7 @@ class Served:
         for job in jobs:
             self.loop.submit(job)
         with self._changed:
-            assert self._changed.wait_for(lambda: all(map(self._is_done, jobs)), PATIENCE_S)
+            assert self._changed.wait_for(lambda: all(map(self._is_done, jobs)), TIMEOUT_S)
         return [
             [
                 t.id
@@ -115,7 +115,7 @@ class Served:
             sampling=Sampling(temperature=0),
             beams=beams,
             max_new_tokens=NEW_TOKENS,
-            no_repeat_ngram=2,  # random weights would say one thing for ever
+            no_repeat_ngram_size=2,  # random weights would say one thing for ever
         )
         if beams is not None:
             return BeamSearchJob(source, options, beams, self._words, far_deadline())

@@ -77,7 +77,7 @@ async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
     app: Served, pipeline: Any, texts: list[str], top_k: int
 ) -> None:
     few = texts[:20]
-    limit = min(top_k, app.manifest.width)
+    limit = min(top_k, app.manifest.output_width)
     assert_same(await app.mixed(few, {"top_k": top_k}), pipeline(few, top_k=limit))
 
 

@@ -24,7 +24,7 @@ from tokenizers import (
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import TokenClassification
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tokenization.windows import WindowTokenizer
 from tests.integration.parity.test_token_classification import (
     LABELS,
@@ -128,7 +128,7 @@ class Pair:
             items=items,
             token_offsets=token_offsets,
             manifest=self.manifest,
-            vocabulary=Vocabulary(self.directory),
+            vocabulary=TokenVocabulary(self.directory),
         )
         return TokenClassification().decode(computed, parsed.options)
 

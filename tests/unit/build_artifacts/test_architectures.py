@@ -24,7 +24,14 @@ from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantize import quantise
 from build_artifacts.steps.rewrite import rewrite
-from deployments.artifacts.manifest import Device, EngineOptions, Gate, Head, Source, TaskName
+from deployments.artifacts.manifest import (
+    Device,
+    EngineOptions,
+    Gate,
+    ModelHead,
+    ModelSource,
+    TaskName,
+)
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, compare_outputs, run_probes
@@ -42,7 +49,7 @@ TEXTS = (" ", "the lovely [MASK] at night", "[MASK] bad film " * POSITIONS, ("a 
 @dataclass(frozen=True)
 class Case:
     model_type: str
-    head: Head
+    head: ModelHead
     tasks: tuple[TaskName, ...]
     labels: tuple[str, ...] = ()
     pooling: str = "mean"
@@ -60,20 +67,20 @@ ANSWER = (TaskName.QUESTION_ANSWERING,)
 FILL = (TaskName.FILL_MASK,)
 THREE = ("NO", "PERHAPS", "YES")
 CASES = (
-    Case("bert", Head.VECTOR, EMBED, pooling="lasttoken"),
-    Case("bert", Head.SPAN, ANSWER),
-    Case("distilbert", Head.LABELS, CLASSIFY, labels=THREE),
-    Case("roberta", Head.TOKENS, TAG, labels=THREE),
-    Case("xlm-roberta", Head.LABELS, (*CLASSIFY, TaskName.TEXT_RANKING), labels=("SCORE",)),
-    Case("albert", Head.SPAN, ANSWER),
-    Case("electra", Head.TOKENS, TAG, labels=THREE),
-    Case("deberta-v2", Head.LABELS, CLASSIFY, labels=THREE, sdpa=False),
-    Case("mpnet", Head.VECTOR, EMBED, sdpa=False),
-    Case("mobilebert", Head.MASKS, FILL),
-    Case("modernbert", Head.MASKS, FILL, layers=2),
-    Case("nomic_bert", Head.VECTOR, EMBED, pooling="cls"),
-    Case("qwen3", Head.VECTOR, EMBED, pooling="lasttoken"),  # a decoder that embeds
-    Case("big_bird", Head.LABELS, CLASSIFY, labels=THREE, sdpa=False),
+    Case("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
+    Case("bert", ModelHead.SPAN, ANSWER),
+    Case("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE),
+    Case("roberta", ModelHead.TOKENS, TAG, labels=THREE),
+    Case("xlm-roberta", ModelHead.LABELS, (*CLASSIFY, TaskName.TEXT_RANKING), labels=("SCORE",)),
+    Case("albert", ModelHead.SPAN, ANSWER),
+    Case("electra", ModelHead.TOKENS, TAG, labels=THREE),
+    Case("deberta-v2", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
+    Case("mpnet", ModelHead.VECTOR, EMBED, sdpa=False),
+    Case("mobilebert", ModelHead.MASKS, FILL),
+    Case("modernbert", ModelHead.MASKS, FILL, layers=2),
+    Case("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls"),
+    Case("qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"),  # a decoder that embeds
+    Case("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
 )
 
 
@@ -95,7 +102,7 @@ class Subject:
             pooling=case.pooling,
             layers=case.layers,
         )
-        checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "local/model")
+        checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
         facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
         items = tokenize_texts(source, facts.max_tokens, TEXTS)
         original = Original(load_model(source, head=facts.head, dtype="float32"), facts)
@@ -164,8 +171,8 @@ def longest(case: Case) -> int:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("nomic_bert", Head.TOKENS, TAG, labels=THREE),
-        Case("mpnet", Head.MASKS, FILL),
+        Case("nomic_bert", ModelHead.TOKENS, TAG, labels=THREE),
+        Case("mpnet", ModelHead.MASKS, FILL),
     ],
     ids=str,
 )
@@ -185,7 +192,7 @@ def test_every_head_is_built_for_two_architectures_at_least() -> None:
 def filler(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Path]:
     """A model that fills masks, and its graph."""
     directory = tmp_path_factory.mktemp("filler")
-    subject = Subject.of(Case("bert", Head.MASKS, FILL), directory)
+    subject = Subject.of(Case("bert", ModelHead.MASKS, FILL), directory)
     return subject, subject.export(SDPA, directory / "graph.onnx")
 
 
@@ -193,7 +200,7 @@ def test_only_the_mask_rows_meet_the_vocabulary(filler: tuple[Subject, Path]) ->
     subject, graph = filler
     model = onnx.load(graph)
     masks, width = shape(model.graph.output[0])
-    assert width == subject.facts.width
+    assert width == subject.facts.output_width
     assert ("mask_positions", [masks]) in [(v.name, shape(v)) for v in model.graph.input]
     batch_and_tokens = set(shape(model.graph.input[0]))
     wide = [shape(v) for v in model.graph.value_info if width in shape(v)]
@@ -211,7 +218,7 @@ def test_a_text_without_a_mask_has_an_empty_answer_and_takes_none_from_its_neigh
     subject, graph = filler
     engine = subject.engine(graph)
     without, with_one = subject.reference.items[:2]
-    width = subject.facts.width
+    width = subject.facts.output_width
     assert [a.shape for a in run_probes(engine, [without, without], 2)] == [(0, width)] * 2
     empty, answer = run_probes(engine, [without, with_one], 2)
     assert empty.shape == (0, width)
@@ -229,6 +236,6 @@ def test_an_architecture_that_cannot_be_traced_is_refused_by_name(
     model_type: str, changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     write_json(tmp_path / "config.json", {"model_type": model_type, **changes})
-    checkpoint = Checkpoint(tmp_path, Source(ref="here", revision="1"), "local/model")
+    checkpoint = Checkpoint(tmp_path, ModelSource(ref="here", revision="1"), "local/model")
     with pytest.raises(UnsupportedModel, match=said):
         read_facts(checkpoint, FILL)

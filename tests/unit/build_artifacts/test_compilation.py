@@ -60,7 +60,7 @@ def test_with_data_the_metrics_of_original_and_graphs_are_sealed(
     result, told = judged_by_data
     manifest = ArtifactManifest.read(result.directory)
     assert manifest.tasks == (TaskName.TEXT_CLASSIFICATION,)
-    assert (manifest.labels, manifest.problem) == (LABELS, "single_label")
+    assert (manifest.labels, manifest.problem_type) == (LABELS, "single_label")
     assert set(manifest.scores) == {"accuracy", "macro_f1"}
     for candidate in manifest.candidates:
         assert set(candidate.scores) == set(manifest.scores)

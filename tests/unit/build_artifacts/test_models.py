@@ -11,14 +11,14 @@ from build_artifacts.checkpoints.metadata import read_facts, tasks_of
 from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.merge import merge
-from deployments.artifacts.manifest import Head, Source
+from deployments.artifacts.manifest import ModelHead, ModelSource
 from tests.support.adapters import tiny_adapter
 from tests.support.builders import tiny_checkpoint
 
 
 def test_a_head_that_was_never_trained_is_refused(embedding_source: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no weights for `classifier") as caught:
-        load_model(embedding_source, head=Head.LABELS, dtype="float32")
+        load_model(embedding_source, head=ModelHead.LABELS, dtype="float32")
     assert "--adapter" in caught.value.hint
 
 
@@ -32,12 +32,12 @@ def test_a_checkpoint_without_a_pooler_is_whole_enough(
     kept = {k: v for k, v in load_file(weights).items() if not k.startswith("pooler.")}
     assert len(kept) < len(load_file(weights))
     save_file(kept, weights, metadata={"format": "pt"})
-    load_model(tmp_path / "model", head=Head.VECTOR, dtype="float32")
+    load_model(tmp_path / "model", head=ModelHead.VECTOR, dtype="float32")
 
     del kept["embeddings.LayerNorm.weight"]
     save_file(kept, weights, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"no weights for `embeddings\.LayerNorm"):
-        load_model(tmp_path / "model", head=Head.VECTOR, dtype="float32")
+        load_model(tmp_path / "model", head=ModelHead.VECTOR, dtype="float32")
 
 
 def test_a_classifier_without_the_pooler_it_uses_is_refused(tmp_path: Path) -> None:
@@ -48,27 +48,27 @@ def test_a_classifier_without_the_pooler_it_uses_is_refused(tmp_path: Path) -> N
     kept = {k: v for k, v in load_file(weights).items() if "pooler." not in k}
     save_file(kept, weights, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"no weights for `bert\.pooler"):
-        load_model(source, head=Head.LABELS, dtype="float32")
+        load_model(source, head=ModelHead.LABELS, dtype="float32")
 
 
 def test_weights_of_another_head_are_no_head(tmp_path: Path) -> None:
-    source = tiny_checkpoint(tmp_path, head=Head.SPAN, layers=1)
-    load_model(source, head=Head.SPAN, dtype="float32")
+    source = tiny_checkpoint(tmp_path, head=ModelHead.SPAN, layers=1)
+    load_model(source, head=ModelHead.SPAN, dtype="float32")
     with pytest.raises(UnsupportedModel, match="no weights for `classifier"):
-        load_model(source, head=Head.TOKENS, dtype="float32")
+        load_model(source, head=ModelHead.TOKENS, dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("head", "labels", "typed"),
     [
-        (Head.SPAN, (), True),
-        (Head.SPAN, (), False),
-        (Head.TOKENS, ("O", "NAME"), True),
-        (Head.TOKENS, ("O", "NAME"), False),
+        (ModelHead.SPAN, (), True),
+        (ModelHead.SPAN, (), False),
+        (ModelHead.TOKENS, ("O", "NAME"), True),
+        (ModelHead.TOKENS, ("O", "NAME"), False),
     ],
 )
 def test_an_adapter_with_any_head_is_merged_and_answers_like_peft(
-    head: Head, labels: tuple[str, ...], typed: bool, tmp_path: Path, embedding_source: Path
+    head: ModelHead, labels: tuple[str, ...], typed: bool, tmp_path: Path, embedding_source: Path
 ) -> None:
     import torch
     import transformers
@@ -94,7 +94,7 @@ def test_an_adapter_with_any_head_is_merged_and_answers_like_peft(
 
 
 def pinned(directory: Path) -> Checkpoint:
-    return Checkpoint(directory, Source(ref="here", revision="1"), "local/model")
+    return Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, embedding_source: Path) -> None:

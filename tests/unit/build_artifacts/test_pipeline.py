@@ -57,7 +57,7 @@ def test_an_embedding_model_is_sealed_with_graphs_for_either_encoder(
     manifest = ArtifactManifest.read(embedding_build.directory)
     assert manifest.id == "local/embedder"
     assert manifest.tasks == (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
-    assert (manifest.width, manifest.max_tokens) == (HIDDEN, POSITIONS)
+    assert (manifest.output_width, manifest.max_tokens) == (HIDDEN, POSITIONS)
     assert (manifest.pooling, manifest.normalize) == ("mean", True)
     assert manifest.source.revision == content_digest(embedding_source)
     assert (manifest.gate, manifest.scores, manifest.pruned) == (Gate(), {}, None)
@@ -141,7 +141,11 @@ def test_a_merged_adapter_answers_like_peft(
     result = build(request, progress)
     manifest = result.manifest
     assert manifest.tasks == (TaskName.TEXT_CLASSIFICATION,)
-    assert (manifest.labels, manifest.problem, manifest.pooling) == (LABELS, "single_label", None)
+    assert (manifest.labels, manifest.problem_type, manifest.pooling) == (
+        LABELS,
+        "single_label",
+        None,
+    )
     assert manifest.source.adapter == "mood"
     assert manifest.source.adapter_revision == content_digest(adapter_source)
 

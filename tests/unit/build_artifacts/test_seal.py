@@ -33,7 +33,14 @@ from build_artifacts.steps.seal import (
     publish,
 )
 from build_artifacts.storage.workspace import BUILDING_NAME
-from deployments.artifacts.manifest import ArtifactManifest, Device, Gate, Parity, Source, TaskName
+from deployments.artifacts.manifest import (
+    ArtifactManifest,
+    Device,
+    Gate,
+    ModelSource,
+    Parity,
+    TaskName,
+)
 from deployments.artifacts.store import LATEST_NAME, resolve_version
 from deployments.errors import DigestMismatch
 from deployments.tuning.parity import ReferenceOutputs
@@ -46,9 +53,9 @@ FACTS = ModelFacts(
     tasks=(TaskName.TEXT_CLASSIFICATION,),
     architecture="BertForSequenceClassification",
     max_tokens=16,
-    width=2,
+    output_width=2,
     labels=("NO", "YES"),
-    problem="single_label",
+    problem_type="single_label",
 )
 WHOLE = Compaction(
     architecture="bert", heads_before=8, rows_before=128, parameters_before=90, parameters_after=90
@@ -79,7 +86,9 @@ def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHO
     graph = root / "graph.onnx"
     graph.write_bytes(content)
     sealing = EncoderArtifact(
-        identity=ArtifactIdentity("tiny/model", VERSION, Source(ref="here", revision="1"), "abc"),
+        identity=ArtifactIdentity(
+            "tiny/model", VERSION, ModelSource(ref="here", revision="1"), "abc"
+        ),
         prepared=made,
         graphs=(
             replace(passed(made, CPU_INT8, graph), kept=("node_MatMul_1",)),
@@ -96,7 +105,7 @@ def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHO
 
 def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
     manifest = ArtifactManifest.read(staged(tmp_path / "work"))
-    assert (manifest.labels, manifest.problem) == (("NO", "YES"), "single_label")
+    assert (manifest.labels, manifest.problem_type) == (("NO", "YES"), "single_label")
     assert (manifest.gate, manifest.scores) == (GATE, {"accuracy": 0.9})
     assert manifest.pruned is None
     first, second = manifest.candidates

@@ -114,7 +114,7 @@ def parse_completion_request(
     return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
-        options=parse_options(body, model.decoding.defaults)._replace(
+        options=parse_options(body, model.generation_config.defaults)._replace(
             max_new_tokens=max(1, most),
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (told or spelled),
@@ -134,7 +134,7 @@ def parse_chat_request(
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
-    options = parse_options(body, model.decoding.defaults)
+    options = parse_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
         options = options._replace(grammar=call_grammar(forced))
     most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens

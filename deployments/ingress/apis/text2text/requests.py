@@ -60,16 +60,16 @@ class TextToTextRequest:
     @property
     def options(self) -> GenerationOptions:
         """The parameters, completed by the model's own, in a generator's terms."""
-        parameters, defaults = self.parameters, self.model.decoding.defaults
+        parameters, defaults = self.parameters, self.model.generation_config.defaults
         fewest, most = parse_lengths(parameters, defaults)
         repeats = parameters.no_repeat_ngram_size
         if repeats is None:  # what follows a grammar has to repeat itself
-            repeats = 0 if parameters.grammar else defaults.no_repeat_ngram
+            repeats = 0 if parameters.grammar else defaults.no_repeat_ngram_size
         options = parse_options(parameters, streams=self.asked.streams)
         return options._replace(
             sampling=adapt_sampling(options.sampling, parameters),
             beams=parse_beam_search(parameters, defaults, streams=self.asked.streams),
-            no_repeat_ngram=repeats,
+            no_repeat_ngram_size=repeats,
             max_new_tokens=most,
             min_new_tokens=fewest,
             truncation=parse_truncation(parameters),
@@ -77,7 +77,7 @@ class TextToTextRequest:
 
     def question(self, request: RequestOptions) -> GenerationRequest:
         """What a generator is asked. Raises InvalidField for a grammar that is none."""
-        prefix = self.model.decoding.task_prefixes.get(self.task, "")
+        prefix = self.model.generation_config.task_prefixes.get(self.task, "")
         first, *further = (
             prompt if prompt.startswith(prefix) else prefix + prompt
             for prompt in self.asked.prompts
@@ -93,8 +93,8 @@ class TextToTextRequest:
 
 def has_encoder(model: RegisteredModel) -> bool:
     """Whether a model reads a text and writes another, rather than continuing the one it read."""
-    decoding = model.manifest.decoding
-    return decoding is not None and decoding.source is not None
+    generation_config = model.manifest.generation_config
+    return generation_config is not None and generation_config.encoder_decoder is not None
 
 
 def resolve_generation_task(model: RegisteredModel, named: TaskName | None) -> TaskName:
@@ -129,7 +129,7 @@ def parse_beam_search(
 
     What goes token by token does: streams, drawing, penalties, and what ends a text.
     """
-    width = defaults.beams if parameters.num_beams is None else parameters.num_beams
+    width = defaults.num_beams if parameters.num_beams is None else parameters.num_beams
     if (
         width == 1
         or streams

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 # Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Device, Head
+from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters
@@ -141,10 +141,10 @@ class TeiInfo(TypedDict):
 
 def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
     """The kind of model in TEI's words, in ours where it has none."""
-    if manifest.head is Head.VECTOR:
+    if manifest.head is ModelHead.VECTOR:
         pooling = manifest.pooling or "mean"
         return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
-    if manifest.head is not Head.LABELS:
+    if manifest.head is not ModelHead.LABELS:
         return {manifest.tasks[0].value: {}}
     labels = manifest.labels
     maps = {

@@ -95,7 +95,7 @@ def test_an_engine_that_mixes_up_rows_is_found_out(model: LocalModel) -> None:
 
 def test_a_model_answers_as_the_server_would(model: LocalModel) -> None:
     (value,) = model.unbatched_values(["good movie"], threads=1)
-    assert value.shape == (1, model.manifest.width)
+    assert value.shape == (1, model.manifest.output_width)
     assert np.linalg.norm(value) == pytest.approx(1.0)
 
 

@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_o
 from build_artifacts.decoders.graphs.export import FAMILIES
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.manifest import Source, TaskName
+from deployments.artifacts.manifest import ModelSource, TaskName
 from tests.support.builders import write_json
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config
@@ -40,20 +40,20 @@ def directory(tmp_path: Path) -> Path:
 
 
 def facts_of(directory: Path) -> ModelFacts:
-    checkpoint = Checkpoint(directory, Source(ref="here", revision="1"), "local/model")
+    checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
     return read_facts(checkpoint, tasks_of(checkpoint, None, None))
 
 
 def ends_of(directory: Path) -> tuple[int, ...]:
-    decoding = facts_of(directory).decoding
-    assert decoding is not None
-    return decoding.eos_token_ids
+    generation_config = facts_of(directory).generation_config
+    assert generation_config is not None
+    return generation_config.eos_token_ids
 
 
 def defaults_of(directory: Path) -> GenerationDefaults:
-    decoding = facts_of(directory).decoding
-    assert decoding is not None
-    return decoding.defaults
+    generation_config = facts_of(directory).generation_config
+    assert generation_config is not None
+    return generation_config.defaults
 
 
 def id_of(directory: Path, token: str) -> int:
@@ -63,17 +63,21 @@ def id_of(directory: Path, token: str) -> int:
 def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
     facts = facts_of(directory)
     assert facts.tasks == (TaskName.TEXT_GENERATION,)
-    assert (facts.width, facts.max_tokens) == (320, 512)
-    assert facts.decoding is not None
-    assert (facts.decoding.layers, facts.decoding.kv_heads, facts.decoding.head_dim) == (3, 2, 16)
+    assert (facts.output_width, facts.max_tokens) == (320, 512)
+    assert facts.generation_config is not None
+    assert (
+        facts.generation_config.layers,
+        facts.generation_config.kv_heads,
+        facts.generation_config.head_dim,
+    ) == (3, 2, 16)
 
 
 def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: Path) -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     write_json(directory / "config.json", config | {"head_dim": 32})
-    decoding = facts_of(directory).decoding
-    assert decoding is not None
-    assert (decoding.kv_heads, decoding.head_dim) == (4, 32)
+    generation_config = facts_of(directory).generation_config
+    assert generation_config is not None
+    assert (generation_config.kv_heads, generation_config.head_dim) == (4, 32)
 
 
 def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> None:
@@ -110,9 +114,9 @@ def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
 
 def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", tokenizer_config())
-    decoding = facts_of(directory).decoding
-    assert decoding is not None
-    assert decoding.special_tokens == {
+    generation_config = facts_of(directory).generation_config
+    assert generation_config is not None
+    assert generation_config.special_tokens == {
         "bos_token": "<|im_start|>",
         "eos_token": TURN_END,
         "pad_token": END,

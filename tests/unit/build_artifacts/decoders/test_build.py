@@ -35,7 +35,7 @@ from deployments.artifacts.manifest import (
     ArtifactManifest,
     Device,
     Gate,
-    Source,
+    ModelSource,
     TaskName,
 )
 from deployments.config import EncoderSettings, GeneratorSettings
@@ -54,7 +54,7 @@ from tests.support.tiny_decoders import (
 
 pytestmark = pytest.mark.slow
 
-SOURCE = Source(ref="tiny", revision="0")
+SOURCE = ModelSource(ref="tiny", revision="0")
 T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
 
 # Random weights are sure of little: what is looked at here is that all of it fits together.
@@ -84,9 +84,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult
 def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     assert manifest.tasks == (TaskName.TEXT_GENERATION,)
-    assert manifest.decoding is not None
-    assert (manifest.decoding.layers, manifest.decoding.kv_heads) == (2, 2)
-    assert [(c.name, c.memory) for c in manifest.candidates] == [
+    assert manifest.generation_config is not None
+    assert (manifest.generation_config.layers, manifest.generation_config.kv_heads) == (2, 2)
+    assert [(c.name, c.kv_cache_dtype) for c in manifest.candidates] == [
         ("cpu-int8", "int8"),
         ("gpu-fp16", None),
     ]
@@ -104,9 +104,9 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
     spec = DecoderSpec.of(built.directory, manifest, candidate)
     engine = OnnxDecoder(spec, EncoderSettings(), slots=2, context=32)
     try:
-        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
-        assert engine.prefill(0, [5, 6, 7], 0, all_logits=True).shape == (3, manifest.width)
-        assert engine.info.max_draft_tokens == (MAX_DRAFT_TOKENS if candidate.memory else 0)
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.output_width,)
+        assert engine.prefill(0, [5, 6, 7], 0, all_logits=True).shape == (3, manifest.output_width)
+        assert engine.info.max_draft_tokens == (MAX_DRAFT_TOKENS if candidate.kv_cache_dtype else 0)
     finally:
         engine.close()
 
@@ -210,7 +210,7 @@ def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path
     built = build(request, BuildProgress(io.StringIO()))
     assert [candidate.name for candidate in built.manifest.candidates] == [recipe.name]
     (candidate,) = built.manifest.candidates
-    assert candidate.memory == recipe.memory
+    assert candidate.kv_cache_dtype == recipe.kv_cache_dtype
     assert candidate.parity.cosine_mean > 0.99
     assert candidate.parity.batched_cosine_worst > 0.9999
     assert built.manifest.architecture == "GPT2LMHeadModel"
@@ -229,11 +229,11 @@ def test_a_model_with_an_encoder_is_built_and_served(
     manifest = built.manifest
     assert manifest.tasks[0] is own_task
     assert set(manifest.tasks) == set(TEXT2TEXT_TASKS)
-    assert manifest.decoding is not None
-    assert manifest.decoding.source is not None
+    assert manifest.generation_config is not None
+    assert manifest.generation_config.encoder_decoder is not None
     (candidate,) = manifest.candidates
     assert candidate.encoder is not None
-    assert candidate.memory is None
+    assert candidate.kv_cache_dtype is None
     graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
     assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
     assert candidate.parity.cosine_mean > 0.98
@@ -241,7 +241,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
     spec = DecoderSpec.of(built.directory, manifest, candidate)
     engine = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:
-        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.width,)
+        assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.output_width,)
     finally:
         engine.close()
     told = read_generation(built.directory)
@@ -250,9 +250,14 @@ def test_a_model_with_an_encoder_is_built_and_served(
 
 def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
     t5 = read_facts(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
-    assert t5.decoding is not None
-    assert t5.decoding.task_prefixes == {"summarization": "summarize: "}, "two languages, no prefix"
+    assert t5.generation_config is not None
+    assert t5.generation_config.task_prefixes == {"summarization": "summarize: "}, (
+        "two languages, no prefix"
+    )
     marian = tiny_writer(tmp_path / "marian", make_marian)
     facts = read_facts(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
-    assert facts.decoding is not None
-    assert (facts.decoding.defaults.beams, facts.decoding.defaults.max_new_tokens) == (2, 39)
+    assert facts.generation_config is not None
+    assert (
+        facts.generation_config.defaults.num_beams,
+        facts.generation_config.defaults.max_new_tokens,
+    ) == (2, 39)

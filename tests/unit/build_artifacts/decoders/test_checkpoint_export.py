@@ -104,10 +104,12 @@ def test_bitsandbytes_rounds_weights(
 
 def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Path) -> None:
     facts = facts_of(llama)
-    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
-    behind_encoder = facts.generating.model_copy(update={"source": source})
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    behind_encoder = facts.generating.model_copy(update={"encoder_decoder": source})
     with pytest.raises(UnsupportedModel, match="with an encoder"):
-        export_checkpoint(tmp_path, replace(facts, decoding=behind_encoder), WHOLE, tmp_path)
+        export_checkpoint(
+            tmp_path, replace(facts, generation_config=behind_encoder), WHOLE, tmp_path
+        )
     two = EngineOptions(tensor_parallel_size=2)
     for recipe, said in (
         (replace(WHOLE, precision="int4"), "transformers has no int4"),
@@ -158,7 +160,7 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
     )
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
-        options=EngineOptions(), decoding=facts_of(llama).generating, vocabulary=9, max_tokens=9,
+        options=EngineOptions(), generation_config=facts_of(llama).generating, vocabulary=9, max_tokens=9,
     )  # fmt: skip
     assert (
         missing_requirement(spec, GeneratorSettings())

@@ -16,7 +16,7 @@ from build_artifacts.checkpoints.metadata import read_facts, tasks_of
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.recipes import DECODER_FP32
-from deployments.artifacts.manifest import Device, EngineOptions, Source
+from deployments.artifacts.manifest import Device, EngineOptions, ModelSource
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
@@ -53,7 +53,7 @@ def test_a_graph_of_the_family_says_what_transformers_says(
     source, made = tmp_path / "checkpoint", tmp_path / "graph"
     made.mkdir()
     model = write_model(architecture, source)
-    checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "tiny/model")
+    checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")
     facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
     export_decoder(source, facts, DECODER_FP32, made)
     spec = DecoderSpec(
@@ -61,11 +61,11 @@ def test_a_graph_of_the_family_says_what_transformers_says(
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
-        decoding=facts.generating,
-        vocabulary=facts.width,
+        generation_config=facts.generating,
+        vocabulary=facts.output_width,
         max_tokens=facts.max_tokens,
     )
-    ids = np.random.default_rng(0).integers(8, facts.width, TOKENS)
+    ids = np.random.default_rng(0).integers(8, facts.output_width, TOKENS)
     with torch.inference_mode():
         expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
     engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)

@@ -15,14 +15,14 @@ from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
 from build_artifacts.decoders.reference import Original
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32, DECODER_INT4, DECODER_INT8, DecoderRecipe
-from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
+from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Device, Gate, KvCacheDtype, TaskName
 from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, original_of, spec_of
 from tests.support.prepared_build import RecordingRunner
 
 TTFT, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
-PLAIN = DecoderRecipe(name="cpu-int4", device=Device.CPU, precision="fp32", memory="int8")
+PLAIN = DecoderRecipe(name="cpu-int4", device=Device.CPU, precision="fp32", kv_cache_dtype="int8")
 SEVERAL = replace(PLAIN, options=TTFT, other_options=(SECOND, THIRD))
 HOPELESS = Gate(perplexity_increase=-0.5)
 
@@ -36,7 +36,7 @@ class Builder:
         self.refuses = False
 
     def export(self, weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
-        self.asked.append((recipe.options, recipe.memory))
+        self.asked.append((recipe.options, recipe.kv_cache_dtype))
         if self.refuses:
             raise UnsupportedModel("no such graph", hint="none")
         float_graph(into / "model.onnx", self.attention)
@@ -67,18 +67,18 @@ def crude(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.01)
 
 
-def facts_of(task: TaskName, decoding: Decoding) -> ModelFacts:
+def facts_of(task: TaskName, generation_config: GenerationConfig) -> ModelFacts:
     return ModelFacts(
         tasks=(task,),
         architecture="Tiny",
         max_tokens=CONTEXT,
-        width=VOCABULARY,
-        decoding=decoding,
+        output_width=VOCABULARY,
+        generation_config=generation_config,
     )
 
 
 def admission_of(runner: RecordingRunner, original: Original, gate: Gate) -> DecoderAccuracyGate:
-    facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).decoding)
+    facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).generation_config)
     return DecoderAccuracyGate(runner.steps, Path(), facts, original, gate)
 
 
@@ -94,7 +94,7 @@ def test_a_graph_that_passes_keeps_int8(
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
-    assert (passed.recipe.options, passed.recipe.memory) == (recipe.options, "int8")
+    assert (passed.recipe.options, passed.recipe.kv_cache_dtype) == (recipe.options, "int8")
     assert passed.spec.kv_cache_dtype == "int8"
     assert has_int8_kv_cache(passed.spec.path)
     assert passed.judgement.parity is not None
@@ -123,7 +123,7 @@ def test_what_passes_without_int8_is_a_graph_of_floats(
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
-    assert passed.recipe == replace(recipe, memory=None)
+    assert passed.recipe == replace(recipe, kv_cache_dtype=None)
     assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
     missed, found = runner.lines("verify")
@@ -143,7 +143,7 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
 def test_a_recipe_without_int8_is_tried_as_it_is(
     builder: Builder, runner: RecordingRunner, original: Original
 ) -> None:
-    passed = admit(runner, original, replace(SEVERAL, memory=None))
+    passed = admit(runner, original, replace(SEVERAL, kv_cache_dtype=None))
     assert passed is not None
     assert passed.spec.kv_cache_dtype is None
     assert passed.judgement.parity is not None
@@ -175,9 +175,11 @@ def test_a_model_with_an_encoder_never_keeps_int8(
     builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
 ) -> None:
     builder.refuses = True
-    source = EncoderDecoderConfig(max_source_tokens=CONTEXT, start_token=1)
-    decoding = spec_of(Path()).decoding.model_copy(update={"source": source})
-    facts = facts_of(TaskName.TRANSLATION, decoding)
+    source = EncoderDecoderConfig(max_source_tokens=CONTEXT, decoder_start_token_id=1)
+    generation_config = spec_of(Path()).generation_config.model_copy(
+        update={"encoder_decoder": source}
+    )
+    facts = facts_of(TaskName.TRANSLATION, generation_config)
     assert DecoderAccuracyGate(runner.steps, Path(), facts, original, Gate()).admit(recipe) is None
     assert builder.asked == [(options, None) for options in (recipe.options, *recipe.other_options)]
     assert not any("memory" in line for line in runner.told.getvalue().splitlines())

@@ -66,9 +66,13 @@ def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
 
     facts = read_facts(whole, (TaskName.TEXT_GENERATION,))
     tokenizer = Tokenizer.from_file(str(whole.weights / "tokenizer.json"))
-    assert facts.decoding is not None
-    assert facts.decoding.eos_token_ids == (tokenizer.token_to_id(TURN_END),)
-    assert (facts.decoding.layers, facts.decoding.kv_heads, facts.decoding.head_dim) == (2, 2, 16)
+    assert facts.generation_config is not None
+    assert facts.generation_config.eos_token_ids == (tokenizer.token_to_id(TURN_END),)
+    assert (
+        facts.generation_config.layers,
+        facts.generation_config.kv_heads,
+        facts.generation_config.head_dim,
+    ) == (2, 2, 16)
     own = Tokenizer.from_file(str(llama / "tokenizer.json"))
     text = "<|im_start|>the thing: ünder 1+1<|im_end|>"
     assert tokenizer.encode(text).ids == own.encode(text).ids

@@ -137,7 +137,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
     for into in (plain, taught):
         into.parent.mkdir()
     quantize_per_token(path, plain)
-    quantize_per_token(path, taught, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, taught, Calibration(TEXTS[:4], spec_of(path).generation_config))
     exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
     assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
@@ -148,7 +148,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
 
 def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).generation_config))
     engine = open_graph(into)
     for row in range(4):
         engine.prefill(row, TEXTS[row], 0)
@@ -163,7 +163,7 @@ def test_a_processor_that_would_overflow_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).decoding))
+    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).generation_config))
     here = logits_of(into)
     old = CpuInfo("old", "1", ("avx2",), "x86_64")
     monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: old)

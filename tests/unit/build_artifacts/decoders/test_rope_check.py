@@ -27,7 +27,7 @@ from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TaskName
 from tests.support.builders import write_json
 from tests.support.tiny_decoders import tiny_llama
@@ -49,7 +49,9 @@ Tables = tuple[np.ndarray, np.ndarray]
 
 def facts_of(tokens: int = POSITIONS) -> ModelFacts:
     tasks = (TaskName.TEXT_GENERATION,)
-    return ModelFacts(tasks=tasks, architecture="TinyForCausalLM", max_tokens=tokens, width=96)
+    return ModelFacts(
+        tasks=tasks, architecture="TinyForCausalLM", max_tokens=tokens, output_width=96
+    )
 
 
 def tables_of(module: Any, layer_type: str | None = None) -> Tables:
@@ -183,8 +185,8 @@ def test_the_builder_s_own_graph_is_refused_where_it_ignores_the_type(tmp_path: 
         tasks=(TaskName.TEXT_GENERATION,),
         architecture="LlamaForCausalLM",
         max_tokens=config.max_position_embeddings,
-        width=config.vocab_size,
-        decoding=Decoding(layers=2, kv_heads=2, head_dim=16, eos_token_ids=(2,)),
+        output_width=config.vocab_size,
+        generation_config=GenerationConfig(layers=2, kv_heads=2, head_dim=16, eos_token_ids=(2,)),
     )
     (tmp_path / "plain").mkdir()
     export_decoder(source, facts, DECODER_FP32, tmp_path / "plain")

@@ -32,7 +32,7 @@ def logits_of(graph: Path) -> Floats:
 
 
 def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
-    return Calibration(TEXTS, spec_of(graph).decoding).observe(graph, values)
+    return Calibration(TEXTS, spec_of(graph).generation_config).observe(graph, values)
 
 
 def spread_of(values: Floats) -> float:

@@ -110,10 +110,10 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     llama: Path, tmp_path: Path
 ) -> None:
     facts, path = facts_of(llama), tmp_path / "p"
-    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
-    behind_encoder = facts.generating.model_copy(update={"source": source})
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    behind_encoder = facts.generating.model_copy(update={"encoder_decoder": source})
     with pytest.raises(UnsupportedModel, match="with an encoder"):
-        export_program(tmp_path, replace(facts, decoding=behind_encoder), PROGRAM, path)
+        export_program(tmp_path, replace(facts, generation_config=behind_encoder), PROGRAM, path)
     for recipe in (
         replace(PROGRAM, precision="int4"),
         replace(PROGRAM, options=("block_size=16",)),

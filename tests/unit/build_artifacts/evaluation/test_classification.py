@@ -75,7 +75,7 @@ def test_pairs_of_texts_become_two_segments(write: WriteFile, make_model: MakeMo
 def test_several_labels_count_together(
     write: WriteFile, make_model: MakeModel, name: str, text: str
 ) -> None:
-    model = make_model(labels=MOODS, problem="multi_label")
+    model = make_model(labels=MOODS, problem_type="multi_label")
     evaluation = load_evaluation(write(name, text), TASK, model)
     assert evaluation.metric == "micro_f1"
     answers = rows([-1, 2, 1], [3, 2, -1], [-1, -1, -2])
@@ -90,7 +90,7 @@ def test_several_labels_count_together(
 def test_a_single_score_is_judged_by_order_and_by_line(
     problem: str, write: WriteFile, make_model: MakeModel
 ) -> None:
-    model = make_model(labels=("SCORE",), problem=problem)
+    model = make_model(labels=("SCORE",), problem_type=problem)
     path = write("a.tsv", "text\tscore\na\t0\nthe\t2\nfilm\t7\n")
     evaluation = load_evaluation(path, TASK, model)
     assert evaluation.metric == "spearman"
@@ -137,7 +137,7 @@ def test_what_does_not_fit_the_model_is_refused(
     complaint: str,
 ) -> None:
     with pytest.raises(BadEvaluationData, match=complaint):
-        load_evaluation(write(name, text), TASK, make_model(labels=MOODS, problem=problem))
+        load_evaluation(write(name, text), TASK, make_model(labels=MOODS, problem_type=problem))
 
 
 def test_a_model_of_many_labels_does_not_flood_the_message(

@@ -8,13 +8,13 @@ from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.report.stages import find_adapter
-from deployments.artifacts.manifest import Source
+from deployments.artifacts.manifest import ModelSource
 
 SENTIMENT, QUESTIONS = (model.adapter for model in DEMO_MODELS if model.adapter)
 
 
-def source_with(adapter: str, revision: str) -> Source:
-    return Source(ref="anything", revision="1", adapter=adapter, adapter_revision=revision)
+def source_with(adapter: str, revision: str) -> ModelSource:
+    return ModelSource(ref="anything", revision="1", adapter=adapter, adapter_revision=revision)
 
 
 @pytest.mark.parametrize("directory", [SENTIMENT, QUESTIONS])

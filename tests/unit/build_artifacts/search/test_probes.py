@@ -18,7 +18,11 @@ MASK = SPECIAL_TOKENS.index("[MASK]")
 
 def facts(*tasks: TaskName, width: int = 8, mask_token: int | None = None) -> ModelFacts:
     return ModelFacts(
-        tasks=tasks, architecture="B", max_tokens=MAX_TOKENS, width=width, mask_token=mask_token
+        tasks=tasks,
+        architecture="B",
+        max_tokens=MAX_TOKENS,
+        output_width=width,
+        mask_token=mask_token,
     )
 
 

@@ -15,7 +15,7 @@ from build_artifacts.search.gate import spec_of
 from build_artifacts.search.preparation import Original
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
-from deployments.artifacts.manifest import Device, EngineOptions, Head, Source
+from deployments.artifacts.manifest import Device, EngineOptions, ModelHead, ModelSource
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
@@ -28,12 +28,14 @@ TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
 
 
 def facts_of(source: Path) -> ModelFacts:
-    checkpoint = Checkpoint(source, Source(ref="here", revision="1"), "local/model")
+    checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
     return read_facts(checkpoint, tasks_of(checkpoint, None, None))
 
 
-@pytest.mark.parametrize("head", [Head.MASKS, Head.SPAN])
-def test_a_half_precision_graph_answers_like_single_precision(head: Head, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPAN])
+def test_a_half_precision_graph_answers_like_single_precision(
+    head: ModelHead, tmp_path: Path
+) -> None:
     """The GPU encoder's graph, on the CPU provider."""
     assert isinstance(GPU_FP16.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
@@ -79,7 +81,7 @@ def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Pat
 
 
 def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
-    for head, names in ((Head.VECTOR, ["output", "tokens"]), (Head.TOKENS, ["output"])):
+    for head, names in ((ModelHead.VECTOR, ["output", "tokens"]), (ModelHead.TOKENS, ["output"])):
         source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
         model = load_model(source, head=head, dtype="float32")
         assert isinstance(CPU_FP32.source, ExportRecipe)
@@ -117,7 +119,7 @@ def untraceable(model: TorchModel) -> TorchModel:
 def test_a_model_that_cannot_be_traced_is_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(CPU_FP32.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", layers=1)
-    model = untraceable(load_model(source, head=Head.VECTOR, dtype="float32"))
+    model = untraceable(load_model(source, head=ModelHead.VECTOR, dtype="float32"))
     with pytest.raises(UnsupportedModel, match="`BertModel` cannot be exported"):
         export(model, facts_of(source), CPU_FP32.source, tmp_path / "graph.onnx")
     assert not (tmp_path / "graph.onnx").exists()

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 
 from deployments.batching.batches import collate
-from tests.support.fakes import item_of
+from tests.support.fakes import build_item
 
 
 def test_items_are_padded_to_the_longest_and_the_mask_hides_the_padding() -> None:
-    batch = collate([item_of([7, 8]), item_of([1, 2, 3])])
+    batch = collate([build_item([7, 8]), build_item([1, 2, 3])])
     assert batch.input_ids.tolist() == [[7, 8, 0], [1, 2, 3]]
     assert batch.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.token_type_ids.tolist() == [[0, 0, 0], [0, 0, 0]]
@@ -16,6 +16,6 @@ def test_items_are_padded_to_the_longest_and_the_mask_hides_the_padding() -> Non
 
 
 def test_second_segments_have_the_type_one_up_to_their_end_and_not_beyond() -> None:
-    batch = collate([item_of([7, 8, 9], second_segment_start=1), item_of([1, 2, 3, 4])])
+    batch = collate([build_item([7, 8, 9], second_segment_start=1), build_item([1, 2, 3, 4])])
     assert batch.token_type_ids.tolist() == [[0, 1, 1, 0], [0, 0, 0, 0]]
     assert batch.token_type_ids.dtype == np.int64

@@ -14,7 +14,7 @@ from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
-    PATIENCE_S,
+    TIMEOUT_S,
     FakeEngine,
     ListRecorder,
     ScriptedEngine,
@@ -81,7 +81,7 @@ async def test_whatever_an_engine_does_its_callers_hear_of_it(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder()
     )
     calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         await loop.drain()
     assert [type(outcome) for outcome in outcomes] == [EngineFailed, EngineFailed]
@@ -96,7 +96,7 @@ class BrokenRecorder:
 
 async def test_callers_get_their_answers_when_the_metrics_fail() -> None:
     loop = BatchScheduler({MODEL: FakeEngine()}, BatchSettings(), runs=1, recorder=BrokenRecorder())
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert (await loop.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
         assert (await loop.submit(MODEL, [item(2)], far_deadline())).rows == [[2]]
         await loop.drain()

@@ -15,7 +15,7 @@ from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
 from deployments.messages import Batch, Outputs
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
-    PATIENCE_S,
+    TIMEOUT_S,
     FakeEngine,
     ListRecorder,
     ScriptedEngine,
@@ -134,7 +134,7 @@ async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop
 
 
 async def test_two_runs_run_at_once() -> None:
-    both = threading.Barrier(2, timeout=PATIENCE_S)
+    both = threading.Barrier(2, timeout=TIMEOUT_S)
 
     def meet(batch: Batch) -> Outputs:
         both.wait()  # raises unless the other pass comes while this one still runs
@@ -199,7 +199,7 @@ async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> Non
     assert loop.oldest_age_s() == 0, "a running item does not wait"
     waiting = loop.submit(MODEL, [item(2)], far_deadline())
     await asyncio.sleep(0.02)
-    assert 0.01 <= loop.oldest_age_s() < PATIENCE_S
+    assert 0.01 <= loop.oldest_age_s() < TIMEOUT_S
     engine.release()
     await asyncio.gather(running, waiting)
 

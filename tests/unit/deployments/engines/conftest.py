@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deployments.artifacts.manifest import Device, EngineOptions, Head
+from deployments.artifacts.manifest import Device, EngineOptions, ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
@@ -41,11 +41,11 @@ class Kind(NamedTuple):
     """An engine of the contract suite."""
 
     engine: str
-    write: Callable[[Path, Head], None]
+    write: Callable[[Path, ModelHead], None]
     buckets: tuple[tuple[int, int], ...] = ()
 
 
-Written = Callable[[Kind, Head], Path]
+Written = Callable[[Kind, ModelHead], Path]
 
 KINDS = {
     "onnxruntime": Kind("onnxruntime", write_onnx),
@@ -65,7 +65,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return found
 
 
-def spec_of(kind: Kind, path: Path, head: Head = Head.VECTOR) -> GraphSpec:
+def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> GraphSpec:
     """An fp32 spec of the file at `path`."""
     return GraphSpec(
         path=path,
@@ -74,7 +74,7 @@ def spec_of(kind: Kind, path: Path, head: Head = Head.VECTOR) -> GraphSpec:
         engine=kind.engine,
         options=EngineOptions(buckets=kind.buckets),
         head=head,
-        mask_token=MASK_TOKEN if head is Head.MASKS else None,
+        mask_token=MASK_TOKEN if head is ModelHead.MASKS else None,
     )
 
 
@@ -83,7 +83,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Writes the tiny model for a kind of engine, once; nobody may change the file."""
     directory = tmp_path_factory.mktemp("programs")
 
-    def write(kind: Kind, head: Head) -> Path:
+    def write(kind: Kind, head: ModelHead) -> Path:
         path = directory / f"{kind.write.__name__}-{head}.graph"
         if not path.exists():
             kind.write(path, head)
@@ -93,11 +93,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[Head], EncoderEngine]]:
+def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
     """Opens the tiny model with a head; closed at the end of the test."""
     with ExitStack() as opened:
 
-        def opener(head: Head) -> EncoderEngine:
+        def opener(head: ModelHead) -> EncoderEngine:
             spec = spec_of(kind, written(kind, head), head)
             return opened.enter_context(closing(open_engine(spec, SETTINGS)))
 

@@ -12,13 +12,13 @@ from deployments.engines.graph_io import (
     padded,
     smallest_fitting,
 )
-from tests.support.fakes import item_of
+from tests.support.fakes import build_item
 
 MASK = 9
 
 
 def feeds(*items: list[int]) -> Feeds:
-    return feeds_of(collate([item_of(ids) for ids in items]), INPUTS, MASK)
+    return feeds_of(collate([build_item(ids) for ids in items]), INPUTS, MASK)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine, open_engine
 from deployments.errors import EngineFailed
@@ -19,23 +19,23 @@ from deployments.messages import TokenizedItem
 from tests.support.artifacts import WIDTH
 from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected, write_model
-from tests.support.fakes import item, item_of
+from tests.support.fakes import build_item, item
 from tests.unit.deployments.engines.conftest import SETTINGS, Kind, Written, spec_of
 
 # fp32 sums of at most 20 values of size 1.
 TOLERANCE = 1e-5
-OpenTiny = Callable[[Head], EncoderEngine]
+OpenTiny = Callable[[ModelHead], EncoderEngine]
 
 ITEMS = (
-    item_of([1, 2, MASK_TOKEN], second_segment_start=2),
-    item_of([3]),
-    item_of([5, MASK_TOKEN, 6, MASK_TOKEN, 7], second_segment_start=1),
-    item_of(range(4, 12)),
-    item_of([2, 2, 9, 8, 1]),
+    build_item([1, 2, MASK_TOKEN], second_segment_start=2),
+    build_item([3]),
+    build_item([5, MASK_TOKEN, 6, MASK_TOKEN, 7], second_segment_start=1),
+    build_item(range(4, 12)),
+    build_item([2, 2, 9, 8, 1]),
 )
 
 
-def check(engine: EncoderEngine, head: Head, items: Sequence[TokenizedItem]) -> None:
+def check(engine: EncoderEngine, head: ModelHead, items: Sequence[TokenizedItem]) -> None:
     """Run the items in one pass and compare with what is expected of each alone."""
     answers = engine.run(collate(items)).items
     assert len(answers) == len(items)
@@ -47,7 +47,7 @@ def check(engine: EncoderEngine, head: Head, items: Sequence[TokenizedItem]) -> 
 
 
 @pytest.mark.parametrize("head", ENCODER_HEADS)
-def test_answer_is_batch_invariant(open_tiny: OpenTiny, head: Head) -> None:
+def test_answer_is_batch_invariant(open_tiny: OpenTiny, head: ModelHead) -> None:
     engine = open_tiny(head)
     for one in ITEMS:
         check(engine, head, [one])
@@ -56,25 +56,25 @@ def test_answer_is_batch_invariant(open_tiny: OpenTiny, head: Head) -> None:
 
 
 def test_a_batch_of_any_size_is_answered(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.TOKENS)
+    engine = open_tiny(ModelHead.TOKENS)
     for size in (1, 4, 5, 9):
         for length in (1, 4, 8, 16, 20):
-            check(engine, Head.TOKENS, [item_of(np.arange(length) % 10)] * size)
+            check(engine, ModelHead.TOKENS, [build_item(np.arange(length) % 10)] * size)
 
 
 def test_an_item_without_mask_tokens_gets_an_empty_answer(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.MASKS)
-    (nothing,) = engine.run(collate([item_of([1, 2])])).items
+    engine = open_tiny(ModelHead.MASKS)
+    (nothing,) = engine.run(collate([build_item([1, 2])])).items
     assert nothing.shape == (0, WIDTH)
-    check(engine, Head.MASKS, [item_of([1, 2]), item(MASK_TOKEN, 3)])
+    check(engine, ModelHead.MASKS, [build_item([1, 2]), item(MASK_TOKEN, 3)])
 
 
 def test_more_masks_than_items_are_answered_too(open_tiny: OpenTiny) -> None:
-    check(open_tiny(Head.MASKS), Head.MASKS, [item(MASK_TOKEN, 5), item(MASK_TOKEN, 4)])
+    check(open_tiny(ModelHead.MASKS), ModelHead.MASKS, [item(MASK_TOKEN, 5), item(MASK_TOKEN, 4)])
 
 
 def test_answers_stay_what_they_were_after_the_next_pass(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.VECTOR)
+    engine = open_tiny(ModelHead.VECTOR)
     first = engine.run(collate([item(1)])).items[0]
     before = first.copy()
     engine.run(collate([item(2)]))
@@ -86,7 +86,7 @@ def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> 
     answers = engine.run(collate(items, unpooled=True)).items
     for answer, (ids, second_segment_start) in zip(answers, items, strict=True):
         assert answer.dtype == np.float32
-        due = expected(Head.TOKENS, ids, second_segment_start)
+        due = expected(ModelHead.TOKENS, ids, second_segment_start)
         np.testing.assert_allclose(answer, due, atol=TOLERANCE)
 
 
@@ -95,32 +95,34 @@ def test_a_model_that_pools_gives_every_token_between_its_vectors(
 ) -> None:
     if kind.engine == "torch":
         pytest.skip("programs have one answer")
-    engine = open_tiny(Head.VECTOR)
+    engine = open_tiny(ModelHead.VECTOR)
     assert engine.info.supports_unpooled
     check_every_token(engine, ITEMS[:1])
-    check(engine, Head.VECTOR, ITEMS)
+    check(engine, ModelHead.VECTOR, ITEMS)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda size: check_every_token(engine, ITEMS[:size]), [1, 2, 3, 5] * 4))
-    check_every_token(engine, [item_of(np.arange(20) % 10)] * 9)
-    check(engine, Head.VECTOR, ITEMS[1:])
+    check_every_token(engine, [build_item(np.arange(20) % 10)] * 9)
+    check(engine, ModelHead.VECTOR, ITEMS[1:])
 
 
 def test_a_model_without_the_vectors_of_tokens_says_so(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.LABELS)  # like those of vectors that were built long ago
+    engine = open_tiny(ModelHead.LABELS)  # like those of vectors that were built long ago
     assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):
         engine.run(collate(ITEMS, unpooled=True))
 
 
 def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.VECTOR)
+    engine = open_tiny(ModelHead.VECTOR)
     engine.close()
     with pytest.raises(EngineFailed, match="closed"):
         engine.run(collate(ITEMS, unpooled=True))
 
 
-@pytest.mark.parametrize("head", [Head.VECTOR, Head.TOKENS])
-def test_an_answer_that_is_no_number_spoils_no_neighbour(open_tiny: OpenTiny, head: Head) -> None:
+@pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS])
+def test_an_answer_that_is_no_number_spoils_no_neighbour(
+    open_tiny: OpenTiny, head: ModelHead
+) -> None:
     engine = open_tiny(head)
     bad = item(NAN_WORD, 2)
     answers = engine.run(collate([bad, ITEMS[0], bad])).items
@@ -129,18 +131,18 @@ def test_an_answer_that_is_no_number_spoils_no_neighbour(open_tiny: OpenTiny, he
 
 
 def test_passes_of_several_threads_do_not_mix(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.TOKENS)
+    engine = open_tiny(ModelHead.TOKENS)
 
     def passes(word: int) -> None:
         for length in range(1, 16):
-            check(engine, Head.TOKENS, [item(word, length), item(word + 1)])
+            check(engine, ModelHead.TOKENS, [item(word, length), item(word + 1)])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(passes, range(8)))
 
 
 def test_a_closed_engine_refuses_to_run(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(Head.VECTOR)
+    engine = open_tiny(ModelHead.VECTOR)
     engine.close()
     with pytest.raises(EngineFailed, match="closed"):
         engine.run(collate([item(1)]))
@@ -159,7 +161,7 @@ def test_a_file_that_cannot_be_read_is_named(
 
 def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "half.graph"
-    whole = written(kind, Head.VECTOR).read_bytes()
+    whole = written(kind, ModelHead.VECTOR).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(EngineFailed, match=r"half\.graph"):
         open_engine(spec_of(kind, path), SETTINGS)
@@ -170,11 +172,11 @@ def test_a_pass_that_fails_is_an_engine_failure_and_the_next_one_works(
 ) -> None:
     if kind.engine == "openvino":
         pytest.skip("OpenVINO answers zeros for a word that does not exist")
-    engine = open_tiny(Head.VECTOR)
+    engine = open_tiny(ModelHead.VECTOR)
     with pytest.raises(EngineFailed, match="cpu-fp32") as failure:
         engine.run(collate([item(WORDS + 1)]))
     assert failure.value.__cause__ is not None
-    check(engine, Head.VECTOR, ITEMS[:1])
+    check(engine, ModelHead.VECTOR, ITEMS[:1])
 
 
 @pytest.mark.parametrize(
@@ -199,9 +201,9 @@ def test_a_graph_that_reads_something_else_is_refused(
 def test_a_graph_that_answers_another_shape_is_an_engine_failure(
     kind: Kind, written: Written
 ) -> None:
-    vector = written(kind, Head.VECTOR)
+    vector = written(kind, ModelHead.VECTOR)
     with (
-        closing(open_engine(spec_of(kind, vector, Head.TOKENS), SETTINGS)) as engine,
+        closing(open_engine(spec_of(kind, vector, ModelHead.TOKENS), SETTINGS)) as engine,
         pytest.raises(EngineFailed, match=r"where \[2, 1, width\] is due"),
     ):
         engine.run(collate([item(1), item(2)]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import EngineOptions, Head
+from deployments.artifacts.manifest import EngineOptions, ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import missing_requirement, open_engine
 from deployments.engines.decoder import DecoderEngine
@@ -37,9 +37,9 @@ ONNX, TORCH = KINDS["onnxruntime"], KINDS["torch"]
     ],
     ids=["cuda", "cuda-graphs", "tensorrt", "torch", "torch-in-buckets", "torch-compiled"],
 )
-@pytest.mark.parametrize("head", [Head.VECTOR, Head.TOKENS, Head.MASKS])
+@pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS, ModelHead.MASKS])
 def test_the_gpu_answers_as_by_hand(
-    kind: Kind, options: EngineOptions, head: Head, written: Written
+    kind: Kind, options: EngineOptions, head: ModelHead, written: Written
 ) -> None:
     encoder = EncoderSettings(providers=CUDA, concurrent_passes=2)
     spec = replace(spec_of(kind, Path("not yet written"), head), options=options)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed
-from tests.support.fakes import item_of
+from tests.support.fakes import build_item
 
 MASK = 9
-BATCH = collate([item_of([1, MASK, 2]), item_of([3]), item_of([MASK, MASK])])
+BATCH = collate([build_item([1, MASK, 2]), build_item([3]), build_item([MASK, MASK])])
 
 
 def test_a_graph_gets_what_it_reads_and_nothing_else() -> None:
@@ -33,34 +33,34 @@ def test_padding_is_no_mask_token_whatever_its_id() -> None:
 
 
 def test_a_batch_without_mask_tokens_feeds_one_position_that_nobody_gets() -> None:
-    batch = collate([item_of([1, 2])])
+    batch = collate([build_item([1, 2])])
     feeds = feeds_of(batch, ["input_ids", "mask_positions"], MASK)
     assert feeds.arrays["mask_positions"].tolist() == [0]
-    (rows,) = split(Head.MASKS, np.ones((1, 5), np.float32), batch, feeds.mask_counts)
+    (rows,) = split(ModelHead.MASKS, np.ones((1, 5), np.float32), batch, feeds.mask_counts)
     assert rows.shape == (0, 5)
 
 
 def test_answers_are_views_cut_to_their_items() -> None:
     raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
-    tokens = split(Head.TOKENS, raw, BATCH, ())
+    tokens = split(ModelHead.TOKENS, raw, BATCH, ())
     assert [rows.shape for rows in tokens] == [(3, 2), (1, 2), (2, 2)]
     assert all(np.shares_memory(rows, raw) for rows in tokens)
-    vectors = split(Head.VECTOR, raw[:, 0], BATCH, ())
+    vectors = split(ModelHead.VECTOR, raw[:, 0], BATCH, ())
     assert isinstance(vectors, np.ndarray)
     np.testing.assert_array_equal(vectors, raw[:3, 0])
-    masks = split(Head.MASKS, raw[0], BATCH, (1, 0, 2))
+    masks = split(ModelHead.MASKS, raw[0], BATCH, (1, 0, 2))
     assert [rows[:, 0].tolist() for rows in masks] == [[0], [], [2, 4]]
 
 
 def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
     raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
     batch = replace(BATCH, unpooled=True)
-    rows = split(Head.VECTOR, raw, batch, ())
+    rows = split(ModelHead.VECTOR, raw, batch, ())
     assert [row.tolist() for row in rows] == [
-        row.tolist() for row in split(Head.TOKENS, raw, BATCH, ())
+        row.tolist() for row in split(ModelHead.TOKENS, raw, BATCH, ())
     ]
     with pytest.raises(EngineFailed, match="is due"):
-        split(Head.VECTOR, raw[:, 0], batch, ())
+        split(ModelHead.VECTOR, raw[:, 0], batch, ())
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_the_first_output_is_the_answer_and_tokens_go_by_name(
 @pytest.mark.parametrize(
     ("head", "shape"),
     [
-        (Head.VECTOR, (2, 4)),
-        (Head.LABELS, (3,)),
-        (Head.TOKENS, (3, 2, 4)),
-        (Head.SPAN, (3, 2)),
-        (Head.MASKS, (2, 4)),
+        (ModelHead.VECTOR, (2, 4)),
+        (ModelHead.LABELS, (3,)),
+        (ModelHead.TOKENS, (3, 2, 4)),
+        (ModelHead.SPAN, (3, 2)),
+        (ModelHead.MASKS, (2, 4)),
     ],
 )
-def test_an_answer_that_is_too_small_is_refused(head: Head, shape: tuple[int, ...]) -> None:
+def test_an_answer_that_is_too_small_is_refused(head: ModelHead, shape: tuple[int, ...]) -> None:
     with pytest.raises(EngineFailed, match="is due"):
         split(head, np.zeros(shape, np.float32), BATCH, (1, 0, 2))
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from deployments.artifacts.manifest import Device, EngineOptions, Head
+from deployments.artifacts.manifest import Device, EngineOptions, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
@@ -30,7 +30,7 @@ def spec_with(path: Path, options: EngineOptions) -> GraphSpec:
         precision="fp32",
         engine="onnxruntime",
         options=options,
-        head=Head.VECTOR,
+        head=ModelHead.VECTOR,
     )
 
 
@@ -49,7 +49,7 @@ def test_the_sealed_candidate_says_what_its_engine_is_called(
 
 
 def test_options_reach_the_session(written: Written) -> None:
-    path = written(ONNX, Head.VECTOR)
+    path = written(ONNX, ModelHead.VECTOR)
     quiet = open_session(spec_with(path, EngineOptions()), EncoderSettings(intra_op_threads=3))
     options = quiet.get_session_options()
     assert options.intra_op_num_threads == 3
@@ -68,7 +68,7 @@ def test_exact_int8_products_are_asked_for_where_others_would_overflow(
 ) -> None:
     processor = CpuInfo("some", "1", flags, "x86_64")
     monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: processor)
-    session = open_session(spec_with(written(ONNX, Head.VECTOR), EngineOptions()), SETTINGS)
+    session = open_session(spec_with(written(ONNX, ModelHead.VECTOR), EngineOptions()), SETTINGS)
     options = session.get_session_options()
     if processor.overflows:
         assert options.get_session_config_entry("session.x64quantprecision") == "1"

@@ -152,7 +152,7 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
 
 
 def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
-    one_row = 64 * kv_bytes_per_token(spec.decoding, 4)
+    one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     assert open_decoder(spec, settings).info.slots == 3
     with pytest.raises(EngineFailed, match="kv_cache_bytes"):
@@ -161,7 +161,7 @@ def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None
 
 def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     assert int8_spec.kv_cache_dtype == "int8"
-    one_row = 64 * kv_bytes_per_token(int8_spec.decoding, 4) // 4
+    one_row = 64 * kv_bytes_per_token(int8_spec.generation_config, 4) // 4
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(int8_spec, settings)
     assert isinstance(decoder, OnnxDecoder)
@@ -200,9 +200,9 @@ def test_a_decoder_has_no_more_threads_than_heads(
     spec: DecoderSpec, told: int | None, threads: int
 ) -> None:
     """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
-    decoding = spec.decoding.model_copy(update={"heads": told})
+    generation_config = spec.generation_config.model_copy(update={"heads": told})
     settings = GeneratorSettings(intra_op_threads=16)
-    decoder = OnnxDecoder(replace(spec, decoding=decoding), settings, slots=1, context=64)
+    decoder = OnnxDecoder(replace(spec, generation_config=generation_config), settings, slots=1, context=64)
     assert decoder.session.get_session_options().intra_op_num_threads == threads
     decoder.close()
 

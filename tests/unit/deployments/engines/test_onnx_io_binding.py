@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import EngineOptions, Head
+from deployments.artifacts.manifest import EngineOptions, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
@@ -17,14 +17,16 @@ from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.errors import EngineFailed
 from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import WORDS
-from tests.support.fakes import item, item_of
+from tests.support.fakes import build_item, item
 from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, SETTINGS, Written, spec_of
 
 UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
 
 
 @pytest.mark.parametrize("head", ENCODER_HEADS)
-def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(head: Head, written: Written) -> None:
+def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(
+    head: ModelHead, written: Written
+) -> None:
     path = written(BOUND, head)
     with (
         closing(open_engine(spec_of(UNBOUND, path, head), SETTINGS)) as unbound,
@@ -33,13 +35,13 @@ def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(head: Head, written: W
         assert isinstance(bound, IoBindingEngine)
         assert not isinstance(unbound, IoBindingEngine)
         for items, tokens in BUCKETS:
-            batch = collate([item_of(np.arange(tokens) % 8 + i) for i in range(items)])
+            batch = collate([build_item(np.arange(tokens) % 8 + i) for i in range(items)])
             for ours, theirs in zip(bound.run(batch).items, unbound.run(batch).items, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
 
 
 def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None:
-    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     with (
         closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine,
         ThreadPoolExecutor(4) as pool,
@@ -52,7 +54,7 @@ def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None
 
 
 def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
-    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     with closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine:
         for _ in range(3):
             with pytest.raises(EngineFailed):
@@ -61,7 +63,7 @@ def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
 
 
 def test_a_bucket_that_the_graph_cannot_run_is_named_at_open(written: Written) -> None:
-    spec = spec_of(BOUND, written(BOUND, Head.VECTOR))
+    spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     hopeless = replace(spec, options=EngineOptions(buckets=((1, 4), (1, -3))))
     with pytest.raises(EngineFailed, match=spec.path.name):
         open_engine(hopeless, SETTINGS)

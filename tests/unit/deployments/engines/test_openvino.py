@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from deployments.artifacts.manifest import Head
+from deployments.artifacts.manifest import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines import missing_requirement, open_engine
 from tests.support.engine_programs import write_model
-from tests.support.fakes import item, item_of
+from tests.support.fakes import build_item, item
 from tests.unit.deployments.engines.conftest import KINDS, SETTINGS, Written, spec_of
 
 pytest.importorskip("openvino", reason="`openvino` is not installed")
@@ -36,7 +36,7 @@ def test_importing_it_tells_nobody_and_leaves_nothing_in_the_home_directory(
     )
     environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code, written(OPENVINO, Head.VECTOR)],
+        [sys.executable, "-c", code, written(OPENVINO, ModelHead.VECTOR)],
         env=environment,
         capture_output=True,
         text=True,
@@ -93,7 +93,7 @@ def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None
     path = tmp_path / "attention.onnx"
     write_model(path, nodes, tables, ("input_ids",), opset=23)
     with closing(open_engine(spec_of(OPENVINO, path), SETTINGS)) as engine:
-        (row,) = engine.run(collate([item_of([1, 2])])).items
+        (row,) = engine.run(collate([build_item([1, 2])])).items
     x = np.array([1.0, 2.0])
     weights = np.exp(np.outer(x, x))
     np.testing.assert_allclose(row, weights @ x / weights.sum(axis=1), rtol=1e-4)
@@ -102,7 +102,7 @@ def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of an x86 CPU")
 def test_bf16_is_left_out_where_the_cpu_has_none(written: Written) -> None:
     flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    spec = spec_of(OPENVINO, written(OPENVINO, Head.VECTOR))
+    spec = spec_of(OPENVINO, written(OPENVINO, ModelHead.VECTOR))
     assert missing_requirement(spec, SETTINGS) is None
     has_it = bool(flags & {"avx512_bf16", "amx_bf16"})
     assert (missing_requirement(replace(spec, precision="bf16"), SETTINGS) is None) == has_it

@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from deployments.artifacts.manifest import Candidate, Device, EngineOptions, Head
+from deployments.artifacts.manifest import Candidate, Device, EngineOptions, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import (
     ENGINES,
@@ -33,7 +33,7 @@ def spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
         precision="fp32",
         engine=engine,
         options=options or EngineOptions(),
-        head=Head.VECTOR,
+        head=ModelHead.VECTOR,
     )
 
 

@@ -17,7 +17,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch", reason="`safetensor
 
 from safetensors import safe_open  # noqa: E402
 
-from deployments.artifacts.manifest import EngineOptions, Head  # noqa: E402
+from deployments.artifacts.manifest import EngineOptions, ModelHead  # noqa: E402
 from deployments.batching.batches import collate  # noqa: E402
 from deployments.engines import open_engine  # noqa: E402
 from deployments.engines.torch_program import read_program, write_program  # noqa: E402
@@ -35,9 +35,9 @@ def rewritten(written: Written, tmp_path: Path) -> Callable[[Callable[[Nodes], N
     """The tiny program with its calls changed by hand."""
 
     def rewrite(change: Callable[[Nodes], None]) -> Path:
-        with safe_open(written(TORCH, Head.VECTOR), framework="pt") as file:
+        with safe_open(written(TORCH, ModelHead.VECTOR), framework="pt") as file:
             nodes = json.loads(file.metadata()["program"])
-        weights = safetensors_torch.load_file(written(TORCH, Head.VECTOR))
+        weights = safetensors_torch.load_file(written(TORCH, ModelHead.VECTOR))
         change(nodes)
         path = tmp_path / "changed.graph"
         safetensors_torch.save_file(weights, path, metadata={"program": json.dumps(nodes)})
@@ -131,7 +131,7 @@ def test_a_program_that_a_file_cannot_say_is_refused_when_written(tmp_path: Path
 
 
 def test_compiling_without_buckets_would_never_end(written: Written) -> None:
-    spec = spec_of(TORCH, written(TORCH, Head.VECTOR))
+    spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
     with pytest.raises(EngineFailed, match="needs buckets"):
         open_engine(replace(spec, options=EngineOptions(compile=True)), SETTINGS)
 
@@ -139,16 +139,16 @@ def test_compiling_without_buckets_would_never_end(written: Written) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs `g++` on a CPU")
 def test_a_compiled_program_answers_the_same(written: Written) -> None:
-    spec = spec_of(TORCH, written(TORCH, Head.TOKENS), Head.TOKENS)
+    spec = spec_of(TORCH, written(TORCH, ModelHead.TOKENS), ModelHead.TOKENS)
     options = EngineOptions(buckets=((2, 8), (4, 8)), compile=True)
     with closing(open_engine(replace(spec, options=options), SETTINGS)) as engine:
-        check(engine, Head.TOKENS, ITEMS[:1])
-        check(engine, Head.TOKENS, ITEMS[:4])
-        check(engine, Head.TOKENS, ITEMS)  # larger than every bucket
+        check(engine, ModelHead.TOKENS, ITEMS[:1])
+        check(engine, ModelHead.TOKENS, ITEMS[:4])
+        check(engine, ModelHead.TOKENS, ITEMS)  # larger than every bucket
 
 
 def test_closing_stops_the_thread(written: Written) -> None:
-    engine = open_engine(spec_of(TORCH, written(TORCH, Head.VECTOR)), SETTINGS)
+    engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
     engine.run(collate([item(1)]))
     engine.close()
     engine.close()

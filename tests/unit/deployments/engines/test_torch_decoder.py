@@ -212,7 +212,7 @@ def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> 
 
 
 def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
-    one_row = 64 * kv_bytes_per_token(spec.decoding, 4)
+    one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(spec, settings)
     assert isinstance(decoder, TorchDecoder)
@@ -221,20 +221,20 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
     decoder.close()
     with pytest.raises(EngineFailed, match="openvino does not generate"):
         engine_for(replace(spec, engine="openvino"))
-    source = EncoderDecoderConfig(max_source_tokens=64, start_token=0)
-    behind_encoder = spec.decoding.model_copy(update={"source": source})
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    behind_encoder = spec.generation_config.model_copy(update={"encoder_decoder": source})
     with pytest.raises(EngineFailed, match=f"{spec.engine} does not generate"):
-        engine_for(replace(spec, decoding=behind_encoder))
+        engine_for(replace(spec, generation_config=behind_encoder))
 
 
 def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
-    taller = spec.decoding.model_copy(update={"layers": 3})
+    taller = spec.generation_config.model_copy(update={"layers": 3})
     said = {
         "torch": "of 3 layers reads input_ids, lengths",
         "transformers": r"has \(2, 266\) layers and words, not \(3,",
     }
     with pytest.raises(EngineFailed, match=said[spec.engine]):
-        open_decoder(replace(spec, decoding=taller), GeneratorSettings())
+        open_decoder(replace(spec, generation_config=taller), GeneratorSettings())
 
 
 def test_a_program_writes_by_one_operator_only(tmp_path: Path) -> None:

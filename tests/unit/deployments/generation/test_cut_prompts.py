@@ -69,12 +69,16 @@ def preparation(
     The last `unknown` tokens of its tokenizer it does not know.
     """
     manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
-    assert manifest.decoding is not None
-    source = EncoderDecoderConfig(max_source_tokens=SOURCE, start_token=0) if encoder else None
-    decoding = manifest.decoding.model_copy(update={"source": source})
+    assert manifest.generation_config is not None
+    source = (
+        EncoderDecoderConfig(max_source_tokens=SOURCE, decoder_start_token_id=0)
+        if encoder
+        else None
+    )
+    generation_config = manifest.generation_config.model_copy(update={"encoder_decoder": source})
     model = RegisteredModel(
         ref=ModelRef(manifest.id, manifest.version),
-        manifest=manifest.model_copy(update={"decoding": decoding}),
+        manifest=manifest.model_copy(update={"decoding": generation_config}),
         directory=directory,
         sealed_s=0.0,
         tasks=manifest.tasks,

@@ -34,7 +34,10 @@ class OneWord:
 
 def test_a_grammar_is_not_asked_about_tokens_that_every_answer_has() -> None:
     source = EncoderDecoderConfig(
-        max_source_tokens=8, start_token=1, first_token=TTFT, last_token=LAST
+        max_source_tokens=8,
+        decoder_start_token_id=1,
+        forced_bos_token_id=TTFT,
+        forced_eos_token_id=LAST,
     )
     grammar = OneWord()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4)

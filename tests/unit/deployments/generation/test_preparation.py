@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from deployments.artifacts.generation_config import Decoding
+from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 from deployments.errors import (
     ArtifactError,
@@ -51,10 +51,10 @@ def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
     if template is not None:
         (directory / CHAT_TEMPLATE_NAME).write_text(template, encoding="utf-8")
     special = {"bos_token": START, "eos_token": END}
-    decoding = Decoding(
+    generation_config = GenerationConfig(
         layers=1, kv_heads=1, head_dim=8, eos_token_ids=(END_ID,), special_tokens=special
     )
-    return PromptTokenizer(directory, decoding)
+    return PromptTokenizer(directory, generation_config)
 
 
 def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
@@ -261,6 +261,6 @@ def test_a_long_conversation_is_no_hostile_one(tmp_path: Path) -> None:
 
 
 def test_without_a_tokenizer_there_is_no_reader(tmp_path: Path) -> None:
-    decoding = Decoding(layers=1, kv_heads=1, head_dim=8, eos_token_ids=(0,))
+    generation_config = GenerationConfig(layers=1, kv_heads=1, head_dim=8, eos_token_ids=(0,))
     with pytest.raises(ArtifactError):
-        PromptTokenizer(tmp_path, decoding)
+        PromptTokenizer(tmp_path, generation_config)

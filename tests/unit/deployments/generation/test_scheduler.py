@@ -19,7 +19,7 @@ from deployments.generation.messages import (
     Sampling,
 )
 from tests.support.fake_decoder import FakeDecoder
-from tests.support.fakes import PATIENCE_S, far_deadline
+from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, words
 
 
@@ -159,7 +159,7 @@ def test_one_too_many_is_refused_at_once(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = bench.job([1, 2])
     bench.loop.submit(first)
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while bench.loop.load != (1, 0):
         assert time.monotonic() < deadline_s
     others = [bench.job([3, 4]), bench.job([5, 6])]
@@ -333,7 +333,7 @@ def test_a_step_that_does_not_end_shows(make_bench) -> None:
     assert bench.loop.step_elapsed_s() == 0
     job = bench.job([1, 2])
     bench.loop.submit(job)
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while bench.loop.step_elapsed_s() < 0.02:
         assert time.monotonic() < deadline_s
     bench.decoder.held.set()

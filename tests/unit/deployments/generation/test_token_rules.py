@@ -18,12 +18,16 @@ def rules(**given: object) -> TokenConstraints:
         pytest.param({"fewest": 3}, [1, 2], [END], id="not the end yet"),
         pytest.param({"fewest": 3}, [1, 2, 3], [], id="long enough to end"),
         pytest.param({"never": (4, 5)}, [], [4, 5], id="never"),
-        pytest.param({"no_repeat_ngram": 2}, [1, 2, 1], [2], id="a pair that came"),
-        pytest.param({"no_repeat_ngram": 2}, [1, 2, 1, 3, 1], [2, 3], id="both pairs that came"),
-        pytest.param({"no_repeat_ngram": 3}, [1, 2, 3, 1, 2], [3], id="three that came"),
-        pytest.param({"no_repeat_ngram": 1}, [1, 2], [1, 2], id="no token twice"),
-        pytest.param({"no_repeat_ngram": 3}, [1, 2], [], id="too short to repeat"),
-        pytest.param({"no_repeat_ngram": 2, "before": (7,)}, [1, 7], [1], id="after the start"),
+        pytest.param({"no_repeat_ngram_size": 2}, [1, 2, 1], [2], id="a pair that came"),
+        pytest.param(
+            {"no_repeat_ngram_size": 2}, [1, 2, 1, 3, 1], [2, 3], id="both pairs that came"
+        ),
+        pytest.param({"no_repeat_ngram_size": 3}, [1, 2, 3, 1, 2], [3], id="three that came"),
+        pytest.param({"no_repeat_ngram_size": 1}, [1, 2], [1, 2], id="no token twice"),
+        pytest.param({"no_repeat_ngram_size": 3}, [1, 2], [], id="too short to repeat"),
+        pytest.param(
+            {"no_repeat_ngram_size": 2, "before": (7,)}, [1, 7], [1], id="after the start"
+        ),
     ],
 )
 def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int]) -> None:
@@ -34,10 +38,10 @@ def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int
     ("given", "answer", "forced"),
     [
         pytest.param({}, [], None, id="nothing"),
-        pytest.param({"first_token": 4}, [], 4, id="the first"),
-        pytest.param({"first_token": 4}, [4], None, id="only the first"),
-        pytest.param({"last_token": END}, [1] * 4, None, id="before the last"),
-        pytest.param({"last_token": END}, [1] * 5, END, id="the last"),
+        pytest.param({"forced_bos_token_id": 4}, [], 4, id="the first"),
+        pytest.param({"forced_bos_token_id": 4}, [4], None, id="only the first"),
+        pytest.param({"forced_eos_token_id": END}, [1] * 4, None, id="before the last"),
+        pytest.param({"forced_eos_token_id": END}, [1] * 5, END, id="the last"),
     ],
 )
 def test_what_must_follow(given: dict, answer: list[int], forced: int | None) -> None:

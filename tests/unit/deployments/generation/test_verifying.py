@@ -69,7 +69,7 @@ class Evens:
 
 ORDERS = (
     GenerationOptions(sampling=GREEDY, max_new_tokens=90, min_new_tokens=90, logprobs=3),
-    GenerationOptions(sampling=GREEDY, max_new_tokens=90, no_repeat_ngram=4, logprobs=0),
+    GenerationOptions(sampling=GREEDY, max_new_tokens=90, no_repeat_ngram_size=4, logprobs=0),
     options(Sampling(temperature=0.1, seed=1), 90),
     GenerationOptions(sampling=GREEDY, max_new_tokens=90, prompt_logprobs=True),
 )

@@ -8,7 +8,7 @@ import pytest
 from deployments.artifacts.manifest import Device
 from deployments.config import EncoderSettings
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, DeploymentState
-from tests.support.fakes import PATIENCE_S, wait_until
+from tests.support.fakes import TIMEOUT_S, wait_until
 
 ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
 
@@ -118,7 +118,7 @@ async def test_a_controller_that_hangs_keeps_no_request(monkeypatch: pytest.Monk
     held = threading.Event()
 
     def look() -> ClusterSnapshot:
-        held.wait(PATIENCE_S)
+        held.wait(TIMEOUT_S)
         return ClusterSnapshot({"CpuEncoder": 1})
 
     board = ClusterMonitor({Device.CPU: EncoderSettings()}, look)

@@ -9,7 +9,15 @@ from deployments.artifacts.manifest import Device, TaskName
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
 from deployments.ingress.routing import MicroBatchRouter, SendMicroBatch, Submit
-from deployments.messages import Answer, BatchKey, Call, CallBatch, ModelRef, Outcome, Truncation
+from deployments.messages import (
+    BatchKey,
+    Call,
+    CallBatch,
+    CallResult,
+    ModelRef,
+    Outcome,
+    Truncation,
+)
 from deployments.transports.base import EncoderClient
 from tests.support.fakes import (
     FailingEncoder,
@@ -40,7 +48,9 @@ class EchoLane:
         texts = [call.texts[0] for call in batch.calls]
         self.lists.append(texts)
         return [
-            InputTooLong("too long", field="inputs") if text == "refused" else Answer(text, "fake")
+            InputTooLong("too long", field="inputs")
+            if text == "refused"
+            else CallResult(text, "fake")
             for text in texts
         ]
 
@@ -95,8 +105,8 @@ async def test_a_list_waits_as_long_as_the_most_patient_of_its_calls() -> None:
     encoder = HangingEncoder()
     route = router(encoder, in_groups_of(2))
     hasty, patient = [
-        asyncio.ensure_future(route.run(SHORT, call("a", deadline_s=time.time() + patience_s)))
-        for patience_s in (0.05, 0.5)
+        asyncio.ensure_future(route.run(SHORT, call("a", deadline_s=time.time() + timeout_s)))
+        for timeout_s in (0.05, 0.5)
     ]
     with pytest.raises(DeadlineExceeded):
         await hasty

@@ -14,7 +14,7 @@ from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
 from deployments.ingress.request_log import log_level
 from deployments.ingress.response_cache import STRING_BYTES, response_bytes
-from deployments.messages import Answer, BatchKey, ModelRef
+from deployments.messages import BatchKey, CallResult, ModelRef
 from deployments.tasks.token_classification import TokenClassification
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
 from tests.support.fakes import FailingEncoder, HangingEncoder, in_groups_of, wait_until
@@ -56,7 +56,7 @@ def test_words_of_parameters_count_as_memory() -> None:
             "a", {"ignore_labels": list(ignored)}, tiny_manifest(labels=("O", "PER"))
         )
         key = BatchKey(ModelRef("m", "1"), TaskName.TOKEN_CLASSIFICATION, Device.CPU, long=False)
-        return response_bytes((key, task_input), Answer([], "cpu-fp32"))
+        return response_bytes((key, task_input), CallResult([], "cpu-fp32"))
 
     assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
 

@@ -24,9 +24,9 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.messages import (
-    Answer,
     Batch,
     BatchKey,
+    CallResult,
     ModelRef,
     Outputs,
     TokenizedBatch,
@@ -101,7 +101,7 @@ async def test_every_call_has_its_outcome_in_order_errors_included(encoder: Enco
 
 async def test_an_answer_says_what_ran_and_what_it_took(encoder: EncoderHarness) -> None:
     (answer,) = await encoder.replica.infer(encoder.batch(call(3, 4)))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, CallResult)
     assert answer.compute_type == "cpu-fp32"
     assert (answer.timings.tokens, answer.timings.tokenize_s) == (7, 0.25)
     assert answer.timings.forward_s > 0
@@ -119,7 +119,7 @@ async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(
 ) -> None:
     encoder.replica.configure(BatchSettings(max_waiting_items=3))
     outcomes = await encoder.replica.infer(encoder.batch(call(2, 2), call(2, 2), call(2)))
-    assert [type(outcome) for outcome in outcomes] == [Answer, Overloaded, Answer]
+    assert [type(outcome) for outcome in outcomes] == [CallResult, Overloaded, CallResult]
 
 
 async def test_a_model_without_a_graph_for_the_encoder_says_so(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_a_model_nobody_configured_fails_its_own_list_only(encoder: Encode
         encoder.replica.infer(unknown), encoder.replica.infer(known)
     )
     assert isinstance(failed, UnknownModel)
-    assert isinstance(answered, Answer)
+    assert isinstance(answered, CallResult)
 
 
 async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: 
         (outcomes[model.id],) = await replica.infer(batch)
     await replica.close()
     assert isinstance(outcomes["tiny/broken"], EngineFailed)
-    assert isinstance(outcomes[EMBEDDER], Answer)
+    assert isinstance(outcomes[EMBEDDER], CallResult)
 
 
 def test_an_encoder_without_its_provider_does_not_start(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_what_a_task_refuses_is_the_outcome_of_its_own_call_only(
     refused, answered = await encoder.replica.infer(encoder.batch(call(1), call(2)))
     assert isinstance(refused, InvalidField)
     assert refused.field == "inputs"
-    assert isinstance(answered, Answer)
+    assert isinstance(answered, CallResult)
 
 
 async def test_a_task_that_stumbles_fails_its_call_and_not_the_encoder(
@@ -221,7 +221,7 @@ async def test_a_task_that_stumbles_fails_its_call_and_not_the_encoder(
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(failed, EngineFailed)
     assert "no such thing" in failed.message
-    assert isinstance(answered, Answer)
+    assert isinstance(answered, CallResult)
 
 
 async def test_a_task_that_names_tokens_gets_the_vocabulary_and_its_own_items(
@@ -235,8 +235,8 @@ async def test_a_task_that_names_tokens_gets_the_vocabulary_and_its_own_items(
     calls = (call(1, 3), call(2)._replace(token_offsets=(layout,)))
     first, second = await encoder.replica.infer(encoder.batch(*calls))
     await encoder.replica.close()
-    assert isinstance(first, Answer)
-    assert isinstance(second, Answer)
+    assert isinstance(first, CallResult)
+    assert isinstance(second, CallResult)
     assert first.value == ([["the"], ["the"] * 3], (), EMBEDDER)
     assert second.value == ([["the"] * 2], (layout,), EMBEDDER)
 
@@ -268,8 +268,8 @@ async def test_more_tokens_than_one_answer_has_room_for_are_refused(
     refused, answered = await encoder.replica.infer(unpooled(batch))
     assert isinstance(refused, InputTooLong)
     assert "9 tokens in all, at most 8" in refused.message
-    assert isinstance(answered, Answer)
-    assert all(isinstance(outcome, Answer) for outcome in await encoder.replica.infer(batch))
+    assert isinstance(answered, CallResult)
+    assert all(isinstance(outcome, CallResult) for outcome in await encoder.replica.infer(batch))
 
 
 async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
@@ -296,7 +296,7 @@ async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Pa
     await encoder.replica.close()
     assert isinstance(refused, WrongTask)
     assert "build the model again" in refused.message
-    assert isinstance(answered, Answer)
+    assert isinstance(answered, CallResult)
 
 
 async def test_a_cancelled_list_is_dropped_before_the_engine(encoder: EncoderHarness) -> None:
@@ -306,7 +306,7 @@ async def test_a_cancelled_list_is_dropped_before_the_engine(encoder: EncoderHar
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     (kept,) = await encoder.replica.infer(encoder.batch(call(2)))
-    assert isinstance(kept, Answer)
+    assert isinstance(kept, CallResult)
     # Two passes may have begun, one per engine thread, and one stood ready; the last is the
     # kept one's.
     assert len(encoder.passes.records) <= 4
@@ -323,19 +323,19 @@ async def test_an_encoder_whose_passes_keep_failing_is_not_healthy(
     with monkeypatch.context() as while_broken:
         while_broken.setattr(engine, "run", broken)
         for _ in range(MAX_CONSECUTIVE_FAILURES):
-            await encoder.replica.check()
+            await encoder.replica.check_health()
             (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
             assert isinstance(failed, EngineFailed)
         with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} passes"):
-            await encoder.replica.check()
+            await encoder.replica.check_health()
     await encoder.replica.infer(encoder.batch(call(2)))
-    await encoder.replica.check()
+    await encoder.replica.check_health()
 
 
 async def test_a_call_of_any_size_is_let_in_where_nobody_waits(encoder: EncoderHarness) -> None:
     encoder.replica.configure(BatchSettings(max_waiting_items=3))
     (answer,) = await encoder.replica.infer(encoder.batch(call(2, 2, 2, 2, 2)))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, CallResult)
 
 
 async def test_a_long_answer_is_decoded_beside_the_event_loop(
@@ -352,11 +352,11 @@ async def test_a_long_answer_is_decoded_beside_the_event_loop(
     (short,) = await encoder.replica.infer(encoder.batch(call(2)))
     monkeypatch.setattr("deployments.replicas.encoder.INLINE_VALUES", 1)
     (long,) = await encoder.replica.infer(encoder.batch(call(2)))
-    assert isinstance(short, Answer)
-    assert isinstance(long, Answer)
+    assert isinstance(short, CallResult)
+    assert isinstance(long, CallResult)
     here = threading.get_ident()
     assert [thread == here for thread in Watched.threads] == [True, False]
 
 
 async def test_an_idle_encoder_is_healthy(encoder: EncoderHarness) -> None:
-    await encoder.replica.check()
+    await encoder.replica.check_health()

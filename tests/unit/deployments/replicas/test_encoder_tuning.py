@@ -19,7 +19,7 @@ import pytest
 from deployments.artifacts.manifest import Device, TaskName
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
-from deployments.messages import Answer, BatchKey, ModelRef, TokenizedBatch, TokenizedCall
+from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
 from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.tasks.embedding import EmbeddingOptions
@@ -31,7 +31,7 @@ from tests.support.tuning_artifacts import keep_table, seal_tunable
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 TOLERANCE = 1e-5
 # Enough for a real process to start, measure 0.2 s and end, on a machine with other work.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 UNTUNED, TUNED = "cpu-fp32", "cpu-int8"
 STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
 
@@ -57,17 +57,17 @@ class EncoderHarness:
         ref = ModelRef(EMBEDDER, version)
         self._key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
 
-    async def ask(self) -> Answer:
+    async def ask(self) -> CallResult:
         call = TokenizedCall((3,), 0, RAW, far_deadline())
         batch = TokenizedBatch(self._key, item(5, 3).ids.tobytes(), (call,), 0.0)
         (answer,) = await self.replica.infer(batch)
-        assert isinstance(answer, Answer), answer
+        assert isinstance(answer, CallResult), answer
         return answer
 
-    async def ask_until(self, compute_type: str) -> list[Answer]:
+    async def ask_until(self, compute_type: str) -> list[CallResult]:
         """Ask on and on until an answer comes from that kind of engine; all answers."""
         answers = [await self.ask()]
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while answers[-1].compute_type != compute_type:
             assert time.monotonic() < give_up_s, "it was not tuned"
             answers += await asyncio.gather(*(self.ask() for _ in range(4)))
@@ -158,7 +158,7 @@ async def test_a_model_that_cannot_be_tuned_is_served_all_the_same(
 
 
 async def until_slowly(happened: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + TIMEOUT_S
     while not happened():
         assert time.monotonic() < give_up_s, "waited in vain"
         await asyncio.sleep(0.02)
@@ -203,7 +203,7 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
         replica.wait()
         assert child.is_running()
         child.resume()
-        assert psutil.wait_procs([child], timeout=PATIENCE_S)[1] == []
+        assert psutil.wait_procs([child], timeout=TIMEOUT_S)[1] == []
     finally:
         replica.kill()
         replica.wait()
@@ -211,7 +211,7 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
 
 
 def wait_for_child(process: psutil.Process) -> psutil.Process:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < give_up_s:
         if children := process.children():
             return children[0]

@@ -331,17 +331,17 @@ async def test_a_replica_whose_engine_is_lost_says_so(store, refs) -> None:
         await whole(running, call(refs[DECODER]))
         running._served[refs[DECODER]].loop.lost = EngineLost("all processes have ended")
         with pytest.raises(EngineLost, match="have ended"):
-            await running.check()
+            await running.check_health()
 
 
 async def test_a_replica_whose_step_hangs_says_so(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
-        await running.check()
+        await running.check_health()
         monkeypatch.setattr("deployments.replicas.generator.HANG_TIMEOUT_S", -1.0)
         with pytest.raises(EngineFailed, match="tiny/"):
-            await running.check()
+            await running.check_health()
 
 
 async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(

@@ -14,7 +14,7 @@ from deployments.generation.messages import (
     Token,
 )
 from deployments.replicas.generator import StreamBuffer
-from tests.support.fakes import PATIENCE_S
+from tests.support.fakes import TIMEOUT_S
 
 STARTED = Started(prompt_tokens=3, cached_tokens=0, seed=1, compute_type="cpu-fake")
 DONE = Finished(FinishReason.LENGTH, 2, GenerationTimings())
@@ -48,7 +48,7 @@ async def test_a_reader_waits_for_news() -> None:
     await asyncio.sleep(0)
     assert not reader.done()
     mailbox.put(chunk("a"))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert await reader == chunk("a")
 
 

@@ -32,9 +32,9 @@ from deployments.messages import (
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
-from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
+from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
-from tests.support.fakes import PATIENCE_S, EncodeLog, far_deadline, wait_until
+from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
 
 LONG = "a " * INLINE_CHARACTERS  # not encoded on the event loop
 
@@ -70,9 +70,9 @@ def call(*texts: Text, options: object = None, truncate: bool = False) -> Call:
 
 
 async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_store: Path) -> None:
-    log = EncodeLog()
+    log = TokenizeLog()
     first, second = call("good film", "night", options="first"), call("the", options="second")
-    encoded = await make_replica(log).encode(batch(tiny_store, first, second))
+    encoded = await make_replica(log).tokenize_batch(batch(tiny_store, first, second))
     assert encoded.calls == (
         TokenizedCall((4, 3), 0, "first", first.deadline_s),
         TokenizedCall((3,), 0, "second", second.deadline_s),
@@ -86,15 +86,15 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
 async def test_a_call_too_long_leaves_no_gap_in_the_ids(
     filler: str, make_replica, tiny_store: Path
 ) -> None:
-    replica = make_replica(EncodeLog())
+    replica = make_replica(TokenizeLog())
     calls = (
         call("good film"),
         call("good " * 20),
         call("night"),
         call(filler or "a", truncate=True),
     )
-    encoded = await replica.encode(batch(tiny_store, *calls))
-    alone = await replica.encode(batch(tiny_store, call("night")))
+    encoded = await replica.tokenize_batch(batch(tiny_store, *calls))
+    alone = await replica.tokenize_batch(batch(tiny_store, call("night")))
     before, refused, after, cut = encoded.calls
     assert isinstance(refused, InputTooLong)
     assert (before.lengths, after.lengths) == ((4,), (3,))
@@ -107,7 +107,7 @@ async def test_pairs_travel_with_their_second_segments_and_others_without(
     make_replica, tiny_store: Path
 ) -> None:
     single, paired = call("good film"), call("night", ("good film", "the"))
-    encoded = await make_replica(EncodeLog()).encode(batch(tiny_store, single, paired))
+    encoded = await make_replica(TokenizeLog()).tokenize_batch(batch(tiny_store, single, paired))
     assert [outcome.second_segment_start for outcome in encoded.calls] == [(), (3, 4)]
     assert [item.second_segment_start for item in encoded.items()] == [4, 3, 4]
 
@@ -117,7 +117,7 @@ async def test_a_model_that_is_not_here_is_every_calls_outcome(
 ) -> None:
     known = batch(tiny_store, call("a"), call("b"))
     unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
-    encoded = await make_replica(EncodeLog()).encode(unknown)
+    encoded = await make_replica(TokenizeLog()).tokenize_batch(unknown)
     assert [type(outcome) for outcome in encoded.calls] == [UnknownModel, UnknownModel]
     assert encoded.items() == []
 
@@ -132,7 +132,7 @@ class HeldRecorder:
     def record(self, done: TokenizeRecord) -> None:
         self.recorded.append(threading.current_thread().name)
         if len(self.recorded) == 1:
-            assert self.release.wait(PATIENCE_S)
+            assert self.release.wait(TIMEOUT_S)
 
 
 async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
@@ -140,11 +140,13 @@ async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
 ) -> None:
     recorder = HeldRecorder()
     replica = make_replica(recorder)
-    gone = asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG, truncate=True))))
+    gone = asyncio.ensure_future(
+        replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
+    )
     await wait_until(lambda: bool(recorder.recorded))
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    short = asyncio.ensure_future(replica.encode(batch(tiny_store, call("night"))))
+    short = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, call("night"))))
     await asyncio.sleep(0.02)
     assert not short.done(), "encoders are not thread-safe"
     recorder.release.set()
@@ -158,19 +160,19 @@ async def test_a_short_list_is_not_worth_the_way_to_the_thread(
     recorder = HeldRecorder()
     recorder.release.set()
     replica = make_replica(recorder)
-    await replica.encode(batch(tiny_store, call("night")))
-    await replica.encode(batch(tiny_store, call(LONG, truncate=True)))
+    await replica.tokenize_batch(batch(tiny_store, call("night")))
+    await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     assert recorder.recorded[0] == threading.main_thread().name
     assert recorder.recorded[1].startswith("tokenizer")
 
 
 async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path) -> None:
-    replica = make_replica(EncodeLog())
-    plain = await replica.encode(batch(tiny_store, call("good film")))
+    replica = make_replica(TokenizeLog())
+    plain = await replica.tokenize_batch(batch(tiny_store, call("good film")))
     for cache_bytes in (1_000_000, 0):
         replica.configure(TokenizerUserConfig(cache_bytes=cache_bytes))
         for _ in range(2):
-            again = await replica.encode(batch(tiny_store, call("good film")))
+            again = await replica.tokenize_batch(batch(tiny_store, call("good film")))
             assert again.ids == plain.ids
 
 
@@ -178,29 +180,32 @@ async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
     make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = threading.Event()
-    encode = Encoder.encode
+    tokenize = CachingTokenizer.tokenize
 
-    def slowly(self: Encoder, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
-        assert held.wait(PATIENCE_S)
-        return encode(self, calls)
+    def slowly(self: CachingTokenizer, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
+        assert held.wait(TIMEOUT_S)
+        return tokenize(self, calls)
 
-    monkeypatch.setattr(Encoder, "encode", slowly)
-    replica = make_replica(EncodeLog())
-    lists = [asyncio.ensure_future(replica.encode(batch(tiny_store, call(LONG)))) for _ in range(3)]
+    monkeypatch.setattr(CachingTokenizer, "tokenize", slowly)
+    replica = make_replica(TokenizeLog())
+    lists = [
+        asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, call(LONG))))
+        for _ in range(3)
+    ]
     await wait_until(lambda: replica._began_s is not None)
-    await replica.check()
+    await replica.check_health()
     monkeypatch.setattr("deployments.replicas.tokenizer.HANG_TIMEOUT_S", 0.0)
     with pytest.raises(EngineFailed, match="hangs"):
-        await replica.check()
+        await replica.check_health()
     held.set()
     await asyncio.gather(*lists)
-    await replica.check()
+    await replica.check_health()
 
 
 async def test_what_nobody_waits_for_is_not_encoded(make_replica, tiny_store: Path) -> None:
-    log = EncodeLog()
+    log = TokenizeLog()
     late = call("night")._replace(deadline_s=time.time() - 1)
-    encoded = await make_replica(log).encode(
+    encoded = await make_replica(log).tokenize_batch(
         batch(tiny_store, call("good film"), late, call("the"))
     )
     first, told, last = encoded.calls
@@ -211,19 +216,19 @@ async def test_what_nobody_waits_for_is_not_encoded(make_replica, tiny_store: Pa
 
 
 async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store: Path) -> None:
-    log = EncodeLog()
+    log = TokenizeLog()
     replica = make_replica(log)
     replica.configure(TokenizerUserConfig(cache_bytes=10_000))
     replica._thread.submit(int).result()  # the setting is applied in the thread
     for _ in range(2):
-        await replica.encode(batch(tiny_store, call("good film", "night")))
+        await replica.tokenize_batch(batch(tiny_store, call("good film", "night")))
     assert [(done.texts, done.kept) for done in log.records] == [(2, 0), (2, 2)]
 
 
 async def test_tokens_are_told_and_read_back_off_the_event_loop(
     make_replica, tiny_store: Path
 ) -> None:
-    replica = make_replica(EncodeLog())
+    replica = make_replica(TokenizeLog())
     model = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
     told = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
     assert [len(tokens.ids) for tokens in told] == [2]
@@ -234,7 +239,7 @@ async def test_tokens_are_told_and_read_back_off_the_event_loop(
 async def test_what_cannot_be_told_is_an_error_of_the_answer(
     make_replica, tiny_store: Path
 ) -> None:
-    replica = make_replica(EncodeLog())
+    replica = make_replica(TokenizeLog())
     known = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
     gone = ModelRef("no/such", "0123456789ab")
     missing = await replica.tokenize(TokenizeRequest(gone, ("a",), special=True))

@@ -13,8 +13,8 @@ from deployments.messages import Call, TokenizedItem, Truncation
 from deployments.tasks import fill_mask
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.fill_mask import FillMask, FillMaskOptions
-from deployments.tokenization.tokenizer import Encoder
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.tokenizer import CachingTokenizer
+from deployments.tokenization.vocabulary import TokenVocabulary
 from tests.support.artifacts import tiny_manifest
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
@@ -30,22 +30,22 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(directory: Path) -> Vocabulary:
-    return Vocabulary(directory)
+def vocabulary(directory: Path) -> TokenVocabulary:
+    return TokenVocabulary(directory)
 
 
 @pytest.fixture(scope="module")
-def manifest(vocabulary: Vocabulary) -> ArtifactManifest:
+def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
     """Of a model with a row for every token up to `night`, the last whole word."""
     update = {
         "tasks": (TaskName.FILL_MASK,),
         "mask_token": vocabulary.first_token_id("[MASK]"),
-        "width": id_of(vocabulary, "night") + 1,
+        "output_width": id_of(vocabulary, "night") + 1,
     }
     return tiny_manifest().model_copy(update=update)
 
 
-def id_of(vocabulary: Vocabulary, token: str) -> int:
+def id_of(vocabulary: TokenVocabulary, token: str) -> int:
     found = vocabulary.first_token_id(token)
     assert found is not None
     return found
@@ -53,7 +53,7 @@ def id_of(vocabulary: Vocabulary, token: str) -> int:
 
 def encoded(directory: Path, *texts: str) -> list[TokenizedItem]:
     call = Call(texts, ("inputs",) * len(texts), None, Truncation.REFUSE, far_deadline())
-    (own,) = Encoder(directory, max_tokens=64).encode([call])
+    (own,) = CachingTokenizer(directory, max_tokens=64).tokenize([call])
     assert not isinstance(own, ServeError)
     return own.items
 
@@ -61,14 +61,16 @@ def encoded(directory: Path, *texts: str) -> list[TokenizedItem]:
 class Filler:
     """A model that gives the logits it is told to, and what FillMask makes of them."""
 
-    def __init__(self, directory: Path, vocabulary: Vocabulary, manifest: ArtifactManifest) -> None:
+    def __init__(
+        self, directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest
+    ) -> None:
         self._directory = directory
         self._vocabulary = vocabulary
         self._manifest = manifest
 
     def row(self, **logits: float) -> NDArray[np.float32]:
         """[W], 0 for every token that is not named."""
-        row = np.zeros(self._manifest.width, dtype=np.float32)
+        row = np.zeros(self._manifest.output_width, dtype=np.float32)
         for token, logit in logits.items():
             row[id_of(self._vocabulary, token)] = logit
         return row
@@ -82,7 +84,7 @@ class Filler:
         """The value for `inputs` whose masks get these rows."""
         parsed = TASK.parse(inputs, parameters or {}, self._manifest)
         computed = DecodeContext(
-            rows=[np.array(own).reshape(-1, self._manifest.width) for own in rows],
+            rows=[np.array(own).reshape(-1, self._manifest.output_width) for own in rows],
             items=encoded(self._directory, *map(str, parsed.texts)),
             token_offsets=(),
             manifest=self._manifest,
@@ -92,7 +94,7 @@ class Filler:
 
 
 @pytest.fixture
-def filler(directory: Path, vocabulary: Vocabulary, manifest: ArtifactManifest) -> Filler:
+def filler(directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest) -> Filler:
     return Filler(directory, vocabulary, manifest)
 
 
@@ -101,11 +103,11 @@ def words(proposals: list[dict[str, Any]]) -> list[str]:
 
 
 def test_a_proposal_is_a_score_a_token_and_the_text_with_it(
-    filler: Filler, vocabulary: Vocabulary, manifest: ArtifactManifest
+    filler: Filler, vocabulary: TokenVocabulary, manifest: ArtifactManifest
 ) -> None:
     row = filler.row(film=6.0, food=4.0)
     best, second, *_ = filler.fill("A [MASK], good!", [[row]])
-    total = np.exp(6.0) + np.exp(4.0) + manifest.width - 2
+    total = np.exp(6.0) + np.exp(4.0) + manifest.output_width - 2
     assert best == {
         "score": pytest.approx(np.exp(6.0) / total, abs=1e-6),
         "token": id_of(vocabulary, "film"),
@@ -123,7 +125,7 @@ def test_five_proposals_come_unless_top_k_says_otherwise(
     row = filler.row(good=3.0, bad=2.0, great=1.0)
     assert words(filler.fill("[MASK]", [[row]])) == ["good", "bad", "great", "[PAD]", "[UNK]"]
     assert words(filler.fill("[MASK]", [[row]], {"top_k": 2})) == ["good", "bad"]
-    assert len(filler.fill("[MASK]", [[row]], {"top_k": 10_000})) == manifest.width
+    assert len(filler.fill("[MASK]", [[row]], {"top_k": 10_000})) == manifest.output_width
 
 
 def test_several_masks_have_a_list_each_and_the_others_stay_in_the_text(filler: Filler) -> None:
@@ -150,7 +152,7 @@ def test_targets_are_the_only_proposals_with_their_share_of_all_tokens(
     row = filler.row(film=6.0, food=4.0, city=2.0)
     answer = filler.fill("the [MASK]", [[row]], {"targets": ["city", "food", "city"]})
     assert words(answer) == ["food", "city"]
-    total = np.exp(6.0) + np.exp(4.0) + np.exp(2.0) + manifest.width - 3
+    total = np.exp(6.0) + np.exp(4.0) + np.exp(2.0) + manifest.output_width - 3
     assert answer[1]["score"] == pytest.approx(np.exp(2.0) / total, abs=1e-6)
     alone = filler.fill("the [MASK]", [[row]], {"targets": "city", "top_k": 3})
     assert alone == [answer[1]]

@@ -17,7 +17,7 @@ from tests.support.builders import tiny_tokenizer
 
 TASK = QuestionAnswering()
 MANIFEST = tiny_manifest().model_copy(
-    update={"tasks": (TaskName.QUESTION_ANSWERING,), "width": 2, "max_tokens": 64}
+    update={"tasks": (TaskName.QUESTION_ANSWERING,), "output_width": 2, "max_tokens": 64}
 )
 ASKED = {"question": "was it good", "context": "the night train to the city is good"}
 Marks = dict[str, float]  # what a text is worth as an answer's first or last token

@@ -16,7 +16,7 @@ MANIFEST = tiny_manifest(labels=LABELS)
 
 
 def manifest(problem: str | None, labels: tuple[str, ...] = LABELS) -> ArtifactManifest:
-    return MANIFEST.model_copy(update={"problem": problem, "labels": labels})
+    return MANIFEST.model_copy(update={"problem_type": problem, "labels": labels})
 
 
 def computed(*logits: list[float]) -> DecodeContext:

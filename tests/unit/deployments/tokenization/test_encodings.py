@@ -8,7 +8,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from deployments.messages import Truncation
-from deployments.tokenization.encodings import item_of, longest_first, open_tokenizer, truncate_item
+from deployments.tokenization.encodings import (
+    build_item,
+    longest_first,
+    open_tokenizer,
+    truncate_item,
+)
 from tests.support.builders import WORDS, tiny_tokenizer
 
 SIDES = {Truncation.KEEP_START: "right", Truncation.KEEP_END: "left"}
@@ -34,7 +39,7 @@ def test_it_cuts_as_the_library_does(keep: Truncation, tmp_path: Path, plain: To
         (whole,) = plain.encode_batch_fast([text])
         if len(whole.ids) <= most:
             continue
-        due = item_of(cutting.encode(*((text,) if isinstance(text, str) else text)), pair=True)
+        due = build_item(cutting.encode(*((text,) if isinstance(text, str) else text)), pair=True)
         found = truncate_item(whole, most, keep)
         assert (found.ids.tolist(), found.second_segment_start) == (
             due.ids.tolist(),

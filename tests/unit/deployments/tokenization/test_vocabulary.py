@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.tokenization.vocabulary import Vocabulary
+from deployments.tokenization.vocabulary import TokenVocabulary
 from tests.support.builders import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TokenVocabulary:
     path = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(path)
-    return Vocabulary(path)
+    return TokenVocabulary(path)
 
 
 def wordpiece() -> Tokenizer:
@@ -57,7 +57,7 @@ def test_a_vocabulary_says_what_it_calls_unknown_and_how_it_spells_parts_of_word
     kind: Callable[[], Tokenizer], unknown_id: int | None, marks: bool, tmp_path: Path
 ) -> None:
     kind().save(str(tmp_path / "tokenizer.json"))
-    vocabulary = Vocabulary(tmp_path)
+    vocabulary = TokenVocabulary(tmp_path)
     assert vocabulary.unknown_id == unknown_id
     assert vocabulary.has_continuation_prefix is marks
 
@@ -75,10 +75,10 @@ def test_tokens_are_joined_as_the_tokenizer_writes(
     kind: Callable[[], Tokenizer], tokens: list[str], text: str, tmp_path: Path
 ) -> None:
     kind().save(str(tmp_path / "tokenizer.json"))
-    assert Vocabulary(tmp_path).joined(tokens) == text
+    assert TokenVocabulary(tmp_path).joined(tokens) == text
 
 
-def test_ids_become_tokens_and_text(tiny: Vocabulary) -> None:
+def test_ids_become_tokens_and_text(tiny: TokenVocabulary) -> None:
     ids = [tiny.first_token_id(token) for token in ("[CLS]", "film", "##y", "[SEP]")]
     known = [i for i in ids if i is not None]
     assert len(known) == 4
@@ -93,12 +93,12 @@ def test_ids_become_tokens_and_text(tiny: Vocabulary) -> None:
     [("film", "film"), ("##y", "##y"), ("Film", "film"), ("filmy", "film"), ("日", "[UNK]")],
 )
 def test_a_word_stands_for_its_token_or_its_first_piece(
-    text: str, token: str, tiny: Vocabulary
+    text: str, token: str, tiny: TokenVocabulary
 ) -> None:
     found = tiny.first_token_id(text)
     assert found is not None
     assert tiny.token(found) == token
 
 
-def test_a_text_without_tokens_stands_for_none(tiny: Vocabulary) -> None:
+def test_a_text_without_tokens_stands_for_none(tiny: TokenVocabulary) -> None:
     assert tiny.first_token_id(" ") is None

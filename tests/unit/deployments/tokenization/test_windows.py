@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from deployments.errors import InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
-from deployments.tokenization.tokenizer import Encoder, TokenizedTexts
+from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import MAX_WINDOWS, Window, WindowTokenizer
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
@@ -229,7 +229,7 @@ def call(*texts: Text, windowing: Windowing | None) -> Call:
 
 
 def test_calls_with_layouts_and_calls_without_go_together(directory: Path) -> None:
-    plain, windowed, refused, last = Encoder(directory, MOST).encode(
+    plain, windowed, refused, last = CachingTokenizer(directory, MOST).tokenize(
         [
             call("good", "film", windowing=None),
             call("the", LETTERS, "city", windowing=Windowing(stride=0)),

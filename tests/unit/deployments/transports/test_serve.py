@@ -11,9 +11,9 @@ from deployments.artifacts.manifest import Device, TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
 from deployments.generation.messages import GenerationCall, GenerationOptions
 from deployments.messages import (
-    Answer,
     BatchKey,
     CallBatch,
+    CallResult,
     DecodeRequest,
     ModelRef,
     TokenizeRequest,
@@ -28,7 +28,7 @@ KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
 )
 BATCH = CallBatch(KEY, ())
-ANSWERS = [Answer("value", "fake")]
+ANSWERS = [CallResult("value", "fake")]
 
 
 class FakeMethod:
@@ -58,7 +58,7 @@ class FakeHandle:
     """A Serve handle with every deployment's methods."""
 
     def __init__(self, *outcomes: object) -> None:
-        self.encode = self.infer = self.tokenize = self.decode = FakeMethod(*outcomes)
+        self.tokenize_batch = self.infer = self.tokenize = self.decode = FakeMethod(*outcomes)
 
 
 def unavailable() -> Exception:
@@ -70,20 +70,20 @@ async def test_the_tokenizers_response_is_passed_on_without_waiting_for_it() -> 
     assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
     (passed,) = encoder.infer.sent
     assert isinstance(passed, asyncio.Future), "the encoder waits for it, not the ingress"
-    assert tokenizer.encode.sent == [BATCH]
+    assert tokenizer.tokenize_batch.sent == [BATCH]
 
 
 async def test_messages_travel_as_plain_pickle() -> None:
     tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
     await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
-    assert tokenizer.encode.serialization == encoder.infer.serialization == {"pickle"}
+    assert tokenizer.tokenize_batch.serialization == encoder.infer.serialization == {"pickle"}
 
 
 @pytest.mark.parametrize("lost", [RayActorError, unavailable])
 async def test_a_lost_replica_is_tried_once_more(lost: Callable[[], Exception]) -> None:
     tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(lost(), ANSWERS)
     assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
-    assert len(tokenizer.encode.sent) == len(encoder.infer.sent) == 2
+    assert len(tokenizer.tokenize_batch.sent) == len(encoder.infer.sent) == 2
 
 
 @pytest.mark.parametrize("lost", [RayActorError, unavailable])

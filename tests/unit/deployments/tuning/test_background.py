@@ -14,7 +14,7 @@ from deployments.messages import ModelRef
 from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.process import ExitCode
-from tests.support.fakes import PATIENCE_S
+from tests.support.fakes import TIMEOUT_S
 from tests.support.tuning_artifacts import keep_table, seal_tunable
 from tests.unit.deployments.tuning.test_session import somebody_tunes
 
@@ -89,7 +89,7 @@ def tuning_threads() -> list[threading.Thread]:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
+    give_up_s = time.monotonic() + TIMEOUT_S
     while not happened():
         assert time.monotonic() < give_up_s, "waited in vain"
         time.sleep(0.005)
@@ -227,10 +227,10 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_another_replica(target: TuningTarget) -> None:
-    run = Run({REF: target}, ChildProcesses("exit 1"), poll_s=PATIENCE_S)
+    run = Run({REF: target}, ChildProcesses("exit 1"), poll_s=TIMEOUT_S)
     with somebody_tunes(target):
         run.tuning.start()
         started_s = time.monotonic()
         run.tuning.close()
-        assert time.monotonic() - started_s < PATIENCE_S / 2
+        assert time.monotonic() - started_s < TIMEOUT_S / 2
     assert not tuning_threads()

@@ -19,9 +19,9 @@ from deployments.tuning.measure import (
     wait_until_idle,
 )
 from tests.support.cost_tables import shape
-from tests.support.fakes import FakeClock, ScriptedEngine, item_of
+from tests.support.fakes import FakeClock, ScriptedEngine, build_item
 
-ITEMS = (item_of([2, 10, 11, 3]), item_of([2, 12, 3]))
+ITEMS = (build_item([2, 10, 11, 3]), build_item([2, 12, 3]))
 SHAPES = tuple(map(shape, ("1x16", "4x16", "1x128", "8x128")))
 AMPLE_S = 10_000.0
 

@@ -12,10 +12,10 @@ from deployments.engines.onnx import OnnxEngine
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
-from tests.support.fakes import item_of
+from tests.support.fakes import build_item
 from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, keep_table, seal_tunable
 
-ITEM = item_of([5, 9, 31])
+ITEM = build_item([5, 9, 31])
 
 
 def answer(engine: EncoderEngine) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_several_winners_become_one_engine(tmp_path: Path) -> None:
     assert is_tuned
     assert isinstance(engine, ShapeDispatchEngine)
     assert same(engine, default)
-    long = collate([item_of(np.arange(5, 21))])
+    long = collate([build_item(np.arange(5, 21))])
     assert not np.allclose(engine.run(long).items[0], default.run(long).items[0], atol=1e-3)
 
 

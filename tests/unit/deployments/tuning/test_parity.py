@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Gate, Head
+from deployments.artifacts.manifest import Gate, ModelHead
 from deployments.errors import ArtifactError
 from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import (
@@ -17,7 +17,7 @@ from deployments.tuning.parity import (
     top1_agreement,
 )
 from tests.support.builders import ENCODER_HEADS
-from tests.support.fakes import ScriptedEngine, item, item_of
+from tests.support.fakes import ScriptedEngine, build_item, item
 
 GATE = Gate()
 # What one probe of a ragged head is answered with: tokens or masks, each a row of logits.
@@ -42,7 +42,7 @@ def verdict(
     alone: Floats | list[Floats],
     company: Floats | list[Floats] | None = None,
     *,
-    head: Head = Head.VECTOR,
+    head: ModelHead = ModelHead.VECTOR,
     gate: Gate = GATE,
 ) -> ParityResult:
     return compare_outputs(reference(due), alone, alone if company is None else company, gate, head)
@@ -88,9 +88,13 @@ ANYTHING = Gate(cosine_mean=-2.0, cosine_worst=-2.0, top1_agreement=-1.0)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["alone", "company"])
 @pytest.mark.parametrize("head", ENCODER_HEADS)
-def test_what_is_not_a_number_never_passes(bad: float, where: str, head: Head) -> None:
+def test_what_is_not_a_number_never_passes(bad: float, where: str, head: ModelHead) -> None:
     def answered() -> list[Floats]:
-        return ragged(2) if head in (Head.TOKENS, Head.SPAN, Head.MASKS) else list(rows(16))
+        return (
+            ragged(2)
+            if head in (ModelHead.TOKENS, ModelHead.SPAN, ModelHead.MASKS)
+            else list(rows(16))
+        )
 
     corrupted = answered()
     corrupted[-1].flat[-1] = bad
@@ -102,7 +106,7 @@ def test_what_is_not_a_number_never_passes(bad: float, where: str, head: Head) -
 
 def test_answers_of_another_shape_never_pass() -> None:
     shorter = [answer[1:] for answer in ragged(3)]
-    found = verdict(ragged(3), shorter, head=Head.TOKENS, gate=ANYTHING)
+    found = verdict(ragged(3), shorter, head=ModelHead.TOKENS, gate=ANYTHING)
     assert found.reasons == ("an answer is not of the reference's shape",)
     assert not verdict(rows(16), rows(16)[1:], gate=ANYTHING).passed
 
@@ -110,7 +114,7 @@ def test_answers_of_another_shape_never_pass() -> None:
 def test_labels_are_judged_by_the_best_one_and_not_by_cosine() -> None:
     due = rows(2)
     shifted = due + np.array([2.0, 2.0], dtype=np.float32)
-    found = verdict(due, shifted, head=Head.LABELS)
+    found = verdict(due, shifted, head=ModelHead.LABELS)
     assert found.passed
     assert found.parity is not None
     assert found.parity.top1_agreement == 1.0
@@ -122,36 +126,36 @@ def test_98_percent_of_the_labels_must_agree(flipped: int, passes: bool) -> None
     due = rows(2) * 1000  # no near-ties
     answered = due.copy()
     answered[:flipped] = answered[:flipped, ::-1]
-    assert verdict(due, answered, head=Head.LABELS).passed is passes
+    assert verdict(due, answered, head=ModelHead.LABELS).passed is passes
 
 
 def test_a_label_the_reference_is_undecided_about_does_not_count() -> None:
     due = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # gaps 0.05 and 0.90
     near_tie_flipped = due[:, ::-1] * [[1], [-1]]
-    assert top1_agreement(near_tie_flipped, due, Head.LABELS, near_tie_margin=0.1) == 1.0
-    assert top1_agreement(near_tie_flipped, due, Head.LABELS, near_tie_margin=0.01) == 0.5
-    assert top1_agreement(due[:, ::-1], due, Head.LABELS, near_tie_margin=0.1) == 0.0
+    assert top1_agreement(near_tie_flipped, due, ModelHead.LABELS, near_tie_margin=0.1) == 1.0
+    assert top1_agreement(near_tie_flipped, due, ModelHead.LABELS, near_tie_margin=0.01) == 0.5
+    assert top1_agreement(due[:, ::-1], due, ModelHead.LABELS, near_tie_margin=0.1) == 0.0
 
 
 def test_a_label_that_only_company_changes_counts() -> None:
     company = rows(2)
     company[:40] = company[:40, ::-1]
-    assert not verdict(rows(2), rows(2), company, head=Head.LABELS).passed
+    assert not verdict(rows(2), rows(2), company, head=ModelHead.LABELS).passed
 
 
 def test_a_single_score_is_judged_by_correlation() -> None:
     due = np.abs(rows(1)) + 5
     unrelated = np.abs(rows(1, seed=4)) + 5
-    assert verdict(due, due, head=Head.LABELS).passed
+    assert verdict(due, due, head=ModelHead.LABELS).passed
     # Every cosine of two positive numbers is 1.
-    found = verdict(due, unrelated, head=Head.LABELS)
+    found = verdict(due, unrelated, head=ModelHead.LABELS)
     assert not found.passed
     assert found.parity is not None
     assert found.parity.top1_agreement is None
 
 
-@pytest.mark.parametrize("head", [Head.TOKENS, Head.MASKS])
-def test_every_token_and_every_mask_is_a_choice_of_its_own(head: Head) -> None:
+@pytest.mark.parametrize("head", [ModelHead.TOKENS, ModelHead.MASKS])
+def test_every_token_and_every_mask_is_a_choice_of_its_own(head: ModelHead) -> None:
     due = [answer * 1000 for answer in ragged(5)]
     changed = [answer.copy() for answer in due]
     changed[4][[2, 8]] = np.roll(changed[4][[2, 8]], 1, axis=1)  # two rows choose another
@@ -166,27 +170,27 @@ def test_a_span_is_two_choices_its_start_and_its_end() -> None:
         answer[2, 0] = answer[5, 1] = 10
     later_end = [answer.copy() for answer in due]
     later_end[0][:, 1] = np.roll(later_end[0][:, 1], 1)
-    assert top1_agreement(later_end, due, Head.SPAN, near_tie_margin=0.1) == 0.95
-    assert not verdict(due, later_end, head=Head.SPAN).passed
-    assert verdict(due, due, head=Head.SPAN).passed
+    assert top1_agreement(later_end, due, ModelHead.SPAN, near_tie_margin=0.1) == 0.95
+    assert not verdict(due, later_end, head=ModelHead.SPAN).passed
+    assert verdict(due, due, head=ModelHead.SPAN).passed
 
 
 def test_a_probe_without_a_mask_is_no_reason_to_fail() -> None:
     due = [*ragged(5), np.zeros((0, 5), dtype=np.float32)]
-    found = verdict(due, due, head=Head.MASKS)
+    found = verdict(due, due, head=ModelHead.MASKS)
     assert found.passed
     assert found.parity is not None
     assert found.parity.cosine_worst == pytest.approx(1.0)
 
 
 def test_a_verdict_survives_as_json() -> None:
-    for found in (verdict(rows(3), rows(3), head=Head.LABELS), verdict(rows(3), rows(3)[1:])):
+    for found in (verdict(rows(3), rows(3), head=ModelHead.LABELS), verdict(rows(3), rows(3)[1:])):
         assert ParityResult.model_validate_json(found.model_dump_json()) == found
 
 
 @pytest.mark.parametrize("due", [list(rows(4)), ragged(4), [np.zeros((0, 4), np.float32)] * 2])
 def test_a_reference_comes_back_from_its_file_as_it_was(due: list[Floats], tmp_path: Path) -> None:
-    items = tuple(item_of(range(n + 2), second_segment_start=n) for n in range(len(due)))
+    items = tuple(build_item(range(n + 2), second_segment_start=n) for n in range(len(due)))
     ReferenceOutputs(items, tuple(due)).write(tmp_path / "reference.npz")
     read = ReferenceOutputs.read(tmp_path / "reference.npz")
     assert [i.ids.tolist() for i in read.items] == [i.ids.tolist() for i in items]

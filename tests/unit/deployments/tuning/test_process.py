@@ -17,7 +17,7 @@ from deployments.tuning.process import ExitCode
 from tests.support.tuning_artifacts import keep_table, seal_tunable
 from tests.unit.deployments.tuning.test_session import STALE, somebody_tunes
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 HEAVY = {"torch", "transformers", "onnx", "ray", "starlette", "tokenizers", "openvino"}
 
 
@@ -96,7 +96,7 @@ def test_it_ends_when_its_standard_input_is_closed(started: subprocess.Popen[byt
     assert started.stdin is not None
     started.stdin.close()
     psutil.Process(started.pid).resume()
-    assert started.wait(PATIENCE_S) == ExitCode.FAILED
+    assert started.wait(TIMEOUT_S) == ExitCode.FAILED
 
 
 def test_by_hand_it_needs_no_standard_input(target: TuningTarget) -> None:

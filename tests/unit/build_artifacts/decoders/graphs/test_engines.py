@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.artifacts.generation_config import Decoding, EncoderDecoderConfig
+from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
@@ -27,19 +27,21 @@ def opened(made: Made) -> Iterator[DecoderEngine]:
     source = None
     if written.encoder is not None:
         assert written.decoder_start_token is not None
-        source = EncoderDecoderConfig(max_source_tokens=20, start_token=written.decoder_start_token)
+        source = EncoderDecoderConfig(
+            max_source_tokens=20, decoder_start_token_id=written.decoder_start_token
+        )
     spec = DecoderSpec(
         path=written.decoder,
         encoder=written.encoder,
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
-        decoding=Decoding(
+        generation_config=GenerationConfig(
             layers=written.layers,
             kv_heads=written.kv_heads,
             head_dim=written.head_dim,
             eos_token_ids=written.eos_token_ids,
-            source=source,
+            encoder_decoder=source,
         ),
         vocabulary=written.vocabulary,
         max_tokens=POSITIONS,

@@ -109,12 +109,18 @@ def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], 
         suppress_tokens=[11],
     )
     config = transformers.AutoConfig.from_pretrained(checkpoint)
-    decoding = read_source_decoding(checkpoint, config, 20)
-    assert decoding.eos_token_ids == (3, 5)
-    assert decoding.never == (11, 1)
-    assert decoding.source is not None
-    assert (decoding.source.start_token, decoding.source.max_source_tokens) == (START, 20)
-    assert (decoding.source.first_token, decoding.source.last_token) == (9, 3)
+    generation_config = read_source_decoding(checkpoint, config, 20)
+    assert generation_config.eos_token_ids == (3, 5)
+    assert generation_config.suppressed_token_ids == (11, 1)
+    assert generation_config.encoder_decoder is not None
+    assert (
+        generation_config.encoder_decoder.decoder_start_token_id,
+        generation_config.encoder_decoder.max_source_tokens,
+    ) == (START, 20)
+    assert (
+        generation_config.encoder_decoder.forced_bos_token_id,
+        generation_config.encoder_decoder.forced_eos_token_id,
+    ) == (9, 3)
 
 
 def test_another_family_is_refused_by_its_name(

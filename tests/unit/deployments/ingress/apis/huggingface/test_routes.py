@@ -128,7 +128,7 @@ async def test_headers_tell_what_ran_and_how_much(tiny_store: Path) -> None:
     assert reply.headers["x-sha"] == "0123abc"
     assert 0 < float(reply.headers["x-compute-time"]) < 30
     stages = [part.split(";")[0] for part in reply.headers["server-timing"].split(", ")]
-    assert stages == ["encode", "queue", "forward", "total"]
+    assert stages == ["tokenization", "queue", "forward", "total"]
 
 
 async def test_a_text_cut_on_request_is_answered_with_a_warning(tiny_store: Path) -> None:

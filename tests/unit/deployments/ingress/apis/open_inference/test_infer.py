@@ -20,7 +20,7 @@ from tritonclient.http import (
 
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError
-from deployments.messages import Answer, Call, CallBatch, Outcome
+from deployments.messages import Call, CallBatch, CallResult, Outcome
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny
 from tests.support.in_process import InProcess
 
@@ -63,7 +63,7 @@ class CannedEncoder:
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         self.calls += batch.calls
         failed = isinstance(self.value, ServeError)
-        return [self.value if failed else Answer(self.value, "cpu-fake") for _ in batch.calls]
+        return [self.value if failed else CallResult(self.value, "cpu-fake") for _ in batch.calls]
 
 
 @pytest.mark.parametrize("column", [False, True], ids=["n", "n,1"])

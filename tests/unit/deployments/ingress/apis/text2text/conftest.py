@@ -28,7 +28,7 @@ MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
 PREFIX = "put this briefly : "
 # What SUMMARIZER does where a request says nothing.
 OWN_WAY = GenerationDefaults(
-    beams=3, length_penalty=2.0, no_repeat_ngram=2, min_new_tokens=3, max_new_tokens=12
+    num_beams=3, length_penalty=2.0, no_repeat_ngram_size=2, min_new_tokens=3, max_new_tokens=12
 )
 OWN_WAY_SAID: dict[str, Any] = {
     "num_beams": 3,

@@ -192,7 +192,7 @@ async def test_a_grammar_may_repeat_what_the_model_by_itself_would_not(
     said = {"grammar": {"type": "regex", "value": "(yes ){6}"}, "no_repeat_ngram_size": asked}
     async with world.client() as http:
         await told(http, f"/models/{SUMMARIZER}", {"inputs": BRIDGE, "parameters": said})
-    assert generator.calls[-1].options.no_repeat_ngram == kept
+    assert generator.calls[-1].options.no_repeat_ngram_size == kept
 
 
 async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient) -> None:
