@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_artifacts.compaction.token_offsets import LAYOUTS
+from build_artifacts.compaction.layouts import LAYOUTS
 from pydantic import ValidationError
 
 from build_artifacts.compaction.apply import CompactionMismatch, compact
