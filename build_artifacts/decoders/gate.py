@@ -186,7 +186,9 @@ class DecoderAccuracyGate:
             engine=recipe.engine,
             device=recipe.device,
             precision=recipe.precision,
-            kv_cache_dtype=recipe.kv_cache_dtype if recipe.kv_cache_dtype and has_int8_kv_cache(graph) else None,
+            kv_cache_dtype=recipe.kv_cache_dtype
+            if recipe.kv_cache_dtype and has_int8_kv_cache(graph)
+            else None,
             options=recipe.run,
             generation_config=self.facts.generating,
             vocabulary=self.facts.output_width,

@@ -35,7 +35,11 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
     context = min(settings.max_context_tokens, spec.max_tokens)
-    source = 0 if spec.generation_config.encoder_decoder is None else spec.generation_config.encoder_decoder.max_source_tokens
+    source = (
+        0
+        if spec.generation_config.encoder_decoder is None
+        else spec.generation_config.encoder_decoder.max_source_tokens
+    )
     slot_bytes = (context + source) * kv_bytes_per_token(spec.generation_config, _value_bytes(spec))
     slot_bytes //= spec.options.tensor_parallel_size  # each has its share of the heads
     slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes)

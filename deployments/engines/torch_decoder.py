@@ -171,7 +171,11 @@ class TorchDecoder:
         if reason := missing_torch_device(spec.options, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.intra_op_threads)
-        slots, context, generation_config = self.info.slots, self.info.context, spec.generation_config
+        slots, context, generation_config = (
+            self.info.slots,
+            self.info.context,
+            spec.generation_config,
+        )
         heads = generation_config.kv_heads // spec.options.tensor_parallel_size
         zeros = partial(torch.zeros, device=self._device)
         whole = partial(zeros, dtype=torch.int64)

@@ -142,8 +142,12 @@ def spec_for(graph: Path) -> DecoderSpec:
     (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
     is_int8 = past.type.tensor_type.elem_type == onnx.TensorProto.INT8
-    generation_config = spec.generation_config.model_copy(update={"kv_heads": heads, "head_dim": size})
-    return replace(spec, generation_config=generation_config, kv_cache_dtype="int8" if is_int8 else None)
+    generation_config = spec.generation_config.model_copy(
+        update={"kv_heads": heads, "head_dim": size}
+    )
+    return replace(
+        spec, generation_config=generation_config, kv_cache_dtype="int8" if is_int8 else None
+    )
 
 
 def opened(graph: Path, rows: int = 4) -> OnnxDecoder:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_artifacts.compaction.layouts import LAYOUTS
 from pydantic import ValidationError
 
 from build_artifacts.compaction.apply import CompactionMismatch, compact
 from build_artifacts.compaction.find import find
+from build_artifacts.compaction.layouts import LAYOUTS
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 from tests.support import pruned_checkpoints
 from tests.support.builders import tiny_checkpoint

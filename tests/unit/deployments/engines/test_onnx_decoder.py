@@ -202,7 +202,9 @@ def test_a_decoder_has_no_more_threads_than_heads(
     """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
     generation_config = spec.generation_config.model_copy(update={"heads": told})
     settings = GeneratorSettings(intra_op_threads=16)
-    decoder = OnnxDecoder(replace(spec, generation_config=generation_config), settings, slots=1, context=64)
+    decoder = OnnxDecoder(
+        replace(spec, generation_config=generation_config), settings, slots=1, context=64
+    )
     assert decoder.session.get_session_options().intra_op_num_threads == threads
     decoder.close()
 

@@ -78,7 +78,7 @@ def preparation(
     generation_config = manifest.generation_config.model_copy(update={"encoder_decoder": source})
     model = RegisteredModel(
         ref=ModelRef(manifest.id, manifest.version),
-        manifest=manifest.model_copy(update={"decoding": generation_config}),
+        manifest=manifest.model_copy(update={"generation_config": generation_config}),
         directory=directory,
         sealed_s=0.0,
         tasks=manifest.tasks,
