@@ -164,7 +164,7 @@ class Batch:
 class Outputs:
     """What one forward pass computed, padding removed; `items[i]` answers item i of the batch.
 
-    Shapes are those of `manifest.Head`: [W], [T_i, W], [T_i, 2] or [M_i, W]; [T_i, W] also when
+    Shapes are those of `ModelHead`: [W], [T_i, W], [T_i, 2] or [M_i, W]; [T_i, W] also when
     the batch asks for `unpooled`. A pooled head gives one array [B, W], which is the sequence of
     its rows.
     """

@@ -147,7 +147,9 @@ def entered(
     return list(found.values()), left_out
 
 
-def _unfit(contender: VariantSpec, placement: TuningTarget, reference: ReferenceOutputs) -> str | None:
+def _unfit(
+    contender: VariantSpec, placement: TuningTarget, reference: ReferenceOutputs
+) -> str | None:
     if reason := missing_requirement(contender.spec, placement.settings):
         return reason
     verdict = check_graph(contender.spec, placement.settings, reference, placement.manifest.gate)

@@ -22,7 +22,7 @@ from deployments.tokenization.tokenizer import CachingTokenizer
 
 E = TypeVar("E")
 
-Output = NDArray[np.float32]  # what an engine answers to one item, shaped as manifest.Head says
+Output = NDArray[np.float32]  # what an engine answers to one item, shaped as ModelHead says
 ReducedOutput = NDArray[np.float32]  # the few numbers of one answer that the score needs
 
 

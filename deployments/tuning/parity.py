@@ -132,7 +132,11 @@ def check_engine(
 
 
 def compare_outputs(
-    reference: ReferenceOutputs, alone: ProbeOutputs, company: ProbeOutputs, gate: Gate, head: ModelHead
+    reference: ReferenceOutputs,
+    alone: ProbeOutputs,
+    company: ProbeOutputs,
+    gate: Gate,
+    head: ModelHead,
 ) -> ParityResult:
     """Parity of a candidate's answers to the reference's probes, and where they miss the gate.
 

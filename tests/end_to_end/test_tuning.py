@@ -25,7 +25,9 @@ def placement(tmp_path: Path) -> TuningTarget:
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path, config: dict[str, Any], placement: TuningTarget) -> Iterator[Cluster]:
+def own_cluster(
+    tmp_path: Path, config: dict[str, Any], placement: TuningTarget
+) -> Iterator[Cluster]:
     tuning = copy.deepcopy(config)
     arguments = tuning["applications"][0]["args"]
     arguments["models"] = [{"id": EMBEDDER, "version": "latest"}]

@@ -95,7 +95,9 @@ def test_the_winner_on_this_host_is_the_portable_default(
             assert threads == 2, "one thread is always measured"
             continue
         assert table.version == manifest.version
-        assert {v.candidate for v in table.selected_variants()} <= {c.name for c in placement.candidates}
+        assert {v.candidate for v in table.selected_variants()} <= {
+            c.name for c in placement.candidates
+        }
         if threads == 1:
             assert manifest.candidates[0].name == table.selected_variants()[0].candidate
 

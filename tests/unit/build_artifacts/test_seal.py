@@ -68,7 +68,9 @@ def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
     tiny_tokenizer(root / "weights")
     reference = root / "reference"
     reference.mkdir()
-    ReferenceOutputs((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(reference / "reference.npz")
+    ReferenceOutputs((item(5, 3),), (np.zeros(2, dtype=np.float32),)).write(
+        reference / "reference.npz"
+    )
     (reference / "scores.json").write_text('{"accuracy": 0.9}', encoding="utf-8")
     (reference / "compaction.json").write_text(compaction.model_dump_json(), encoding="utf-8")
     return PreparedModel(root / "weights", FACTS, reference, None)

@@ -25,7 +25,9 @@ OTHER = ModelRef("tiny/other", "0123456789ab")
 class ChildProcesses:
     """Starts, in place of the process that measures, a shell with a script of the test's."""
 
-    def __init__(self, script: str, before: Callable[[TuningTarget], object] = lambda _: None) -> None:
+    def __init__(
+        self, script: str, before: Callable[[TuningTarget], object] = lambda _: None
+    ) -> None:
         self.started: list[TuningTarget] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._script = script
