@@ -166,11 +166,13 @@ class Ingress:
         clients = {
             device: ServeEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
         }
-        board = ClusterMonitor(args.encoders, lambda: read_serve_status(app_name), args.generators)
+        monitor = ClusterMonitor(
+            args.encoders, lambda: read_serve_status(app_name), args.generators
+        )
         self._service = InferenceService(
             registry=registry,
             router=MicroBatchRouter(clients, serve_micro_batches, settings.batching),
-            board=board,
+            monitor=monitor,
             recorder=recorder,
             settings=settings,
             tokens=TokenizationService(ServeTokenizerClient(tokenizer)),
@@ -178,8 +180,8 @@ class Ingress:
         self._generation = GenerationService(
             registry=registry,
             clients={device: ServeGeneratorClient(one) for device, one in generators.items()},
-            states=lambda: board.generator_states,
-            refresh=board.refresh_with_timeout,
+            states=lambda: monitor.generator_states,
+            refresh=monitor.refresh_with_timeout,
             recorder=recorder,
             settings=settings,
         )

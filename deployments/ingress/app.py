@@ -26,7 +26,7 @@ from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.generation import GenerationService
-from deployments.ingress.http.api import ERROR_FORMAT_KEY, CachingRouter, Family
+from deployments.ingress.http.api import ERROR_FORMAT_KEY, ApiRoutes, CachingRouter
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyMemoryLimit, BodyReservation
 from deployments.ingress.http.errors import truncate_error
 from deployments.ingress.service import InferenceService
@@ -41,7 +41,7 @@ def build_http_app(
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with service.board.refreshing():
+        async with service.monitor.refreshing():
             yield
 
     families = build_apis(service, generation, gather)
@@ -69,7 +69,7 @@ def build_http_app(
 
 def build_apis(
     service: InferenceService, generation: GenerationService, gather: Scrape
-) -> tuple[Family, ...]:
+) -> tuple[ApiRoutes, ...]:
     """Every API, the one with the greediest paths and the last word on errors at the end."""
     families = (
         OperationsRoutes(service, gather),
@@ -100,7 +100,7 @@ class StripTrailingSlash:
 class ErrorHandlers:
     """Every failure as an answer in the words of the family whose path it is."""
 
-    def __init__(self, families: Sequence[Family], service: InferenceService) -> None:
+    def __init__(self, families: Sequence[ApiRoutes], service: InferenceService) -> None:
         self._families = families
         self._service = service
 
@@ -129,9 +129,9 @@ class ErrorHandlers:
     def _in_own_words(self, request: Request, error: ServeError) -> Response:
         account: BodyReservation | None = request.scope.get(SCOPE_KEY)
         total_s = time.perf_counter() - account.began_s if account else 0.0
-        self._service.note_refusal(error, total_s)
+        self._service.record_rejection(error, total_s)
         # Bugs are told outside of StripTrailingSlash.
         path = request.url.path.rstrip("/") or "/"
         owner = next(family for family in self._families if family.owns(path))
-        family: Family = request.scope.get(ERROR_FORMAT_KEY, owner)
+        family: ApiRoutes = request.scope.get(ERROR_FORMAT_KEY, owner)
         return family.error_response(truncate_error(error))

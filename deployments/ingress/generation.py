@@ -27,7 +27,7 @@ from deployments.generation.messages import (
     Started,
 )
 from deployments.ingress.cluster_state import DeploymentState, choose_device
-from deployments.ingress.generation_stream import GenerationStream, Part
+from deployments.ingress.generation_stream import ChoiceChunk, GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import check_prompts
@@ -99,11 +99,11 @@ def timings_of(started: Sequence[Started], finished: Sequence[Finished], compute
 
 
 __all__ = [
+    "ChoiceChunk",
     "GenerationRequest",
     "GenerationResponse",
     "GenerationService",
     "GenerationStream",
-    "Part",
 ]
 
 
@@ -118,7 +118,7 @@ class GenerationRequest:
     choices: int = 1  # answers wanted; their seeds count up from the one given
     best_of: int | None = None  # answers computed, of which the likeliest `choices` are told
     task: TaskName | None = None  # for the records; None: the model's own
-    request: RequestOptions = field(default_factory=RequestOptions)
+    request_options: RequestOptions = field(default_factory=RequestOptions)
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -220,7 +220,7 @@ class GenerationService:
                 record.close(status)
 
             stream = GenerationStream(plan.model, ended)
-            await stream.begin(sources, lambda number: self._in_time(plan, number))
+            await stream.start(sources, lambda number: self._in_time(plan, number))
         return stream
 
     def find_model(self, model_id: str | None) -> RegisteredModel:
@@ -251,7 +251,7 @@ class GenerationService:
         computed = self._computed(question)
         check_prompts(prompts, computed, self.settings.limits)
         states = self._states()
-        device = choose_device(question.request.device, model.manifest, states)
+        device = choose_device(question.request_options.device, model.manifest, states)
         deadline_s = time.time() + self.settings.generation_timeout_s
         options = question.options
         if computed > question.choices and options.logprobs is None:
@@ -268,7 +268,7 @@ class GenerationService:
             computed=computed,
             prompts=len(prompts),
             deadline_s=deadline_s,
-            cold=states[device].running == 0 and not question.request.wait_for_model,
+            cold=states[device].running == 0 and not question.request_options.wait_for_model,
         )
 
     def _computed(self, question: GenerationRequest) -> int:

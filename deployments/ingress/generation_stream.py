@@ -20,13 +20,13 @@ from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
 from deployments.registry import RegisteredModel
 
 # Chunks that wait for a slow reader; the generators behind them wait too.
-MOST_WAITING = 64
+MAX_WAITING_CHUNKS = 64
 
 Source = AsyncGenerator[Started | Chunk, None]
 InTime = Callable[[int], AbstractAsyncContextManager[None]]
 
 
-class Part(NamedTuple):
+class ChoiceChunk(NamedTuple):
     """A chunk of one of the answers of a stream."""
 
     choice: int
@@ -48,7 +48,7 @@ class GenerationStream:
         self._begun: dict[int, Started] = {}
         self._begun_s = 0.0  # when all had, by time.perf_counter
         self._written: dict[int, int] = {}  # tokens of each answer that is not finished
-        self._parts: list[Part] = []
+        self._parts: list[ChoiceChunk] = []
         self._failure: BaseException | None = None
         self._ended = False
         self._running = 0
@@ -57,7 +57,7 @@ class GenerationStream:
         self._room = asyncio.Event()
         self._room.set()
 
-    async def begin(self, sources: Sequence[Source], in_time: InTime) -> None:
+    async def start(self, sources: Sequence[Source], in_time: InTime) -> None:
         """Read all `sources`, each in `in_time` of its number, until every one has started.
 
         Raises what one of them raises before; all are closed then.
@@ -76,7 +76,7 @@ class GenerationStream:
             await self.aclose()
             raise
 
-    async def batches(self) -> AsyncIterator[list[Part]]:
+    async def batches(self) -> AsyncIterator[list[ChoiceChunk]]:
         """All parts that have come since the last look, as soon as there is one."""
         while True:
             if self._parts:
@@ -88,13 +88,13 @@ class GenerationStream:
             else:
                 await self._next_news()
 
-    async def __aiter__(self) -> AsyncIterator[Part]:
+    async def __aiter__(self) -> AsyncIterator[ChoiceChunk]:
         """Every part, as it comes."""
         async for parts in self.batches():
             for part in parts:
                 yield part
 
-    async def enough(self) -> list[Part]:
+    async def finish_early(self) -> list[ChoiceChunk]:
         """End all answers where they stand, for their length; the parts not taken yet.
 
         The request is answered with that. Raises the stream's ServeError if it failed before.
@@ -103,7 +103,9 @@ class GenerationStream:
             raise self._failure
         timings = GenerationTimings(decode_s=time.perf_counter() - self._begun_s)
         for choice, tokens in list(self._written.items()):
-            self._keep(Part(choice, Chunk("", (), Finished(FinishReason.LENGTH, tokens, timings))))
+            self._keep(
+                ChoiceChunk(choice, Chunk("", (), Finished(FinishReason.LENGTH, tokens, timings)))
+            )
         parts, self._parts = self._parts, []
         await self._stop(200)
         return parts
@@ -145,7 +147,7 @@ class GenerationStream:
                 self._begin_one(choice, what)
             else:
                 await self._room.wait()
-                self._keep(Part(choice, what))
+                self._keep(ChoiceChunk(choice, what))
                 if what.finished is not None:
                     return
             self._news.set()
@@ -158,9 +160,9 @@ class GenerationStream:
             self.started = tuple(self._begun[one] for one in range(len(self._tasks)))
             self._begun_s = time.perf_counter()
 
-    def _keep(self, part: Part) -> None:
+    def _keep(self, part: ChoiceChunk) -> None:
         self._parts.append(part)
-        if len(self._parts) >= MOST_WAITING:
+        if len(self._parts) >= MAX_WAITING_CHUNKS:
             self._room.clear()
         self._written[part.choice] += len(part.chunk.tokens)
         if part.chunk.finished is not None:

@@ -79,7 +79,7 @@ def check_count(path: str, items: int, most: int) -> None:
 
 
 # Texts that end an answer, and characters of each.
-MOST_STOPS = 16
+MAX_STOPS = 16
 STOP_CHARS = 1_000
 
 

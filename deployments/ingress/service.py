@@ -41,7 +41,7 @@ ESTIMATED_START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class InferenceRequest:
     """One request, whichever family it came through."""
 
     inputs: Any  # JSON, or TokenIdInputs where a family takes them
@@ -52,16 +52,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class InferenceResponse:
     """An answer and what is worth telling about it."""
 
-    answer: CallResult
+    result: CallResult
     model: RegisteredModel
     task: TaskName
     characters: int
     items: int
     total_s: float
-    kept: bool = False  # from the response cache
+    from_cache: bool = False
 
 
 class InferenceService:
@@ -71,13 +71,13 @@ class InferenceService:
         self,
         registry: ModelRegistry,
         router: MicroBatchRouter,
-        board: ClusterMonitor,
+        monitor: ClusterMonitor,
         recorder: RequestRecorder,
         settings: IngressUserConfig,
         tokens: TokenizationService,
     ) -> None:
         self.registry = registry
-        self.board = board
+        self.monitor = monitor
         self.settings = settings
         self.inflight_items = 0
         self.cache: ResponseCache[CallResult] = ResponseCache(settings.cache, response_bytes)
@@ -89,7 +89,7 @@ class InferenceService:
         """Publish to `recorder` too."""
         self._recorder = RecorderGroup(self._recorder, recorder)
 
-    def note_refusal(self, error: ServeError, total_s: float) -> None:
+    def record_rejection(self, error: ServeError, total_s: float) -> None:
         """Record a request that was refused before, or without, a question."""
         record_rejection(self._recorder, error, total_s)
 
@@ -99,16 +99,16 @@ class InferenceService:
         self.cache.configure(settings.cache)
         self._router.configure(settings.batching)
 
-    async def answer(self, question: Question) -> Reply:
+    async def infer(self, question: InferenceRequest) -> InferenceResponse:
         """The reply to one request. Raises ServeError."""
         with recorded(self._recorder, self.cache) as note:
             reply = await self._answer(question, note)
-            note.compute, note.timings = reply.answer.compute_type, reply.answer.timings
+            note.compute, note.timings = reply.result.compute_type, reply.result.timings
             if self._cacheable(question.options):
-                note.cache = "hit" if reply.kept else "miss"
+                note.cache = "hit" if reply.from_cache else "miss"
         return replace(reply, total_s=note.total_s)
 
-    async def tokenize(self, question: Question, *, special: bool) -> list[TokenizedText]:
+    async def tokenize(self, question: InferenceRequest, *, special: bool) -> list[TokenizedText]:
         """The tokens of a text, or of several, prompts included. Raises ServeError."""
         with recorded(self._recorder, self.cache) as note:
             model = self._noted_model(question, note, "tokenize")
@@ -118,7 +118,7 @@ class InferenceService:
             with self._reserve_items(len(texts)):
                 return await self._tokens.tokens(model.ref, texts, self.settings, special=special)
 
-    async def decode(self, question: Question, *, skip_special: bool) -> tuple[str, ...]:
+    async def decode(self, question: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """The text of each of the `inputs`, which are TokenIdInputs. Raises ServeError."""
         with recorded(self._recorder, self.cache) as note:
             model = self._noted_model(question, note, "decode")
@@ -139,7 +139,7 @@ class InferenceService:
                 model.ref, given, self.settings, skip_special=skip_special
             )
 
-    async def _answer(self, question: Question, note: RequestContext) -> Reply:
+    async def _answer(self, question: InferenceRequest, note: RequestContext) -> InferenceResponse:
         model = self.find_model(question)
         note.model = model.ref.id
         task = resolve_task(question, model)
@@ -153,14 +153,14 @@ class InferenceService:
         parsed = self._limited(whole)
         note.items = len(parsed.texts)
         length = sum(map(characters, parsed.texts))
-        device = choose_device(question.options.device, model.manifest, self.board.states)
+        device = choose_device(question.options.device, model.manifest, self.monitor.states)
         key = BatchKey(model.ref, task, device, length > self.settings.batching.long_call_chars)
         with self._reserve_items(len(parsed.texts)):
             answer, kept = await self._cached(key, parsed, question.options)
         if parsed is not whole:
             shortened = sum(map(operator.ne, parsed.texts, whole.texts))
             answer = answer._replace(truncated=max(answer.truncated, shortened))
-        return Reply(answer, model, task, length, len(parsed.texts), 0.0, kept)
+        return InferenceResponse(answer, model, task, length, len(parsed.texts), 0.0, kept)
 
     async def _cached(
         self, key: BatchKey, parsed: TaskInput, options: RequestOptions
@@ -187,7 +187,7 @@ class InferenceService:
     async def _compute(
         self, key: BatchKey, parsed: TaskInput, options: RequestOptions
     ) -> CallResult:
-        cold = self.board.states[key.device].running == 0
+        cold = self.monitor.states[key.device].running == 0
         timeout_s = self.settings.timeout_s
         if cold and not options.wait_for_model:
             timeout_s = min(timeout_s, self.settings.cold_start_wait_s)
@@ -202,18 +202,20 @@ class InferenceService:
         try:
             return await self._router.run(key, call)
         except DeadlineExceeded:
-            await self.board.refresh_with_timeout()
-            if self.board.states[key.device].running == 0:
+            await self.monitor.refresh_with_timeout()
+            if self.monitor.states[key.device].running == 0:
                 raise model_loading_error(key.model.id) from None
             raise
 
-    def _noted_model(self, question: Question, note: RequestContext, task: str) -> RegisteredModel:
+    def _noted_model(
+        self, question: InferenceRequest, note: RequestContext, task: str
+    ) -> RegisteredModel:
         note.task = task
         model = self.find_model(question)
         note.model = model.ref.id
         return model
 
-    def find_model(self, question: Question) -> RegisteredModel:
+    def find_model(self, question: InferenceRequest) -> RegisteredModel:
         """The model asked for, else the first one that can do what is plainly meant.
 
         One whose head was made for the task comes before one that only fits it, and one that
@@ -253,7 +255,7 @@ class InferenceService:
             self.inflight_items -= items
 
 
-def resolve_task(question: Question, model: RegisteredModel) -> TaskName:
+def resolve_task(question: InferenceRequest, model: RegisteredModel) -> TaskName:
     """The task asked for, else the one the body is plainly meant for, else the model's own.
 
     Raises WrongTask naming what the model can do.
@@ -296,14 +298,14 @@ def wrong_route_error(model: RegisteredModel) -> WrongTask:
     )
 
 
-def detect_task(question: Question, model: RegisteredModel) -> TaskName | None:
+def detect_task(question: InferenceRequest, model: RegisteredModel) -> TaskName | None:
     """The task of the model that the body is plainly meant for, if any."""
     served = model.tasks
     claims = (t for t in served if TASKS[t].claims(question.inputs, question.parameters))
     return next(claims, None)
 
 
-def is_native_task(question: Question, model: RegisteredModel) -> bool:
+def is_native_task(question: InferenceRequest, model: RegisteredModel) -> bool:
     """Whether the model's head is the one that the task meant is made for."""
     task = question.task or detect_task(question, model)
     return task is not None and model.manifest.head is TASK_HEADS[task]

@@ -90,26 +90,26 @@ class InProcess:
                 replica.start()
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
-            board = ClusterMonitor(
+            monitor = ClusterMonitor(
                 ENCODERS, lambda: ClusterSnapshot(self.running, self.gpus), writing
             )
             self.service = InferenceService(
                 registry=ModelRegistry.of(args),
                 router=MicroBatchRouter(clients, self.batched, self.settings.batching),
-                board=board,
+                monitor=monitor,
                 recorder=self.recorder,
                 settings=self.settings,
                 tokens=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
             )
-            await board.refresh()
+            await monitor.refresh()
             yield build_http_app(self.service, self._generation(generator), no_metrics)
 
     def _generation(self, generator: GeneratorClient | None) -> GenerationService:
         return GenerationService(
             registry=self.service.registry,
             clients={} if generator is None else {Device.CPU: generator},
-            states=lambda: self.service.board.generator_states,
-            refresh=self.service.board.refresh_with_timeout,
+            states=lambda: self.service.monitor.generator_states,
+            refresh=self.service.monitor.refresh_with_timeout,
             recorder=self.recorder,
             settings=self.settings,
         )

@@ -12,7 +12,7 @@ from deployments.registry import RegisteredModel
 
 def model_list(service: InferenceService) -> dict[str, Any]:
     """OpenAI's list shape; refused models come last."""
-    served = [model_facts(model, service.board) for model in service.registry.open_models()]
+    served = [model_facts(model, service.monitor) for model in service.registry.open_models()]
     refused = [
         {
             "id": model_id,
@@ -37,10 +37,10 @@ def short_path_list(service: InferenceService) -> dict[str, Any]:
     return {**told, "data": [{**one, "stats": {}} for one in models]}
 
 
-def model_facts(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]:
+def model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
     """One model: OpenAI's keys, then ours."""
     manifest = model.manifest
-    states = board.states_for(model)
+    states = monitor.states_for(model)
     encoders = {
         device.value: {
             "compute_type": f"{device}-{candidate.precision}",
@@ -56,7 +56,7 @@ def model_facts(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]
         "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
         "version": model.ref.version,
-        "state": "ready" if is_loaded(model, board) else "loading",
+        "state": "ready" if is_loaded(model, monitor) else "loading",
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
         "width": manifest.output_width,
@@ -66,10 +66,10 @@ def model_facts(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]
     }
 
 
-def model_status(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any]:
+def model_status(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
     """What the hosted API answered at `/status/{id}`; all four keys are read by its client."""
-    loaded = is_loaded(model, board)
-    on_gpu = Device.GPU in running_devices(model, board)
+    loaded = is_loaded(model, monitor)
+    on_gpu = Device.GPU in running_devices(model, monitor)
     return {
         "loaded": loaded,
         "state": "Loaded" if loaded else "Loadable",
@@ -78,16 +78,16 @@ def model_status(model: RegisteredModel, board: ClusterMonitor) -> dict[str, Any
     }
 
 
-def is_loaded(model: RegisteredModel, board: ClusterMonitor) -> bool:
+def is_loaded(model: RegisteredModel, monitor: ClusterMonitor) -> bool:
     """Whether an encoder that has the model can answer now."""
-    return bool(running_devices(model, board))
+    return bool(running_devices(model, monitor))
 
 
-def running_devices(model: RegisteredModel, board: ClusterMonitor) -> list[Device]:
+def running_devices(model: RegisteredModel, monitor: ClusterMonitor) -> list[Device]:
     """The encoders that have the model and can answer now."""
     return [
         device
-        for device, state in board.states_for(model).items()
+        for device, state in monitor.states_for(model).items()
         if state.running and model.manifest.candidate_for(device) is not None
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from deployments.errors import ServeError
 from deployments.generation.messages import Completion
 from deployments.ingress.generation import GenerationResponse, GenerationStream
-from deployments.ingress.service import Reply
+from deployments.ingress.service import InferenceResponse
 
 # What the headers of answers say, for the documentation.
 GENERATION_HEADERS: Mapping[str, str] = {
@@ -27,23 +27,23 @@ REPLY_HEADERS: Mapping[str, str] = {
 }
 
 
-def reply_headers(reply: Reply) -> dict[str, str]:
+def reply_headers(reply: InferenceResponse) -> dict[str, str]:
     """What the hosted API told in headers (seconds), and where the time went (milliseconds)."""
-    timings = reply.answer.timings
+    timings = reply.result.timings
     headers = {
-        "x-compute-type": reply.answer.compute_type,
+        "x-compute-type": reply.result.compute_type,
         "x-compute-time": f"{reply.total_s:.4f}",
         "x-compute-characters": str(reply.characters),
         "x-compute-tokens": str(timings.tokens),
-        "x-cache": "hit" if reply.kept else "miss",
+        "x-cache": "hit" if reply.from_cache else "miss",
         "x-sha": reply.model.manifest.source.revision,
         "server-timing": (
             f"tokenization;dur={timings.tokenize_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
             f"forward;dur={timings.forward_s * 1e3:.2f}, total;dur={reply.total_s * 1e3:.2f}"
         ),
     }
-    if reply.answer.truncated:
-        cut = f"{reply.answer.truncated} of {reply.items} texts"
+    if reply.result.truncated:
+        cut = f"{reply.result.truncated} of {reply.items} texts"
         limit = reply.model.manifest.max_tokens
         headers["x-hf-warning"] = f"input-truncated; {cut} cut to {limit} tokens"
     return headers

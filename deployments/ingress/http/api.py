@@ -32,18 +32,20 @@ class Operation:
     handler: Handler
     summary: str
     body: JsonSchema | None = None  # None: no body is read
-    answer: JsonSchema | None = field(default_factory=dict)  # of status 200; empty: any JSON
+    response: JsonSchema | None = field(default_factory=dict)  # of status 200; empty: any JSON
     media_type: str = "application/json"  # of status 200
     events: JsonSchema | None = None  # of each event, where status 200 may be, or is, a stream
     # Bodies that the demo models answer, by a name for each.
     examples: Mapping[str, Any] = field(default_factory=dict)
     runs_model: bool = False  # a model computes: the headers of `options` are read
     headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, described
-    also: Mapping[int, JsonSchema] = field(default_factory=dict)  # other statuses, not as errors
+    other_responses: Mapping[int, JsonSchema] = field(
+        default_factory=dict
+    )  # other statuses, not as errors
     hidden: bool = False  # served, not documented
 
 
-class Family(Protocol):
+class ApiRoutes(Protocol):
     """The routes of one API, and the words its clients expect errors in."""
 
     name: ClassVar[str]
@@ -64,7 +66,7 @@ class Family(Protocol):
 ERROR_FORMAT_KEY = "hundredfold.family"
 
 
-def use_error_format(request: Request, family: Family) -> None:
+def use_error_format(request: Request, family: ApiRoutes) -> None:
     """Tell what goes wrong from here on in the words of `family`, whoever owns the path."""
     request.scope[ERROR_FORMAT_KEY] = family
 

@@ -36,7 +36,7 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.ingress.apis.documentation.components import Components, infer_schema
-from deployments.ingress.http.api import Family, Operation
+from deployments.ingress.http.api import ApiRoutes, Operation
 from deployments.ingress.http.request_options import HEADERS
 from deployments.release import RELEASE
 from deployments.tasks.inputs import JsonSchema
@@ -90,7 +90,7 @@ OPTIONS = {
 }
 
 
-def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> dict[str, Any]:
+def openapi_document(families: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dict[str, Any]:
     """The whole document; `model_ids` are named as examples of an id."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
@@ -126,7 +126,7 @@ def openapi_document(families: Sequence[Family], model_ids: Sequence[str]) -> di
 
 
 def describe_operation(
-    family: Family, operation: Operation, route: str, components: Components
+    family: ApiRoutes, operation: Operation, route: str, components: Components
 ) -> dict[str, Any]:
     """What an operation is and reads."""
     told: dict[str, Any] = {
@@ -182,7 +182,7 @@ def build_path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
 
 def build_responses(operation: Operation, components: Components) -> dict[str, Any]:
     """What comes back when nothing is wrong, and the operation's own other statuses."""
-    schemas = {operation.media_type: operation.answer, EVENTS: operation.events}
+    schemas = {operation.media_type: operation.response, EVENTS: operation.events}
     good: dict[str, Any] = {
         "description": HTTPStatus.OK.phrase,
         "content": {
@@ -201,7 +201,7 @@ def build_responses(operation: Operation, components: Components) -> dict[str, A
             "description": HTTPStatus(status).phrase,
             "content": {"application/json": {"schema": schema}},
         }
-        for status, schema in operation.also.items()
+        for status, schema in operation.other_responses.items()
     }
     return {"200": good, **others}
 
@@ -220,8 +220,8 @@ def response_schema(
 
 
 def error_formats_at(
-    families: Sequence[Family], route: str, error_format: Family | None
-) -> list[Family]:
+    families: Sequence[ApiRoutes], route: str, error_format: ApiRoutes | None
+) -> list[ApiRoutes]:
     """Who tells errors at a path: its owner, and also the family that answers there.
 
     `error_format` is the latter, where it owns paths of its own.
@@ -231,7 +231,7 @@ def error_formats_at(
 
 
 def error_responses(
-    operation: Operation, route: str, error_formats: Sequence[Family], components: Components
+    operation: Operation, route: str, error_formats: Sequence[ApiRoutes], components: Components
 ) -> dict[str, Any]:
     """Every error that may come, by status, with what the families really say."""
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
@@ -247,7 +247,7 @@ def error_responses(
         for error in possible:
             add_error_response(responses, error, family.error_response(error), schema)
     # What the operation says of a status itself is in `also`.
-    return {s: told for s, told in responses.items() if int(s) not in operation.also}
+    return {s: told for s, told in responses.items() if int(s) not in operation.other_responses}
 
 
 def add_error_response(
@@ -270,7 +270,7 @@ def add_error_response(
     examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
 
 
-def infer_error_schema(family: Family) -> JsonSchema:
+def infer_error_schema(family: ApiRoutes) -> JsonSchema:
     """A schema that all of a family's errors fit."""
     return infer_schema(
         [orjson.loads(bytes(family.error_response(one).body)) for one in BODY_ERRORS]

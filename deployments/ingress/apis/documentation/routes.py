@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from deployments.errors import ServeError
 from deployments.ingress.apis.documentation.openapi import openapi_document
-from deployments.ingress.http.api import Family, Operation
+from deployments.ingress.http.api import ApiRoutes, Operation
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.service import InferenceService
 
@@ -47,7 +47,7 @@ class DocumentationRoutes:
 
     name: ClassVar = "Documentation"
 
-    def __init__(self, service: InferenceService, families: Sequence[Family]) -> None:
+    def __init__(self, service: InferenceService, families: Sequence[ApiRoutes]) -> None:
         self._service = service
         self._families = families
         self._own_files = StaticFiles(directory=PAGE)
@@ -61,14 +61,14 @@ class DocumentationRoutes:
                 paths=("/openapi.json",),
                 handler=self.document,
                 summary="This document",
-                answer={"type": "object"},
+                response={"type": "object"},
             ),
             Operation(
                 method="GET",
                 paths=("/docs",),
                 handler=self.page,
                 summary="This document as a page that sends requests",
-                answer={"type": "string"},
+                response={"type": "string"},
                 media_type="text/html",
             ),
             Operation(

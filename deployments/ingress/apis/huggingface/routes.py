@@ -61,9 +61,9 @@ from deployments.ingress.http.request_options import (
     read_options,
 )
 from deployments.ingress.service import (
+    InferenceRequest,
+    InferenceResponse,
     InferenceService,
-    Question,
-    Reply,
     detect_task,
     model_loading_error,
 )
@@ -130,7 +130,7 @@ class HuggingFaceRoutes:
             handler=self.infer,
             summary=summary,
             body=any_body_schema(),
-            answer=any_response_schema(),
+            response=any_response_schema(),
             examples={**EXAMPLES, **examples},
             events=EVENT_SCHEMA,
             runs_model=True,
@@ -143,7 +143,7 @@ class HuggingFaceRoutes:
             paths=(path,),
             handler=handler,
             summary=summary,
-            answer={"type": "object"},
+            response={"type": "object"},
         )
 
     def owns(self, path: str) -> bool:
@@ -157,8 +157,8 @@ class HuggingFaceRoutes:
         task = parse_task(request.path_params.get("task"))
         if (writer := self._writer(body, model_id, task)) is not None:
             return await self._written(request, body, writer, task)
-        reply = await self._service.answer(
-            Question(
+        reply = await self._service.infer(
+            InferenceRequest(
                 inputs=parse_task_inputs(body),
                 model_id=model_id,
                 task=task,
@@ -204,7 +204,7 @@ class HuggingFaceRoutes:
         if body.get("stream") is True and isinstance(body.get("inputs"), str):
             return writers[0]
         inputs = body if body.get("inputs") is None else body["inputs"]
-        question = Question(inputs=inputs, parameters=merge_parameters(body))
+        question = InferenceRequest(inputs=inputs, parameters=merge_parameters(body))
         others = [model for model in models if not model.is_generative]
         if models[0].is_generative and not any(detect_task(question, m) for m in others):
             return models[0]
@@ -217,18 +217,18 @@ class HuggingFaceRoutes:
     async def info(self, request: Request) -> Response:
         """One model."""
         model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_facts(model, self._service.board))
+        return json_response(model_facts(model, self._service.monitor))
 
     async def status(self, request: Request) -> Response:
         """What huggingface_hub before 0.35 asks for."""
         model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_status(model, self._service.board))
+        return json_response(model_status(model, self._service.monitor))
 
     async def health(self, request: Request) -> Response:
         """200 when the model can answer now."""
         model_id = model_in_path(request) or ""
         model = self._service.registry.find(model_id)
-        if not is_loaded(model, self._service.board):
+        if not is_loaded(model, self._service.monitor):
             raise model_loading_error(model_id)
         return json_response({"status": "ok"})
 
@@ -274,9 +274,9 @@ def envelope_schema(name: TaskName) -> JsonSchema:
     }
 
 
-def format_for_client(reply: Reply, options: RequestOptions, user_agent: str) -> Any:
+def format_for_client(reply: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
     """The answer in the shape this client's generation reads; only zero-shot has two."""
-    value = reply.answer.value
+    value = reply.result.value
     if reply.task is not TaskName.ZERO_SHOT_CLASSIFICATION:
         return value
     client = HUB_CLIENT.search(user_agent)

@@ -128,7 +128,7 @@ def repository_index(service: InferenceService, *, only_ready: bool) -> list[Ind
     """Every configured model, the refused ones last with their reasons."""
     entries: list[IndexEntry] = []
     for model in service.registry.open_models():
-        ready = is_loaded(model, service.board)
+        ready = is_loaded(model, service.monitor)
         entries.append(
             {
                 "name": model.ref.id,

@@ -19,7 +19,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import HEADERS, read_options
-from deployments.ingress.service import Question, resolve_task
+from deployments.ingress.service import InferenceRequest, resolve_task
 from deployments.registry import RegisteredModel
 
 # What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
@@ -46,7 +46,7 @@ OPTION_FIELD_NAMES = {"options": "parameters"}  # they stand among the parameter
 class TensorRequest:
     """The question, and what its client calls the fields that an error may name."""
 
-    question: Question
+    question: InferenceRequest
     task: TaskName
     names: Mapping[str, str]
 
@@ -69,7 +69,7 @@ def parse_tensor_request(
     named = _parse_task(own.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
     with rename_error_fields(OPTION_FIELD_NAMES):
         options = read_options({name: own.pop(name) for name in OPTION_NAMES & set(own)}, headers)
-    task = resolve_task(Question(None, task=named, parameters=own), model)
+    task = resolve_task(InferenceRequest(None, task=named, parameters=own), model)
     bound = bind_tensors(task, tensors)
     for name in bound.parameters:
         if name in own:
@@ -79,7 +79,7 @@ def parse_tensor_request(
     # A reader of texts knows its input by the name it sent.
     called = bound.text_name if ours == "text" else ours
     return TensorRequest(
-        question=Question(
+        question=InferenceRequest(
             inputs=form.to_inputs(bound.columns),
             model_id=model.ref.id,
             task=task,

@@ -90,7 +90,7 @@ class OpenInferenceRoutes:
                 "Statistics of every model",
                 self.all_stats,
                 "/v2/models/stats",
-                answer=StatisticsResponse,
+                response=StatisticsResponse,
             ),
             Operation(
                 method="POST",
@@ -98,7 +98,7 @@ class OpenInferenceRoutes:
                 handler=self.infer,
                 summary="Run a task on tensors",
                 body=schema_of(InferRequest),
-                answer=schema_of(InferResponse),
+                response=schema_of(InferResponse),
                 examples=EXAMPLES,
                 runs_model=True,
                 headers=REPLY_HEADERS,
@@ -118,7 +118,7 @@ class OpenInferenceRoutes:
                 handler=self.index,
                 summary="Every configured model, also the refused ones",
                 body=_INDEX_BODY,
-                answer=schema_of(list[IndexEntry]),
+                response=schema_of(list[IndexEntry]),
                 examples={"only those that can answer now": {"ready": True}},
             ),
             Operation(
@@ -127,7 +127,7 @@ class OpenInferenceRoutes:
                 handler=self.load,
                 summary="Whether a model is loaded, as every configured one is",
                 body=_LOAD_BODY,
-                answer=_OBJECT,
+                response=_OBJECT,
                 examples={"as it is configured": {}},
             ),
             Operation(
@@ -136,7 +136,7 @@ class OpenInferenceRoutes:
                 handler=self.unload,
                 summary="Refused: what is served is configured",
                 body=_LOAD_BODY,
-                answer=_OBJECT,
+                response=_OBJECT,
             ),
         )
 
@@ -154,7 +154,7 @@ class OpenInferenceRoutes:
 
     async def ready(self, request: Request) -> Response:
         """200 when requests without special wishes can be answered, else 503."""
-        missing = self._service.board.missing()
+        missing = self._service.monitor.missing()
         if not any(True for _ in self._service.registry.open_models()):
             missing.append("no model could be opened")
         if missing:
@@ -174,11 +174,11 @@ class OpenInferenceRoutes:
         form = TASK_TENSORS[asked.task]
         wanted = select_outputs(message, [spec.name for spec in form.outputs])
         with rename_error_fields(asked.names):
-            reply = await self._service.answer(asked.question)
+            reply = await self._service.infer(asked.question)
         head = {"model_name": model.ref.id, "model_version": model.ref.version}
         if message.id is not None:
             head["id"] = message.id
-        outputs = form.to_outputs(reply.answer.value)
+        outputs = form.to_outputs(reply.result.value)
         return infer_response(head, outputs, wanted, reply_headers(reply))
 
     async def model_ready(self, request: Request) -> Response:
@@ -186,7 +186,7 @@ class OpenInferenceRoutes:
         model = self._model(request)
         told: dict[str, Any] = {
             "name": model.ref.id,
-            "ready": is_loaded(model, self._service.board),
+            "ready": is_loaded(model, self._service.monitor),
         }
         if not told["ready"]:
             told["error"] = f"Model {model.ref.id} is not loaded"
@@ -271,27 +271,27 @@ class OpenInferenceRoutes:
         return body
 
 
-def _read(summary: str, handler: Handler, *paths: str, answer: Any = None) -> Operation:
+def _read(summary: str, handler: Handler, *paths: str, response: Any = None) -> Operation:
     return Operation(
         method="GET",
         paths=paths,
         handler=handler,
         summary=summary,
-        answer=_OBJECT if answer is None else schema_of(answer),
+        response=_OBJECT if response is None else schema_of(response),
     )
 
 
-def _model_read(suffix: str, summary: str, handler: Handler, answer: Any = None) -> Operation:
-    return _read(summary, handler, VERSION + suffix, MODEL + suffix, answer=answer)
+def _model_read(suffix: str, summary: str, handler: Handler, response: Any = None) -> Operation:
+    return _read(summary, handler, VERSION + suffix, MODEL + suffix, response=response)
 
 
-def _tensors_read(suffix: str, summary: str, handler: Handler, answer: JsonSchema) -> Operation:
+def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:
     """Refused for models that generate text."""
     return Operation(
         method="GET",
         paths=(VERSION + suffix, MODEL + suffix),
         handler=handler,
         summary=summary,
-        answer=answer,
-        also={400: _OBJECT},
+        response=response,
+        other_responses={400: _OBJECT},
     )

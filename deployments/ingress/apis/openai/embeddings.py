@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, schema_of
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.service import Reply
+from deployments.ingress.service import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
 # What our own request calls differently.
@@ -62,9 +62,9 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
-def build_usage(reply: Reply) -> Usage:
+def build_usage(reply: InferenceResponse) -> Usage:
     """What an answer took; nothing is written, so all tokens are the prompt's."""
-    tokens = reply.answer.timings.tokens
+    tokens = reply.result.timings.tokens
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 

@@ -23,7 +23,7 @@ from deployments.ingress.apis.openai.tools import call_grammar, forced_tools, of
 from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.limits import MOST_STOPS, STOP_CHARS
+from deployments.ingress.limits import MAX_STOPS, STOP_CHARS
 from deployments.ingress.tokenization import TEXTS_OR_IDS
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
@@ -122,7 +122,7 @@ def parse_completion_request(
         model_id=model.ref.id,
         choices=body.n or 1,
         best_of=body.best_of,
-        request=request,
+        request_options=request,
     )
 
 
@@ -145,7 +145,7 @@ def parse_chat_request(
         ),
         model_id=model.ref.id,
         choices=body.n or 1,
-        request=request,
+        request_options=request,
     )
 
 
@@ -187,9 +187,9 @@ def parse_stops(value: Any) -> tuple[str, ...]:
         return ()
     read = STOPS.read(value, "stop")
     stops = (read,) if isinstance(read, str) else tuple(read)
-    if len(stops) > MOST_STOPS or max(map(len, stops)) > STOP_CHARS:
+    if len(stops) > MAX_STOPS or max(map(len, stops)) > STOP_CHARS:
         raise InvalidField(
-            f"`stop` may have up to {MOST_STOPS} strings of up to {STOP_CHARS} characters",
+            f"`stop` may have up to {MAX_STOPS} strings of up to {STOP_CHARS} characters",
             field="stop",
         )
     return stops

@@ -54,7 +54,7 @@ from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
 from deployments.ingress.http.sse import SseResponse
-from deployments.ingress.service import InferenceService, Question
+from deployments.ingress.service import InferenceRequest, InferenceService
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -85,7 +85,7 @@ class OpenAIRoutes:
                 handler=self.embeddings,
                 summary="Embeddings of texts",
                 body=schema_of(EmbeddingsRequest),
-                answer=schema_of(EmbeddingsResponse),
+                response=schema_of(EmbeddingsResponse),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
                 runs_model=True,
                 headers=REPLY_HEADERS,
@@ -96,7 +96,7 @@ class OpenAIRoutes:
                 handler=self.chat,
                 summary="The next message of a conversation",
                 body=schema_of(ChatBody),
-                answer=schema_of(ChatCompletion),
+                response=schema_of(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
                 events=schema_of(ChatCompletionChunk | OpenAIError),
                 runs_model=True,
@@ -108,7 +108,7 @@ class OpenAIRoutes:
                 handler=self.completions,
                 summary="The continuation of texts",
                 body=schema_of(CompletionBody),
-                answer=schema_of(CompletionResponse),
+                response=schema_of(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
                 events=schema_of(CompletionResponse | OpenAIError),
                 runs_model=True,
@@ -119,14 +119,14 @@ class OpenAIRoutes:
                 paths=("/v1/models",),
                 handler=self.models,
                 summary="Every configured model",
-                answer={"type": "object"},
+                response={"type": "object"},
             ),
             Operation(
                 method="GET",
                 paths=("/v1/models/{id:path}",),
                 handler=self.model,
                 summary="One model",
-                answer={"type": "object"},
+                response={"type": "object"},
             ),
         )
 
@@ -141,8 +141,8 @@ class OpenAIRoutes:
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
         with rename_error_fields(EMBEDDING_FIELDS):
-            reply = await self._service.answer(
-                Question(
+            reply = await self._service.infer(
+                InferenceRequest(
                     inputs=parse_token_ids(body.input),
                     model_id=model_in_path(request) or model_in_body(body.model),
                     task=TaskName.FEATURE_EXTRACTION,
@@ -154,7 +154,7 @@ class OpenAIRoutes:
             {
                 "object": "list",
                 "data": build_embedding_objects(
-                    reply.answer.value, body.encoding_format or "float"
+                    reply.result.value, body.encoding_format or "float"
                 ),
                 "model": reply.model.ref.id,
                 "usage": build_usage(reply),
@@ -213,7 +213,7 @@ class OpenAIRoutes:
     async def model(self, request: Request) -> Response:
         """One model."""
         found = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_facts(found, self._service.board))
+        return json_response(model_facts(found, self._service.monitor))
 
     def error_response(self, error: ServeError) -> Response:
         """OpenAI's error object; its clients pick the exception class by status."""

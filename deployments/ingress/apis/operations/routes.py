@@ -35,22 +35,22 @@ class OperationsRoutes:
                 paths=("/", "/health", "/ping"),
                 handler=self.health,
                 summary="Whether this process answers",
-                answer=status,
+                response=status,
             ),
             Operation(
                 method="GET",
                 paths=("/ready",),
                 handler=self.ready,
                 summary="Whether requests can be answered, else 503 with the reasons",
-                answer={"type": "object"},
-                also={503: {"type": "object"}},
+                response={"type": "object"},
+                other_responses={503: {"type": "object"}},
             ),
             Operation(
                 method="GET",
                 paths=("/metrics",),
                 handler=self.metrics,
                 summary="Prometheus text of the whole cluster",
-                answer={"type": "string"},
+                response={"type": "string"},
                 media_type="text/plain",
             ),
         )
@@ -70,7 +70,7 @@ class OperationsRoutes:
     async def ready(self, request: Request) -> Response:
         """200 when requests without special wishes can be answered, else 503 with the reasons."""
         service = self._service
-        missing = service.board.missing()
+        missing = service.monitor.missing()
         if not any(True for _ in service.registry.open_models()):
             missing.append("no model could be opened")
         body = {
@@ -78,7 +78,7 @@ class OperationsRoutes:
             "missing": missing,
             "encoders": {
                 device.value: {"available": state.available, "replicas": state.running}
-                for device, state in service.board.states.items()
+                for device, state in service.monitor.states.items()
             },
             "refused": {k: e.message for k, e in service.registry.refused().items()},
         }

@@ -37,7 +37,7 @@ from deployments.ingress.http.api import Operation, parse_body, schema_of, use_e
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.service import InferenceService, Question, Reply
+from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
 from deployments.tasks.ranking import RankedText, RankingParameters
 
 # What our own request calls differently.
@@ -66,7 +66,7 @@ class RerankRoutes:
                 handler=self.rerank,
                 summary="Texts, or documents, in the order in which they answer a query",
                 body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
-                answer={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
+                response={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
                 examples={
                     "texts": {"query": SEARCH["query"], "texts": ANIMALS},
                     "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
@@ -80,7 +80,7 @@ class RerankRoutes:
                 handler=self.classify,
                 summary="Labels of texts",
                 body=schema_of(ClassifyBody),
-                answer=schema_of(ClassifyResponse),
+                response=schema_of(ClassifyResponse),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
                 runs_model=True,
                 headers=REPLY_HEADERS,
@@ -110,7 +110,7 @@ class RerankRoutes:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
         with rename_error_fields(TEXTS_FIELDS):
             reply = await self._rank(request, body, body.texts, parameters)
-        return json_response(reply.answer.value, headers=tei_response_headers(reply))
+        return json_response(reply.result.value, headers=tei_response_headers(reply))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
         texts = [document_text(document) for document in body.documents]
@@ -126,7 +126,7 @@ class RerankRoutes:
             "object": "rerank",
             "results": [
                 build_ranked_document(one, shown, bare=bare)
-                for one in reply.answer.value[: body.top_n]
+                for one in reply.result.value[: body.top_n]
             ],
             "meta": {
                 "api_version": {"version": version},
@@ -141,9 +141,9 @@ class RerankRoutes:
         body: TextsBody | DocumentsBody,
         texts: list[str],
         parameters: Mapping[str, Any],
-    ) -> Reply:
-        return await self._service.answer(
-            Question(
+    ) -> InferenceResponse:
+        return await self._service.infer(
+            InferenceRequest(
                 inputs={"query": body.query, "texts": texts},
                 model_id=model_in_path(request) or model_in_body(body.model),
                 task=TaskName.TEXT_RANKING,
@@ -158,8 +158,8 @@ class RerankRoutes:
         body = parse_body(ClassifyBody, raw)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(CLASSIFY_FIELDS):
-            reply = await self._service.answer(
-                Question(
+            reply = await self._service.infer(
+                InferenceRequest(
                     inputs=body.input,
                     model_id=model_in_path(request) or model_in_body(body.model),
                     task=TaskName.TEXT_CLASSIFICATION,
@@ -167,7 +167,7 @@ class RerankRoutes:
                     options=read_options(None, request.headers),
                 )
             )
-        answer = {**build_rerank_envelope(reply), "object": "classify", "data": reply.answer.value}
+        answer = {**build_rerank_envelope(reply), "object": "classify", "data": reply.result.value}
         return json_response(answer, headers=reply_headers(reply))
 
     def _is_tei_path(self, request: Request) -> bool:
@@ -180,7 +180,7 @@ class RerankRoutes:
         return json_response(body, status=error.status, headers=retry_headers(error))
 
 
-def build_rerank_envelope(reply: Reply) -> RerankEnvelope:
+def build_rerank_envelope(reply: InferenceResponse) -> RerankEnvelope:
     """What the answer says of itself."""
     return RerankEnvelope(
         id=str(uuid.uuid4()),

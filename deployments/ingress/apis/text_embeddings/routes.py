@@ -54,7 +54,7 @@ from deployments.ingress.http.api import Handler, Operation, parse_body, schema_
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields, status_and_type
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.service import InferenceService, Question, Reply
+from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
 from deployments.ingress.tokenization import parse_token_ids, token_sequences
 from deployments.release import RELEASE
 from deployments.tasks.base import TextParameters
@@ -141,7 +141,7 @@ class TextEmbeddingsRoutes:
                 paths=("/info",),
                 handler=self.info,
                 summary="The default model, and all others",
-                answer=schema_of(TeiInfo),
+                response=schema_of(TeiInfo),
             ),
         )
 
@@ -161,7 +161,7 @@ class TextEmbeddingsRoutes:
                 parse_token_ids(body.inputs),
                 {"normalize": True, **task_parameters(body, EmbeddingParameters)},
             )
-        return json_response(reply.answer.value, headers=tei_response_headers(reply))
+        return json_response(reply.result.value, headers=tei_response_headers(reply))
 
     async def embed_all(self, request: Request) -> Response:
         """Vectors as they are, one for each token, special ones included."""
@@ -174,7 +174,7 @@ class TextEmbeddingsRoutes:
                 parse_token_ids(body.inputs),
                 task_parameters(body, SimilarityParameters),
             )
-        return json_response(reply.answer.value, headers=tei_response_headers(reply))
+        return json_response(reply.result.value, headers=tei_response_headers(reply))
 
     async def embed_sparse(self, request: Request) -> Response:
         """Refused: nothing sealed here has a SPLADE head."""
@@ -196,7 +196,7 @@ class TextEmbeddingsRoutes:
                 [text_or_pair(one) for one in given] if batch else text_or_pair(given),
                 {**task_parameters(body, TextParameters), **function},
             )
-        labels = reply.answer.value
+        labels = reply.result.value
         return json_response(labels if batch else labels[0], headers=tei_response_headers(reply))
 
     async def similarity(self, request: Request) -> Response:
@@ -210,12 +210,12 @@ class TextEmbeddingsRoutes:
             body.inputs.model_dump(),
             {"truncate": True, **asked},
         )
-        return json_response(reply.answer.value, headers=tei_response_headers(reply))
+        return json_response(reply.result.value, headers=tei_response_headers(reply))
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of each text, and where they stand in it."""
         body = await self._read(request, TokenizeBody)
-        question = Question(
+        question = InferenceRequest(
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
             parameters={"prompt_name": body.prompt_name},
@@ -232,7 +232,7 @@ class TextEmbeddingsRoutes:
     async def decode(self, request: Request) -> Response:
         """The text of each sequence of token ids."""
         body = await self._read(request, DecodeBody)
-        question = Question(
+        question = InferenceRequest(
             inputs=token_sequences(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
         )
@@ -241,7 +241,7 @@ class TextEmbeddingsRoutes:
 
     async def info(self, request: Request) -> Response:
         """The default model as one server of its own would tell, and the list of all."""
-        model = self._service.find_model(Question(inputs=None))
+        model = self._service.find_model(InferenceRequest(inputs=None))
         limits = self._service.settings.limits
         return json_response(
             TeiInfo(
@@ -274,9 +274,9 @@ class TextEmbeddingsRoutes:
         task: TaskName,
         inputs: Any,
         parameters: Mapping[str, Any],
-    ) -> Reply:
-        return await self._service.answer(
-            Question(
+    ) -> InferenceResponse:
+        return await self._service.infer(
+            InferenceRequest(
                 inputs=inputs,
                 model_id=select_model_id(request, model),
                 task=task,
@@ -288,7 +288,7 @@ class TextEmbeddingsRoutes:
     async def _unsupported_error(self, request: Request, why: str) -> ServeError:
         body = await self._read(request, EmbedBody)
         model = self._service.find_model(
-            Question(
+            InferenceRequest(
                 inputs=None,
                 model_id=select_model_id(request, body.model),
                 task=TaskName.FEATURE_EXTRACTION,
@@ -306,9 +306,9 @@ def select_model_id(request: Request, named: str | None) -> str | None:
     return model_in_path(request) or model_in_body(named)
 
 
-def tei_response_headers(reply: Reply) -> dict[str, str]:
+def tei_response_headers(reply: InferenceResponse) -> dict[str, str]:
     """Where the time went, in whole milliseconds, beside what every family tells."""
-    timings = reply.answer.timings
+    timings = reply.result.timings
     told = {
         "x-compute-time": reply.total_s,
         "x-total-time": reply.total_s,
@@ -329,7 +329,7 @@ def _post(
         handler=handler,
         summary=summary,
         body=schema_of(body),
-        answer=schema_of(answer),
+        response=schema_of(answer),
         examples=EXAMPLES.get(name, {}),
         runs_model=True,
         headers=REPLY_HEADERS,

@@ -78,7 +78,7 @@ class GenerateRequest:
             model_id=model_id,
             choices=self.parameters.num_return_sequences or 1,
             best_of=self.parameters.best_of,
-            request=request,
+            request_options=request,
         )
 
 

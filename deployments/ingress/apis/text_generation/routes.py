@@ -90,7 +90,7 @@ class TextGenerationRoutes:
         """The per-model forms must stand before the Hugging Face family's greedy path."""
         return (
             _generate_operation(
-                "generate", self.generate, "Generate text", answer=schema_of(Generated)
+                "generate", self.generate, "Generate text", response=schema_of(Generated)
             ),
             _generate_operation(
                 "generate_stream",
@@ -207,7 +207,7 @@ def _generate_operation(
     handler: Handler,
     summary: str,
     *,
-    answer: JsonSchema | None = None,
+    response: JsonSchema | None = None,
     events: JsonSchema | None = None,
 ) -> Operation:
     return Operation(
@@ -216,7 +216,7 @@ def _generate_operation(
         handler=handler,
         summary=summary,
         body=body_schema(PROMPT, envelope=False),
-        answer=answer,
+        response=response,
         events=events,
         examples=EXAMPLES,
         runs_model=True,

@@ -20,11 +20,11 @@ from deployments.ingress.apis.text_generation.responses import (
 )
 from deployments.ingress.apis.text_generation.schemas import StreamDetails, TokenEvent
 from deployments.ingress.generation import (
+    ChoiceChunk,
     GenerationRequest,
     GenerationResponse,
     GenerationService,
     GenerationStream,
-    Part,
     timings_of,
 )
 from deployments.ingress.http.errors import rename_error_fields
@@ -61,7 +61,9 @@ async def start_stream_before(
         return await generation.stream(question)
 
 
-async def read_batches_until(stream: GenerationStream, ends_s: float) -> AsyncIterator[list[Part]]:
+async def read_batches_until(
+    stream: GenerationStream, ends_s: float
+) -> AsyncIterator[list[ChoiceChunk]]:
     """The stream's parts; answers that are not done at `ends_s` end there, for their length."""
     batches = stream.batches()
     while True:
@@ -75,7 +77,7 @@ async def read_batches_until(stream: GenerationStream, ends_s: float) -> AsyncIt
                 raise
             break
         yield batch
-    if last := await stream.enough():
+    if last := await stream.finish_early():
         yield last
 
 
@@ -119,7 +121,7 @@ def error_event(error: ServeError) -> bytes:
 
 
 async def events_of(
-    batches: AsyncIterator[list[Part]], started: Started, asked: GenerateRequest
+    batches: AsyncIterator[list[ChoiceChunk]], started: Started, asked: GenerateRequest
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream of one answer. Raises ServeError in the words of the body."""
     writer = EventWriter(started, asked)

@@ -68,7 +68,7 @@ JOINS = (
 
 
 def figures(**changed: object) -> GenerationFigures:
-    board = RatioTable((*LEVELS, *JOINS))
+    monitor = RatioTable((*LEVELS, *JOINS))
     whole = GenerationFigures(
         model_id="org/model",
         version="0123",
@@ -85,8 +85,8 @@ def figures(**changed: object) -> GenerationFigures:
         notes=("other weights",),
         packages={},
         missing={"llama.cpp": "no GGUF file"},
-        ratios=board.ratios(),
-        goals=evaluate_goals(board, board.ratios(), CLEAN, FILLED),
+        ratios=monitor.ratios(),
+        goals=evaluate_goals(monitor, monitor.ratios(), CLEAN, FILLED),
     )
     return replace(whole, **changed)
 

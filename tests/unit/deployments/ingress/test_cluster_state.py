@@ -28,7 +28,7 @@ class FakeLook:
         return view
 
 
-def board(look: FakeLook, *, gpu: str = "auto") -> ClusterMonitor:
+def monitor(look: FakeLook, *, gpu: str = "auto") -> ClusterMonitor:
     return ClusterMonitor(
         {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available=gpu)}, look
     )
@@ -41,7 +41,7 @@ def board(look: FakeLook, *, gpu: str = "auto") -> ClusterMonitor:
 async def test_a_gpu_encoder_is_there_with_gpus_or_when_one_can_be_added(
     setting: str, gpus: float, available: bool
 ) -> None:
-    encoders = board(FakeLook(ClusterSnapshot(ALL, gpus)), gpu=setting)
+    encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus)), gpu=setting)
     await encoders.refresh()
     assert encoders.states[Device.GPU] == DeploymentState(available=available, running=0)
     assert encoders.states[Device.CPU] == DeploymentState(available=True, running=2)
@@ -49,7 +49,7 @@ async def test_a_gpu_encoder_is_there_with_gpus_or_when_one_can_be_added(
 
 async def test_a_gpu_encoder_that_cannot_start_is_no_encoder() -> None:
     failing = frozenset(ALL)
-    encoders = board(FakeLook(ClusterSnapshot(ALL, gpus=1.0, failing=failing)))
+    encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus=1.0, failing=failing)))
     await encoders.refresh()
     assert not encoders.states[Device.GPU].available
     assert encoders.states[Device.CPU].available
@@ -57,7 +57,7 @@ async def test_a_gpu_encoder_that_cannot_start_is_no_encoder() -> None:
 
 async def test_a_wave_of_refreshes_is_one_look() -> None:
     look = FakeLook(ClusterSnapshot(ALL))
-    encoders = board(look)
+    encoders = monitor(look)
     await asyncio.gather(*(encoders.refresh() for _ in range(20)))
     assert look.looks == 1
     await encoders.refresh()
@@ -73,7 +73,7 @@ async def test_the_cpu_encoder_needs_no_gpu_to_be_available() -> None:
 
 
 def test_before_the_first_look_nothing_runs() -> None:
-    encoders = board(FakeLook(ClusterSnapshot(ALL)))
+    encoders = monitor(FakeLook(ClusterSnapshot(ALL)))
     assert encoders.states[Device.CPU].running == 0
     assert encoders.missing() == ["no tokenizer is running", "no cpu encoder is running"]
 
@@ -89,13 +89,13 @@ def test_before_the_first_look_nothing_runs() -> None:
 async def test_what_is_missing_is_what_ordinary_requests_need(
     running: dict[str, int], missing: list[str]
 ) -> None:
-    encoders = board(FakeLook(ClusterSnapshot(running)))
+    encoders = monitor(FakeLook(ClusterSnapshot(running)))
     await encoders.refresh()
     assert encoders.missing() == missing
 
 
 async def test_a_failed_look_keeps_the_former_view() -> None:
-    encoders = board(FakeLook(ClusterSnapshot(ALL, 1.0), None))
+    encoders = monitor(FakeLook(ClusterSnapshot(ALL, 1.0), None))
     await encoders.refresh()
     seen = encoders.states
     await encoders.refresh()
@@ -104,7 +104,7 @@ async def test_a_failed_look_keeps_the_former_view() -> None:
 
 
 async def test_the_view_is_kept_fresh_until_the_block_ends() -> None:
-    encoders = board(FakeLook(ClusterSnapshot({}), ClusterSnapshot(ALL)))
+    encoders = monitor(FakeLook(ClusterSnapshot({}), ClusterSnapshot(ALL)))
     before = asyncio.all_tasks()
     async with encoders.refreshing():
         assert encoders.missing(), "the first look is done"
@@ -121,9 +121,9 @@ async def test_a_controller_that_hangs_keeps_no_request(monkeypatch: pytest.Monk
         held.wait(TIMEOUT_S)
         return ClusterSnapshot({"CpuEncoder": 1})
 
-    board = ClusterMonitor({Device.CPU: EncoderSettings()}, look)
-    await board.refresh_with_timeout()
-    assert board.states[Device.CPU].running == 0
+    monitor = ClusterMonitor({Device.CPU: EncoderSettings()}, look)
+    await monitor.refresh_with_timeout()
+    assert monitor.states[Device.CPU].running == 0
     held.set()
-    await board.refresh()
-    assert board.states[Device.CPU].running == 1
+    await monitor.refresh()
+    assert monitor.states[Device.CPU].running == 1

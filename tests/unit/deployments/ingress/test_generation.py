@@ -30,7 +30,7 @@ from deployments.generation.messages import (
 )
 from deployments.ingress.cluster_state import DeploymentState
 from deployments.ingress.generation import GenerationRequest, GenerationService
-from deployments.ingress.generation_stream import MOST_WAITING
+from deployments.ingress.generation_stream import MAX_WAITING_CHUNKS
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.records import RequestRecord
 from deployments.registry import ModelRegistry
@@ -366,15 +366,15 @@ async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_st
 
 
 async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -> None:
-    long = ScriptedReply(("x",) * (5 * MOST_WAITING))
+    long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
     world = World(writing_store, lambda call: long)
     stream = await world.service.stream(ASKED)
-    for _ in range(20 * MOST_WAITING):
+    for _ in range(20 * MAX_WAITING_CHUNKS):
         await asyncio.sleep(0)
-    assert world.generator.said <= MOST_WAITING + 2
+    assert world.generator.said <= MAX_WAITING_CHUNKS + 2
     batches = [parts async for parts in stream.batches()]
-    assert sum(map(len, batches)) == 5 * MOST_WAITING + 1
-    assert len(batches[0]) == MOST_WAITING, "what is ready together comes together"
+    assert sum(map(len, batches)) == 5 * MAX_WAITING_CHUNKS + 1
+    assert len(batches[0]) == MAX_WAITING_CHUNKS, "what is ready together comes together"
     assert world.is_idle()
 
 

@@ -19,7 +19,7 @@ async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
     world = World(writing_store, lambda call: HANGS)
     stream = await world.service.stream(question(choices=2))
     await wait_until(lambda: world.generator.said == 2 * 4)
-    parts = await stream.enough()
+    parts = await stream.finish_early()
     said = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
     assert said == ["abc", "abc"]
     ends = [part.chunk.finished for part in parts if part.chunk.finished is not None]
@@ -37,10 +37,10 @@ async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> No
     world = World(writing_store)
     stream = await world.service.stream(question())
     await wait_until(lambda: len(stream.finished) == 1)
-    parts = await stream.enough()
+    parts = await stream.finish_early()
     (finished,) = [part.chunk.finished for part in parts if part.chunk.finished is not None]
     assert finished.reason is FinishReason.END
-    assert await stream.enough() == []
+    assert await stream.finish_early() == []
     assert world.statuses == [200]
 
 
@@ -51,6 +51,6 @@ async def test_enough_of_what_failed_is_the_failure(writing_store: Path) -> None
     stream = await world.service.stream(question())
     await wait_until(world.is_idle)
     with pytest.raises(EngineFailed):
-        await stream.enough()
+        await stream.finish_early()
     await stream.aclose()
     assert world.statuses == [500]
