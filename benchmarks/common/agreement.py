@@ -62,7 +62,7 @@ def require_agreement(agreements: Iterable[CosineCheck]) -> None:
 
 # Where no manifest is at hand to say how far company may move an int8 answer: far enough for the
 # dynamic int8 graphs seen so far (0.97), too near for an answer to another text.
-ASKED_AGAIN_COSINE = 0.95
+REPEATED_MIN_COSINE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ExpectedEmbeddings:
             return CosineCheck(what, 0, 0.0, self.required_cosine)
         asked = sorted({index for index, _ in pairs})
         right = dict(zip(asked, self.embed_alone([texts[i] for i in asked]), strict=True))
-        given = [embedding_in(body_of(raw)) for _, raw in pairs]
+        given = [parse_embedding(body_of(raw)) for _, raw in pairs]
         expected = [right[index] for index, _ in pairs]
         return CosineCheck.of(what, np.stack(given), np.stack(expected), self.required_cosine)
 
@@ -106,10 +106,10 @@ def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
         task = TaskName.FEATURE_EXTRACTION
         return np.stack([embedding(client.infer(task, model_id, text).value) for text in texts])
 
-    return ExpectedEmbeddings("the same requests alone", ASKED_AGAIN_COSINE, embed_alone)
+    return ExpectedEmbeddings("the same requests alone", REPEATED_MIN_COSINE, embed_alone)
 
 
-def embedding_in(body: bytes) -> NDArray[np.float32]:
+def parse_embedding(body: bytes) -> NDArray[np.float32]:
     """The vector in a JSON answer for one text. Raises BenchmarkError."""
     try:
         return embedding(orjson.loads(body))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.agreement import COSINE_SLACK, CosineCheck
 from benchmarks.common.local_model import LocalModel, unbatched_outputs
-from benchmarks.common.statistics import Summary, summarise
+from benchmarks.common.statistics import RoundSummary, summarize
 from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
 from deployments.messages import Batch, Outputs, TokenizedItem
@@ -52,33 +52,33 @@ SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(1, 512))
 COMPARED_SHAPE = Shape(8, 128)
 
 
-def supported_shapes(max_tokens: int, shapes: Sequence[Shape] = SHAPES) -> tuple[Shape, ...]:
+def cap_shapes(max_tokens: int, shapes: Sequence[Shape] = SHAPES) -> tuple[Shape, ...]:
     """`shapes`, with no more tokens than the model reads."""
     capped = (Shape(shape.batch, min(shape.tokens, max_tokens)) for shape in shapes)
     return tuple(dict.fromkeys(capped))
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SentenceThroughput:
     """All sentences through one placement in batches of one size."""
 
-    placement: Placement
+    placement: CoreSplit
     batch: int
-    sentences_per_s: Summary
+    sentences_per_s: RoundSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class ShapeLatency:
     """One contender at one shape; milliseconds, the median of the passes of each round."""
 
     contender: str
     shape: Shape
-    ms: Summary
+    ms: RoundSummary
 
 
 # Passes per cell and round: enough for this much time, within these bounds.
 TIMING_S = 0.4
-FEWEST_PASSES, MOST_PASSES = 3, 200
+MIN_PASSES, MAX_PASSES = 3, 200
 
 Forward = Callable[[Batch], object]  # one batch, whatever comes out of it
 
@@ -99,12 +99,12 @@ class ShapeTiming:
         Before that the threads of whoever ran last come to rest: idle ones spin for a while.
         """
         wait_until_idle()
-        passes = min(max(round(TIMING_S / self._pass_s()), FEWEST_PASSES), MOST_PASSES)
+        passes = min(max(round(TIMING_S / self._pass_s()), MIN_PASSES), MAX_PASSES)
         self.medians_ms.append(float(np.median([self._pass_s() for _ in range(passes)])) * 1e3)
 
-    def latency(self) -> Latency:
+    def latency(self) -> ShapeLatency:
         """The summary of all rounds."""
-        return Latency(self.contender, self.shape, summarise(self.medians_ms))
+        return ShapeLatency(self.contender, self.shape, summarize(self.medians_ms))
 
     def _pass_s(self) -> float:
         started_s = time.perf_counter()
@@ -135,7 +135,7 @@ CHECKED_SENTENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CoreSplit:
     """How the cores are shared out."""
 
     threads: int  # per forward pass
@@ -147,9 +147,9 @@ class Placement:
         return f"runs={self.runs} threads={self.threads}"
 
 
-def placements(cores: int) -> tuple[Placement, ...]:
+def list_core_splits(cores: int) -> tuple[CoreSplit, ...]:
     """Every core a pass of its own, and all cores for one pass."""
-    return tuple(dict.fromkeys((Placement(1, cores), Placement(cores, 1))))
+    return tuple(dict.fromkeys((CoreSplit(1, cores), CoreSplit(cores, 1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +172,14 @@ class RawEngine:
     """One graph opened once per placement, and its items. Close it after use."""
 
     def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
-        self.placements = placements(cores)
+        self.list_core_splits = list_core_splits(cores)
         self._model = model
         self.items = model.items(texts)
         self._batches: dict[int, SortedBatches] = {}
-        self._engines = {p: model.engine(threads=p.threads) for p in self.placements}
-        self._pools = {p: ThreadPoolExecutor(p.runs) for p in self.placements}
+        self._engines = {p: model.engine(threads=p.threads) for p in self.list_core_splits}
+        self._pools = {p: ThreadPoolExecutor(p.runs) for p in self.list_core_splits}
 
-    def engine(self, placement: Placement) -> EncoderEngine:
+    def engine(self, placement: CoreSplit) -> EncoderEngine:
         """The engine opened for a placement."""
         return self._engines[placement]
 
@@ -190,7 +190,7 @@ class RawEngine:
             ends = [batches[0], batches[-1]] * placement.runs
             list(self._pools[placement].map(engine.run, ends))
 
-    def sentences_per_s(self, placement: Placement, size: int) -> float:
+    def sentences_per_s(self, placement: CoreSplit, size: int) -> float:
         """All sentences once, in batches of `size`; collating is not part of it."""
         batches = self._sorted(size).batches
         started_s = time.perf_counter()
@@ -199,7 +199,7 @@ class RawEngine:
 
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
         """The batch's rows, computed as an idle encoder would: shared out over passes at once."""
-        placement = self.placements[0]
+        placement = self.list_core_splits[0]
         outputs = run_split(self._engines[placement], self._pools[placement], placement.runs, batch)
         return np.concatenate([output.items for output in outputs])
 

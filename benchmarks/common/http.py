@@ -17,7 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerAddress:
     """A plain HTTP address; `prefix` is the path before every route, without a slash at its end."""
 
     host: str
@@ -25,7 +25,7 @@ class Target:
     prefix: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> Target:
+    def parse(cls, url: str) -> ServerAddress:
         """The target of a URL such as `http://127.0.0.1:8000`. Raises BenchmarkError."""
         try:
             parts = urlsplit(url)
@@ -84,7 +84,7 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpResponse:
     """One good answer. `headers` have lower-case names."""
 
     value: Any
@@ -99,7 +99,7 @@ class Reply:
 class Client:
     """One keep-alive connection. Every answer but 200 raises BenchmarkError."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ServerAddress) -> None:
         self._target = target
         self._connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
 
@@ -129,12 +129,12 @@ class Client:
         *,
         use_gpu: bool = False,
         use_cache: bool = False,
-    ) -> Reply:
+    ) -> HttpResponse:
         """One task request, past the response cache unless `use_cache` says otherwise."""
         body = inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
         return self._ask("POST", task_path(task, model_id), body)
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
+    def _ask(self, method: str, path: str, body: bytes | None) -> HttpResponse:
         try:
             self._connection.request(
                 method, self._target.prefix + path, body, {"Content-Type": "application/json"}
@@ -150,7 +150,7 @@ class Client:
             raise self._unexpected(path, f"{response.status}: {reason}")
         headers = {name.lower(): value for name, value in response.getheaders()}
         try:
-            return Reply(orjson.loads(raw), headers)
+            return HttpResponse(orjson.loads(raw), headers)
         except orjson.JSONDecodeError as exc:
             raise self._unexpected(path, f"with no JSON: {exc}") from exc
 

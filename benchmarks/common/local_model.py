@@ -38,13 +38,13 @@ def open_torch(
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve
 
-    checkpoint = resolve(source or own_source(manifest), scratch, HuggingFaceHub())
+    checkpoint = resolve(source or find_source(manifest), scratch, HuggingFaceHub())
     facts = read_facts(checkpoint, manifest.tasks)
     model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
     return TorchReferenceEngine(Original(model, facts), threads)
 
 
-def own_source(manifest: ArtifactManifest) -> str:
+def find_source(manifest: ArtifactManifest) -> str:
     """Where the artifact's weights came from. Raises BenchmarkError for a merged adapter."""
     if manifest.source.adapter is not None:
         raise BenchmarkError(

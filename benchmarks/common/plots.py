@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import RunMetadata
-from benchmarks.common.statistics import PERCENTILES, Summary
-from benchmarks.engine.results import EngineFigures
-from benchmarks.serving.results import ServingFigures
+from benchmarks.common.statistics import PERCENTILES, RoundSummary
+from benchmarks.engine.results import EngineResults
+from benchmarks.serving.results import ServingResults
 
 FORMATS = ("png", "svg")
-COLOURS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e")
+COLORS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e")
 
 
-def plot_serving(out: Path, facts: RunMetadata, figures: ServingFigures) -> list[Path]:
+def plot_serving(out: Path, facts: RunMetadata, figures: ServingResults) -> list[Path]:
     """Requests per second and latency by connections; returns the files."""
     figure, (rates, latencies) = _canvas(facts, f"{figures.model['id']}, one sentence a request")
     names = [str(level.connections) for level in figures.levels]
     _bars(rates, names, [("served", [level.requests_per_s for level in figures.levels])])
     if figures.engine:
         best = max(level.sentences_per_s.median for level in figures.engine)
-        rates.axhline(best, color=COLOURS[1], linestyle="--", label="raw engine, batches of 32")
+        rates.axhline(best, color=COLORS[1], linestyle="--", label="raw engine, batches of 32")
     _label(rates, "connections", "requests per second")
-    for colour, rank in zip(COLOURS, PERCENTILES, strict=True):
+    for colour, rank in zip(COLORS, PERCENTILES, strict=True):
         found = [level.latency_ms.get(f"p{rank}") for level in figures.levels]
         medians = [float("nan") if one is None else one.median for one in found]
         latencies.plot(names, medians, marker="o", color=colour, label=f"p{rank}")
@@ -32,7 +32,7 @@ def plot_serving(out: Path, facts: RunMetadata, figures: ServingFigures) -> list
     return _save(figure, out, facts)
 
 
-def plot_engine(out: Path, facts: RunMetadata, figures: EngineFigures) -> list[Path]:
+def plot_engine(out: Path, facts: RunMetadata, figures: EngineResults) -> list[Path]:
     """Sentences per second by batch and latency by shape; returns the files."""
     figure, (rates, latencies) = _canvas(facts, f"{figures.model_id}, raw engine")
     sizes = list(dict.fromkeys(speed.batch for speed in figures.speeds))
@@ -69,14 +69,16 @@ def _canvas(facts: RunMetadata, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _bars(axes: Any, names: Sequence[str], series: Sequence[tuple[str, Sequence[Summary]]]) -> None:
+def _bars(
+    axes: Any, names: Sequence[str], series: Sequence[tuple[str, Sequence[RoundSummary]]]
+) -> None:
     """Medians as bars, the extreme rounds as whiskers."""
     width = 0.8 / len(series)
     for number, (label, summaries) in enumerate(series):
         left = [i - 0.4 + width * (number + 0.5) for i in range(len(summaries))]
         medians = [s.median for s in summaries]
         whiskers = [[s.median - s.low for s in summaries], [s.high - s.median for s in summaries]]
-        axes.bar(left, medians, width, yerr=whiskers, capsize=3, label=label, color=COLOURS[number])
+        axes.bar(left, medians, width, yerr=whiskers, capsize=3, label=label, color=COLORS[number])
     axes.set_xticks(range(len(names)), names)
 
 

@@ -52,7 +52,7 @@ class HostInfo:
         return f"{self.cpu_model}, {self.usable_cores} cores, commit {commit[:12]}{dash}{dirty}"
 
 
-def host_facts() -> HostInfo:
+def read_host_info() -> HostInfo:
     """The facts of this process's machine."""
     processor = read_cpu_info()
     return HostInfo(
@@ -98,7 +98,7 @@ class RunMetadata:
     command: str
     seed: int
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    host: HostInfo = field(default_factory=host_facts)
+    host: HostInfo = field(default_factory=read_host_info)
 
     @property
     def stem(self) -> str:
@@ -111,7 +111,9 @@ def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """The facts of a run that begins now; says so when the machine is not idle."""
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
-        say(f"note: load average {run.host.load_average:.1f}; this machine can do better when idle")
+        log_progress(
+            f"note: load average {run.host.load_average:.1f}; this machine can do better when idle"
+        )
     return run
 
 
@@ -129,7 +131,7 @@ def write_result(out: Path, run: RunMetadata, figures: Any) -> Path:
     return path
 
 
-def say(text: str) -> None:
+def log_progress(text: str) -> None:
     """BuildProgress, on stderr, so that stdout holds the result only."""
     print(text, file=sys.stderr, flush=True)
 

@@ -33,7 +33,7 @@ GENERATED_COUNT = 2_758  # as many as STS-B's test half has, so that figures com
 # tokens that gives STS-B's lengths: 14 tokens on average, 46 at most.
 LOG_WORDS_MEAN = 2.18
 LOG_WORDS_DEVIATION = 0.68
-FEWEST_WORDS, MOST_WORDS = 2, 43
+MIN_WORDS, MAX_WORDS = 2, 43
 
 # Common words, each one token of the BERT vocabulary.
 COMMON_WORDS = (
@@ -58,7 +58,7 @@ class Sentences:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledText:
+class LabeledText:
     """A sentence and the index of its label."""
 
     text: str
@@ -74,7 +74,7 @@ def load_sentences(data: Path | None, seed: int) -> Sentences:
     path = (data or DEFAULT_DATA) / STSB_NAME
     if data is None and not path.is_file():
         return generated(GENERATED_COUNT, seed)
-    pairs = scored_pairs(path)
+    pairs = read_scored_pairs(path)
     return Sentences(STSB_NAME, tuple(text for pair in pairs for text in (pair.left, pair.right)))
 
 
@@ -88,26 +88,26 @@ def generated(count: int, seed: int) -> Sentences:
 
 def _sentence(chance: random.Random, words: list[str]) -> str:
     drawn = round(chance.lognormvariate(LOG_WORDS_MEAN, LOG_WORDS_DEVIATION))
-    chosen = chance.choices(words, k=min(max(drawn, FEWEST_WORDS), MOST_WORDS))
+    chosen = chance.choices(words, k=min(max(drawn, MIN_WORDS), MAX_WORDS))
     return " ".join(chosen).capitalize() + "."
 
 
-def scored_pairs(path: Path) -> list[ScoredPair]:
+def read_scored_pairs(path: Path) -> list[ScoredPair]:
     """STS-B: `score`, `sentence1`, `sentence2`. Raises BenchmarkError."""
     with _bad_data():
         return read_pairs(path)
 
 
-def labelled_texts(path: Path) -> list[LabelledText]:
+def read_labeled_texts(path: Path) -> list[LabeledText]:
     """SST-2: `label`, `sentence`. Raises BenchmarkError."""
     with _bad_data():
         return [
-            LabelledText(record.text("sentence"), int(record.number("label")))
+            LabeledText(record.text("sentence"), int(record.number("label")))
             for record in read_records(FileLocation(path, SST2_EXPECTED), SST2_LAYOUT)
         ]
 
 
-def answerable_questions(path: Path) -> list[SquadQuestion]:
+def read_answerable_questions(path: Path) -> list[SquadQuestion]:
     """Those questions of a SQuAD file that have an answer. Raises BenchmarkError."""
     with _bad_data():
         questions = [question for question in read_questions(path) if question.golds]

@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RoundSummary:
     """One figure measured once per round: its median and how far the rounds lie apart."""
 
     median: float
@@ -27,11 +27,11 @@ class Summary:
         return (self.high - self.low) / self.median if self.median else 0.0
 
 
-def summarise(values: Sequence[float]) -> Summary:
+def summarize(values: Sequence[float]) -> RoundSummary:
     """The summary of one value per round; there must be at least one."""
     if not values:
         raise ValueError("no round was measured")
-    return Summary(float(np.median(values)), min(values), max(values), tuple(values))
+    return RoundSummary(float(np.median(values)), min(values), max(values), tuple(values))
 
 
 def percentiles_ms(latencies_s: ArrayLike) -> dict[str, float]:

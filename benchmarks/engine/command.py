@@ -17,13 +17,13 @@ import numpy as np
 
 from benchmarks.common.agreement import COSINE_SLACK, CosineCheck, require_agreement
 from benchmarks.common.engine_timing import (
+    CoreSplit,
     Forward,
-    Placement,
     RawEngine,
+    SentenceThroughput,
     ShapeTiming,
-    Speed,
     build_timings,
-    supported_shapes,
+    cap_shapes,
 )
 from benchmarks.common.local_model import LocalModel, open_torch, unbatched_outputs
 from benchmarks.common.options import (
@@ -33,10 +33,10 @@ from benchmarks.common.options import (
     positive_count,
 )
 from benchmarks.common.plots import plot_engine
-from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.sentences import Sentences, load_sentences
-from benchmarks.common.statistics import summarise
-from benchmarks.engine.results import ENGINE, TORCH, EngineFigures, describe, torch_over_engine
+from benchmarks.common.statistics import summarize
+from benchmarks.engine.results import ENGINE, TORCH, EngineResults, describe, torch_over_engine
 from deployments.artifacts.store import LATEST_NAME
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
@@ -46,25 +46,27 @@ COMPARED_WITH_TORCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
+class EngineBenchmark:
     """What is measured in every round, and what the rounds have given so far."""
 
     engine: RawEngine
     sizes: Sequence[int]  # sentences per batch
     cells: Sequence[ShapeTiming]
-    speeds: dict[tuple[Placement, int], list[float]] = field(default_factory=dict)
+    speeds: dict[tuple[CoreSplit, int], list[float]] = field(default_factory=dict)
 
     def run_round(self, label: str) -> None:
         """Every size on every placement once, then every cell of the latency table."""
         for size in self.sizes:
-            for placement in self.engine.placements:
+            for placement in self.engine.list_core_splits:
                 speed = self.engine.sentences_per_s(placement, size)
                 self.speeds.setdefault((placement, size), []).append(speed)
-                say(f"{label}: batches of {size}, {placement.name}, {speed:,.0f} sentences/s")
+                log_progress(
+                    f"{label}: batches of {size}, {placement.name}, {speed:,.0f} sentences/s"
+                )
         for cell in self.cells:
             cell.run_round()
             ms = cell.medians_ms[-1]
-            say(f"{label}: {cell.contender}, {cell.shape.name}, {ms:.2f} ms")
+            log_progress(f"{label}: {cell.contender}, {cell.shape.name}, {ms:.2f} ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +106,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStack) -> EngineFigures:
+def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStack) -> EngineResults:
     """All rounds, then the comparison of answers."""
     model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
     engine = RawEngine(model, sentences.texts, usable_cores())
@@ -113,15 +115,15 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
     contenders: dict[str, Forward] = {ENGINE: engine.run_split_batch}
     if torch is not None:
         contenders[TORCH] = torch.run
-    shapes = supported_shapes(model.manifest.max_tokens)
+    shapes = cap_shapes(model.manifest.max_tokens)
     cells = build_timings(contenders, shapes, engine.items, arguments.seed)
-    campaign = Campaign(engine, tuple(dict.fromkeys(arguments.batch)), cells)
-    for size in campaign.sizes:
+    benchmark = EngineBenchmark(engine, tuple(dict.fromkeys(arguments.batch)), cells)
+    for size in benchmark.sizes:
         engine.warm_up(size)
     for round_number in range(1, arguments.rounds + 1):
-        campaign.run_round(f"round {round_number}/{arguments.rounds}")
+        benchmark.run_round(f"round {round_number}/{arguments.rounds}")
     latencies = tuple(cell.latency() for cell in cells)
-    return EngineFigures(
+    return EngineResults(
         model_id=model.manifest.id,
         version=model.manifest.version,
         compute_type=model.compute_type,
@@ -130,12 +132,12 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
         mean_tokens=float(np.mean([len(item.ids) for item in engine.items])),
         threads=usable_cores(),
         speeds=tuple(
-            Speed(placement, size, summarise(found))
-            for (placement, size), found in campaign.speeds.items()
+            SentenceThroughput(placement, size, summarize(found))
+            for (placement, size), found in benchmark.speeds.items()
         ),
         latencies=latencies,
         torch_over_engine=torch_over_engine(latencies, model.manifest.max_tokens),
-        agreements=compare(campaign, torch, model, arguments.seed),
+        agreements=compare(benchmark, torch, model, arguments.seed),
     )
 
 
@@ -150,17 +152,17 @@ def open_torch_baseline(
 
 
 def compare(
-    campaign: Campaign, torch: EncoderEngine | None, model: LocalModel, seed: int
+    benchmark: EngineBenchmark, torch: EncoderEngine | None, model: LocalModel, seed: int
 ) -> tuple[CosineCheck, ...]:
     """The engine in company with itself alone, and with torch."""
-    engine = campaign.engine
-    own = tuple(engine.agreement(size, seed) for size in campaign.sizes if size > 1)
+    engine = benchmark.engine
+    own = tuple(engine.agreement(size, seed) for size in benchmark.sizes if size > 1)
     if torch is None:
         return own
     items = engine.items[:COMPARED_WITH_TORCH]
     with_torch = CosineCheck.of(
         f"the engine and {TORCH}",
-        unbatched_outputs(engine.engine(engine.placements[-1]), items),
+        unbatched_outputs(engine.engine(engine.list_core_splits[-1]), items),
         unbatched_outputs(torch, items),
         model.candidate.parity.cosine_worst - COSINE_SLACK,
     )

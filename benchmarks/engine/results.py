@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from benchmarks.common.agreement import CosineCheck
 from benchmarks.common.engine_timing import (
     COMPARED_SHAPE,
-    Latency,
+    SentenceThroughput,
     Shape,
-    Speed,
+    ShapeLatency,
 )
 from benchmarks.common.report import number
-from benchmarks.common.statistics import Summary
+from benchmarks.common.statistics import RoundSummary
 from build_artifacts.console import columns
 
 ENGINE = "engine"
@@ -21,7 +21,7 @@ TORCH = "torch eager fp32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFigures:
+class EngineResults:
     """Everything the result file says beside the run's facts."""
 
     model_id: str
@@ -31,20 +31,20 @@ class EngineFigures:
     sentence_count: int
     mean_tokens: float  # special tokens included
     threads: int  # of the latency table
-    speeds: tuple[Speed, ...]
-    latencies: tuple[Latency, ...]
+    speeds: tuple[SentenceThroughput, ...]
+    latencies: tuple[ShapeLatency, ...]
     torch_over_engine: float | None  # at COMPARED_SHAPE, or what it is capped to
     agreements: tuple[CosineCheck, ...]
 
 
-def torch_over_engine(latencies: Sequence[Latency], max_tokens: int) -> float | None:
+def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
     """How many times longer torch takes than the engine for a batch; None when not measured."""
     shape = Shape(COMPARED_SHAPE.batch, min(COMPARED_SHAPE.tokens, max_tokens))
     found = {cell.contender: cell.ms.median for cell in latencies if cell.shape == shape}
     return found[TORCH] / found[ENGINE] if TORCH in found else None
 
 
-def describe(figures: EngineFigures) -> str:
+def describe(figures: EngineResults) -> str:
     """The result for people."""
     speeds = [["placement", "batch", "sentences/s", "spread"]]
     for s in figures.speeds:
@@ -72,5 +72,5 @@ def describe(figures: EngineFigures) -> str:
     return "\n".join(lines)
 
 
-def _spread(summary: Summary) -> str:
+def _spread(summary: RoundSummary) -> str:
     return f"{summary.spread:.0%}"

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.local_model import LocalModel, own_source
+from benchmarks.common.local_model import LocalModel, find_source
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.logits_slicing import WEIGHTS_NAME
 from deployments.artifacts.manifest import Device
@@ -34,7 +34,7 @@ class SourceCheckpoint:
         from build_artifacts.steps.dequantize import dequantise
         from build_artifacts.steps.resolve import resolve
 
-        source = self._source or own_source(self._model.manifest)
+        source = self._source or find_source(self._model.manifest)
         checkpoint = resolve(source, self._scratch, HuggingFaceHub())
         if checkpoint.gguf is not None:
             into = self._scratch / "dequantised"

@@ -30,24 +30,24 @@ from benchmarks.generation.checkpoints import SourceCheckpoint
 from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.results import (
-    GenerationFigures,
-    Likeness,
+    AnswerAgreement,
+    GenerationResults,
     RatioTable,
     describe,
     evaluate_goals,
     require_correct,
 )
-from benchmarks.generation.rounds import Campaign, repeat_unbatched
-from benchmarks.generation.scenarios import SCENARIOS, STREAMS, ChurnFigures, PromptSampler, churn
-from benchmarks.generation.schemas import draw_forms
-from benchmarks.generation.streams import OURS, StreamingSystem
-from benchmarks.generation.structured_output import SchemaFigures, answer_all
-from benchmarks.generation.systems import RIVALS, SystemFactory, open_baselines
+from benchmarks.generation.rounds import GenerationBenchmark, repeat_unbatched
+from benchmarks.generation.scenarios import SCENARIOS, STREAMS, ChurnResults, PromptSampler, churn
+from benchmarks.generation.schemas import build_schema_tasks
+from benchmarks.generation.streams import IN_PROCESS, StreamingSystem
+from benchmarks.generation.structured_output import SchemaResults, answer_all
+from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselines
 from deployments.machine import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-LEVELS, CHURN, SCHEMAS = "levels", "churn", "schemas"
-PARTS = (LEVELS, *SCENARIOS, CHURN, SCHEMAS)
+STREAM_PARTS, CHURN, STRUCTURED_OUTPUT = "levels", "churn", "schemas"
+PARTS = (STREAM_PARTS, *SCENARIOS, CHURN, STRUCTURED_OUTPUT)
 PACKAGES = ("onnxruntime-genai", "llama-cpp-python")
 
 
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options_of_others(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--without", nargs="+", choices=tuple(RIVALS), default=(), help="who is not measured"
+        "--without", nargs="+", choices=tuple(BASELINES), default=(), help="who is not measured"
     )
     parser.add_argument(
         "--source",
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigures:
+def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
     """All rounds, then what is asked again alone, churn and schemas. Raises ServeError."""
     model = LocalModel.named(arguments.store, arguments.model)
     threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
@@ -133,64 +133,64 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationFigure
     entrance = SystemFactory(
         arguments, model, origin, runner, stack, rows, threads, service.context
     )
-    campaign = make_campaign(arguments, entrance, StreamingSystem(OURS, service, runner))
-    campaign.warm_up()
+    benchmark = open_benchmark(arguments, entrance, StreamingSystem(IN_PROCESS, service, runner))
+    benchmark.warm_up()
     for round_number in range(1, arguments.rounds + 1):
-        campaign.run_round(f"round {round_number}/{arguments.rounds}")
-    alone = repeat_unbatched(campaign)
-    churned: ChurnFigures | None = None
+        benchmark.run_round(f"round {round_number}/{arguments.rounds}")
+    alone = repeat_unbatched(benchmark)
+    churned: ChurnResults | None = None
     if CHURN in arguments.parts:
-        churned = runner.run(churn(service, campaign.book, campaign.rng, arguments.churn, rows))
-    filled = schemas(campaign, arguments.seed) if SCHEMAS in arguments.parts else None
-    return figures_of(entrance, campaign, alone, churned, filled)
+        churned = runner.run(churn(service, benchmark.book, benchmark.rng, arguments.churn, rows))
+    filled = schemas(benchmark, arguments.seed) if STRUCTURED_OUTPUT in arguments.parts else None
+    return build_results(entrance, benchmark, alone, churned, filled)
 
 
-def schemas(campaign: Campaign, seed: int) -> SchemaFigures | None:
+def schemas(benchmark: GenerationBenchmark, seed: int) -> SchemaResults | None:
     """What the server makes of them; None where none takes part, or it has failed before."""
-    for one in campaign.others:
+    for one in benchmark.others:
         if isinstance(one, StreamingSystem) and isinstance(one.service, HttpGenerator):
-            return one.runner.run(answer_all(one.service, draw_forms(random.Random(seed))))
+            return one.runner.run(answer_all(one.service, build_schema_tasks(random.Random(seed))))
     return None
 
 
-def figures_of(
+def build_results(
     entrance: SystemFactory,
-    campaign: Campaign,
-    alone: Likeness | None,
-    churned: ChurnFigures | None,
-    filled: SchemaFigures | None,
-) -> GenerationFigures:
+    benchmark: GenerationBenchmark,
+    alone: AnswerAgreement | None,
+    churned: ChurnResults | None,
+    filled: SchemaResults | None,
+) -> GenerationResults:
     """Everything in its place."""
-    board = RatioTable((*campaign.levels, *campaign.scenario_results))
+    board = RatioTable((*benchmark.levels, *benchmark.scenario_results))
     ratios = board.ratios()
-    return GenerationFigures(
+    return GenerationResults(
         model_id=entrance.model.manifest.id,
         version=entrance.model.manifest.version,
         compute_type=entrance.model.compute_type,
         threads=entrance.threads,
-        prompt_tokens=campaign.prompt_tokens,
-        new_tokens=campaign.new_tokens,
-        levels=campaign.levels,
-        scenarios=campaign.scenario_results,
+        prompt_tokens=benchmark.prompt_tokens,
+        new_tokens=benchmark.new_tokens,
+        levels=benchmark.levels,
+        scenarios=benchmark.scenario_results,
         churn=churned,
         schemas=filled,
         alone=alone,
-        answer_agreements=campaign.answer_agreements,
+        answer_agreements=benchmark.answer_agreements,
         notes=tuple(entrance.notes),
         packages=installed_versions(PACKAGES),
-        missing=campaign.missing,
+        missing=benchmark.missing,
         ratios=ratios,
         goals=evaluate_goals(board, ratios, churned, filled),
     )
 
 
-def make_campaign(
+def open_benchmark(
     arguments: argparse.Namespace, entrance: SystemFactory, ours: StreamingSystem
-) -> Campaign:
+) -> GenerationBenchmark:
     """Everybody who takes part, ready to begin."""
     others, missing = open_baselines(entrance, arguments.without)
-    has_levels = LEVELS in arguments.parts
-    return Campaign(
+    has_levels = STREAM_PARTS in arguments.parts
+    return GenerationBenchmark(
         ours=ours,
         others=others,
         missing=missing,

@@ -15,8 +15,8 @@ import httptools
 import orjson
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Client, Target
-from benchmarks.generation.streams import Answer, Ask
+from benchmarks.common.http import Client, ServerAddress
+from benchmarks.generation.streams import StreamRequest, StreamResult
 
 PATH = "/v1/completions"
 TIMEOUT_S = 120.0
@@ -34,7 +34,7 @@ class BodyChunk(NamedTuple):
 class HttpGenerator:
     """A TextGenerator over HTTP; every stream has a connection of its own."""
 
-    def __init__(self, target: Target, model_id: str, version: str = "") -> None:
+    def __init__(self, target: ServerAddress, model_id: str, version: str = "") -> None:
         self.version = version  # of the model, as the server says
         self.model_id = model_id
         self._target = target
@@ -42,12 +42,12 @@ class HttpGenerator:
     @classmethod
     def found(cls, url: str, model_id: str) -> HttpGenerator:
         """The one at `url`. Raises BenchmarkError when nothing there serves the model."""
-        target = Target.parse(url)
+        target = ServerAddress.parse(url)
         with Client(target) as client:
             described = client.describe_model(model_id)
         return cls(target, model_id, str(described.get("version")))
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: StreamRequest) -> StreamResult:
         """One stream to its end, or until it has told as much as its reader wants.
 
         Raises BenchmarkError for anything but that.
@@ -80,11 +80,13 @@ class HttpGenerator:
         finally:
             stream.close()
 
-    def _read(self, submitted_s: float, pieces: Sequence[BodyChunk], *, is_whole: bool) -> Answer:
+    def _read(
+        self, submitted_s: float, pieces: Sequence[BodyChunk], *, is_whole: bool
+    ) -> StreamResult:
         arrivals_s: list[float] = []
         texts: list[str] = []
         usage: dict[str, Any] | None = None
-        for at_s, data in events_of(pieces):
+        for at_s, data in parse_events(pieces):
             told = orjson.loads(data)
             if "error" in told:
                 raise self._failed(PATH, str(told["error"])[:_MOST_TOLD])
@@ -95,7 +97,7 @@ class HttpGenerator:
         if is_whole and (usage is None or not arrivals_s):
             raise self._failed(PATH, "a stream without its end")
         details = (usage or {}).get("prompt_tokens_details") or {}
-        return Answer(
+        return StreamResult(
             submitted_s=submitted_s,
             arrivals_s=tuple(arrivals_s),
             tokens=usage["completion_tokens"] if usage else len(arrivals_s),
@@ -109,7 +111,7 @@ class HttpGenerator:
         )
 
 
-def body_of(model_id: str, ask: Ask) -> bytes:
+def body_of(model_id: str, ask: StreamRequest) -> bytes:
     """The question as JSON."""
     return orjson.dumps(
         {
@@ -124,7 +126,7 @@ def body_of(model_id: str, ask: Ask) -> bytes:
     )
 
 
-def events_of(pieces: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
+def parse_events(pieces: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
     """The data of each event but the last, and when it was whole."""
     rest = b""
     for at_s, data in pieces:
@@ -138,7 +140,7 @@ def events_of(pieces: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
 class _Stream(asyncio.Protocol):
     """One request and its answer. `done` is set when nothing more is to come, or is wanted."""
 
-    def __init__(self, request: bytes, ask: Ask | None = None) -> None:
+    def __init__(self, request: bytes, ask: StreamRequest | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pieces: list[BodyChunk] = []
         self.status = 0

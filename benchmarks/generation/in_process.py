@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.streams import Answer, Ask
+from benchmarks.generation.streams import StreamRequest, StreamResult
 from deployments.artifacts.manifest import TaskName
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
@@ -65,7 +65,7 @@ class InProcessGenerator:
         )
         self._preparation = RequestPreparer(opened, self._decoder.info)
         self._events = events
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _TokenRecorder] = {}
         self._loop = GenerationLoop(
             self._decoder,
             rules or SchedulingSettings(),
@@ -85,7 +85,7 @@ class InProcessGenerator:
         """Requests that are being answered, and requests that wait."""
         return self._loop.load
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: StreamRequest) -> StreamResult:
         """One stream, to its end or until its reader leaves. Raises ServeError."""
         options = GenerationOptions(
             sampling=GREEDY, max_new_tokens=ask.new_tokens, min_new_tokens=ask.new_tokens
@@ -93,7 +93,7 @@ class InProcessGenerator:
         call = GenerationCall(self._ref, ask.prompt, options, time.time() + LONGEST_S)
         submitted_s = time.perf_counter()
         job = self._preparation.job(call, None)
-        reader = self._readers[job.number] = _Reader(ask, self._events)
+        reader = self._readers[job.number] = _TokenRecorder(ask, self._events)
         try:
             self._loop.submit(job)
             await reader.done
@@ -118,10 +118,10 @@ class InProcessGenerator:
                 reader.put(now_s, event.what)
 
 
-class _Reader:
+class _TokenRecorder:
     """Notes what comes of one job. `done` when it has ended, or the reader has had enough."""
 
-    def __init__(self, ask: Ask, events: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, ask: StreamRequest, events: asyncio.AbstractEventLoop) -> None:
         self.done: asyncio.Future[None] = events.create_future()
         self._ask = ask
         self._started: Started | None = None
@@ -146,9 +146,9 @@ class _Reader:
             if what.finished is not None or len(self._arrivals_s) == self._ask.disconnect_after:
                 self.done.set_result(None)
 
-    def answer(self, submitted_s: float) -> Answer:
+    def answer(self, submitted_s: float) -> StreamResult:
         """All that came."""
-        return Answer(
+        return StreamResult(
             submitted_s=submitted_s,
             arrivals_s=tuple(self._arrivals_s),
             tokens=len(self._arrivals_s),

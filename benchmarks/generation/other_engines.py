@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.generation.streams import GENAI, LLAMA, PAGED, TRANSFORMERS, Answer, Heat, Tokens
+from benchmarks.generation.streams import (
+    GENAI,
+    LLAMA,
+    PAGED,
+    TRANSFORMERS,
+    StreamGroup,
+    StreamResult,
+    Tokens,
+)
 
 _NO_TOKEN = -1  # nothing ends an answer but its length
 _TIMEOUT_S = 120.0
@@ -37,11 +45,13 @@ class TokenTimes:
         self._times_s.append(time.perf_counter())
         self._tokens.append(np.array(tokens, np.int64))
 
-    def heat(self) -> Heat:
+    def heat(self) -> StreamGroup:
         """An answer for each stream."""
         columns = np.stack(self._tokens, axis=1).tolist()
         times_s = tuple(self._times_s)
-        return Heat(tuple(Answer(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns))
+        return StreamGroup(
+            tuple(StreamResult(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns)
+        )
 
 
 class GenaiSystem:
@@ -62,7 +72,7 @@ class GenaiSystem:
             self._genai = genai
             self._model = genai.Model(config)
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """One batch."""
         with translate_errors(self.name):
             return self._batch(prompts, len(prompts[0]) + new_tokens).heat()
@@ -99,7 +109,7 @@ class TransformersSystem:
                 weights, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
             ).eval()
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """One batch."""
         torch = self._torch
         ids = torch.tensor(prompts)
@@ -133,9 +143,9 @@ class PagedTransformersSystem(TransformersSystem):
             self._manager = self._model.init_continuous_batching(generation_config=settings)
             self._manager.start()
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """All at once, each from the moment it was asked."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, StreamResult] = {}
         with translate_errors(self.name):
             asked = self._manager.add_requests(
                 [list(prompt) for prompt in prompts],
@@ -148,8 +158,8 @@ class PagedTransformersSystem(TransformersSystem):
                     raise RuntimeError(found.error if found else "no answer in time")
                 ids = tuple(found.generated_tokens)
                 times_s = tuple(found.timestamps)
-                answers[found.request_id] = Answer(found.created_time, times_s, len(ids), ids)
-        return Heat(tuple(answers[each] for each in asked))
+                answers[found.request_id] = StreamResult(found.created_time, times_s, len(ids), ids)
+        return StreamGroup(tuple(answers[each] for each in asked))
 
     def close(self) -> None:
         """Stop its thread."""
@@ -209,7 +219,7 @@ class LlamaCppSystem:
             )
         return cls(llama)
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """The one prompt."""
         (prompt,) = prompts
         with translate_errors(self.name):

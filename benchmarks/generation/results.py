@@ -8,27 +8,27 @@ from typing import Self
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
-from benchmarks.common.statistics import Goal, Summary, summarise
-from benchmarks.generation.scenarios import JOIN_GAP, STREAMS, ChurnFigures, LongPromptScenario
+from benchmarks.common.statistics import Goal, RoundSummary, summarize
+from benchmarks.generation.scenarios import JOIN_GAP, STREAMS, ChurnResults, LongPromptScenario
 from benchmarks.generation.streams import (
     DECODE,
-    GAP_MAX,
-    GAP_P99,
     GENAI,
+    IN_PROCESS,
     INTER_TOKEN,
-    OURS,
-    SERVED,
+    INTER_TOKEN_MAX,
+    INTER_TOKEN_P99,
+    NO_DRAFTS,
+    OVER_HTTP,
     TRANSFORMERS,
     TTFT,
-    UNDRAFTED,
     WHOLE,
-    Answer,
+    StreamResult,
 )
-from benchmarks.generation.structured_output import SchemaFigures
+from benchmarks.generation.structured_output import SchemaResults
 from build_artifacts.console import columns
 from build_artifacts.decoders.generation_report import common_prefix_length
 
-_TABLE = (DECODE, WHOLE, TTFT, INTER_TOKEN, GAP_P99, GAP_MAX)
+_TABLE = (DECODE, WHOLE, TTFT, INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX)
 
 Rounds = Sequence[Mapping[str, float]]
 
@@ -39,17 +39,17 @@ class SystemResult:
 
     part: str
     contender: str
-    figures: Mapping[str, Summary]  # over the rounds; those that every round gave
+    figures: Mapping[str, RoundSummary]  # over the rounds; those that every round gave
 
     @classmethod
     def of(cls, part: str, contender: str, rounds: Rounds) -> Self:
         """The summary of all rounds, one at least."""
         names = [name for name in rounds[0] if all(name in one for one in rounds)]
-        return cls(part, contender, {n: summarise([one[n] for one in rounds]) for n in names})
+        return cls(part, contender, {n: summarize([one[n] for one in rounds]) for n in names})
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class AnswerAgreement:
     """How alike two ways to answer the same prompts are."""
 
     what: str
@@ -58,7 +58,7 @@ class Likeness:
     leading_tokens: float | None  # equal ones at the beginning, on average; None: only text is told
 
     @classmethod
-    def of(cls, what: str, pairs: Sequence[tuple[Answer, Answer]]) -> Self:
+    def of(cls, what: str, pairs: Sequence[tuple[StreamResult, StreamResult]]) -> Self:
         """Of answers with their tokens, or with nothing but text."""
         if all(one.ids and other.ids for one, other in pairs):
             leads = [common_prefix_length(one.ids, other.ids) for one, other in pairs]
@@ -76,7 +76,7 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationFigures:
+class GenerationResults:
     """Everything the result file says beside the run's facts."""
 
     model_id: str
@@ -87,14 +87,14 @@ class GenerationFigures:
     new_tokens: int
     levels: tuple[SystemResult, ...]
     scenarios: tuple[SystemResult, ...]
-    churn: ChurnFigures | None
-    schemas: SchemaFigures | None
-    alone: Likeness | None  # our answers in company beside those alone
-    answer_agreements: tuple[Likeness, ...]  # the others' beside ours
+    churn: ChurnResults | None
+    schemas: SchemaResults | None
+    alone: AnswerAgreement | None  # our answers in company beside those alone
+    answer_agreements: tuple[AnswerAgreement, ...]  # the others' beside ours
     notes: tuple[str, ...]  # on how far they can be compared
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # contender -> why it was not measured, or not to the end
-    ratios: Mapping[str, Summary]
+    ratios: Mapping[str, RoundSummary]
     goals: tuple[Goal, ...]
 
 
@@ -103,7 +103,7 @@ def streams_part(streams: int) -> str:
     return f"{streams} streams" if streams > 1 else "1 stream"
 
 
-def require_correct(figures: GenerationFigures) -> None:
+def require_correct(figures: GenerationResults) -> None:
     """Raises BenchmarkError when our answers depend on company, break a schema, or leak."""
     alone = figures.alone
     if alone is not None and alone.same < alone.compared:
@@ -126,7 +126,7 @@ def require_correct(figures: GenerationFigures) -> None:
         )
 
 
-def describe(figures: GenerationFigures) -> str:
+def describe(figures: GenerationResults) -> str:
     """The result for people."""
     lines = [
         f"{figures.model_id} {figures.version} {figures.compute_type}, {figures.threads} threads, "
@@ -198,43 +198,45 @@ class RatioTable:
     def __init__(self, measured: Sequence[SystemResult]) -> None:
         self._found = {(one.part, one.contender): one.figures for one in measured}
 
-    def figure(self, part: str, contender: str, name: str) -> Summary | None:
+    def figure(self, part: str, contender: str, name: str) -> RoundSummary | None:
         """None where it was not measured."""
         return self._found.get((part, contender), {}).get(name)
 
-    def ratios(self) -> dict[str, Summary]:
+    def ratios(self) -> dict[str, RoundSummary]:
         """What the goals are about, round by round: drift of the machine cancels out."""
         one, eight = streams_part(1), streams_part(STREAMS)
         wanted = {
-            ONE_TO_GENAI: ((one, OURS, DECODE), (one, GENAI, DECODE)),
-            ONE_TO_TRANSFORMERS: ((one, OURS, DECODE), (one, TRANSFORMERS, DECODE)),
-            EIGHT_TO_ONE: ((eight, OURS, DECODE), (one, UNDRAFTED, DECODE)),
-            UNDRAFTED_TO_GENAI: ((one, UNDRAFTED, DECODE), (one, GENAI, DECODE)),
-            EIGHT_TO_GENAI: ((eight, OURS, DECODE), (eight, GENAI, DECODE)),
-            SERVED_TO_LOOP: ((eight, SERVED, WHOLE), (eight, OURS, WHOLE)),
+            ONE_TO_GENAI: ((one, IN_PROCESS, DECODE), (one, GENAI, DECODE)),
+            ONE_TO_TRANSFORMERS: ((one, IN_PROCESS, DECODE), (one, TRANSFORMERS, DECODE)),
+            EIGHT_TO_ONE: ((eight, IN_PROCESS, DECODE), (one, NO_DRAFTS, DECODE)),
+            UNDRAFTED_TO_GENAI: ((one, NO_DRAFTS, DECODE), (one, GENAI, DECODE)),
+            EIGHT_TO_GENAI: ((eight, IN_PROCESS, DECODE), (eight, GENAI, DECODE)),
+            SERVED_TO_LOOP: ((eight, OVER_HTTP, WHOLE), (eight, IN_PROCESS, WHOLE)),
         }
         found = {what: self._ratio(*both) for what, both in wanted.items()}
         return {what: ratio for what, ratio in found.items() if ratio is not None}
 
-    def _ratio(self, over: tuple[str, str, str], under: tuple[str, str, str]) -> Summary | None:
+    def _ratio(
+        self, over: tuple[str, str, str], under: tuple[str, str, str]
+    ) -> RoundSummary | None:
         a, b = self.figure(*over), self.figure(*under)
         if a is None or b is None or len(a.values) != len(b.values):
             return None
-        return summarise([x / y for x, y in zip(a.values, b.values, strict=True)])
+        return summarize([x / y for x, y in zip(a.values, b.values, strict=True)])
 
 
 def evaluate_goals(
     board: RatioTable,
-    ratios: Mapping[str, Summary],
-    churned: ChurnFigures | None,
-    filled: SchemaFigures | None,
+    ratios: Mapping[str, RoundSummary],
+    churned: ChurnResults | None,
+    filled: SchemaResults | None,
 ) -> tuple[Goal, ...]:
     """Ratios by their medians, waits by the worst round, answers one by one."""
     found = [
         Goal.at_least(what, ratios[what].median if what in ratios else None, least)
         for what, least in LEAST.items()
     ]
-    for contender in (OURS, SERVED):
+    for contender in (IN_PROCESS, OVER_HTTP):
         gap = board.figure(LongPromptScenario.name, contender, JOIN_GAP)
         what = f"ms that a stream of {contender} waits while a long prompt joins"
         found.append(Goal.at_most(what, gap.high if gap else None, MOST_GAP_MS))

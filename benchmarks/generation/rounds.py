@@ -6,18 +6,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.common.report import number, say
-from benchmarks.generation.results import Likeness, SystemResult, streams_part
+from benchmarks.common.report import log_progress, number
+from benchmarks.generation.results import AnswerAgreement, SystemResult, streams_part
 from benchmarks.generation.scenarios import PromptSampler, Scenario
 from benchmarks.generation.streams import (
     DECODE,
-    OURS,
+    IN_PROCESS,
     WHOLE,
-    Answer,
-    Ask,
-    Contender,
-    Heat,
+    StreamGroup,
     StreamingSystem,
+    StreamRequest,
+    StreamResult,
+    System,
     Tokens,
     run_streams,
 )
@@ -28,18 +28,18 @@ WARM_UP_TOKENS = 4
 COMPARED_PER_LEVEL = 4  # answers in company that are asked for again alone
 
 Key = tuple[str, str]  # part, contender
-Pairs = list[tuple[Answer, Answer]]
+Pairs = list[tuple[StreamResult, StreamResult]]
 
 
 @dataclass(slots=True)
-class Campaign:
+class GenerationBenchmark:
     """What is measured in every round, and what the rounds have given so far.
 
     Whoever of the others fails is not asked again; that we fail ourselves is an error.
     """
 
     ours: StreamingSystem
-    others: list[Contender]
+    others: list[System]
     missing: dict[str, str]  # contender -> why
     book: PromptSampler
     rng: random.Random
@@ -49,7 +49,7 @@ class Campaign:
     scenarios: Sequence[Scenario]
     levels_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
     scenarios_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
-    batched_answers: list[tuple[Tokens, Answer]] = field(default_factory=list)
+    batched_answers: list[tuple[Tokens, StreamResult]] = field(default_factory=list)
     beside_ours: dict[str, Pairs] = field(default_factory=dict)
 
     def warm_up(self) -> None:
@@ -79,14 +79,16 @@ class Campaign:
         return tuple(SystemResult.of(*key, rounds) for key, rounds in self.scenarios_found.items())
 
     @property
-    def answer_agreements(self) -> tuple[Likeness, ...]:
+    def answer_agreements(self) -> tuple[AnswerAgreement, ...]:
         """The others' answers beside ours to the same prompts."""
         pairs = self.beside_ours.items()
-        return tuple(Likeness.of(f"{name} beside {OURS}", found) for name, found in pairs)
+        return tuple(
+            AnswerAgreement.of(f"{name} beside {IN_PROCESS}", found) for name, found in pairs
+        )
 
     def _level(self, streams: int, label: str) -> None:
         prompts = self._prompts(streams)
-        our_heat: Heat | None = None
+        our_heat: StreamGroup | None = None
         for contender in self._taking(streams):
             heat = self._heat(contender, prompts, self.new_tokens)
             if heat is None:
@@ -96,7 +98,7 @@ class Campaign:
             key = (streams_part(streams), contender.name)
             self.levels_found.setdefault(key, []).append(figures)
             rate = number(figures.get(DECODE, figures[WHOLE]), 1)
-            say(f"{label}: {contender.name}, {key[0]}, {rate} tokens/s")
+            log_progress(f"{label}: {contender.name}, {key[0]}, {rate} tokens/s")
             if contender is self.ours:
                 our_heat = heat
                 if streams > 1:
@@ -107,7 +109,11 @@ class Campaign:
                 self.beside_ours.setdefault(contender.name, []).extend(pairs)
 
     def _scenario(
-        self, scenario: Scenario, contender: StreamingSystem, asks: Sequence[Ask], label: str
+        self,
+        scenario: Scenario,
+        contender: StreamingSystem,
+        asks: Sequence[StreamRequest],
+        label: str,
     ) -> None:
         wait_until_idle()
         try:
@@ -117,9 +123,11 @@ class Campaign:
             return
         self.scenarios_found.setdefault((scenario.name, contender.name), []).append(figures)
         told = ", ".join(f"{name} {value:,.1f}" for name, value in figures.items())
-        say(f"{label}: {contender.name}, {scenario.name}, {told}")
+        log_progress(f"{label}: {contender.name}, {scenario.name}, {told}")
 
-    def _heat(self, contender: Contender, prompts: Sequence[Tokens], tokens: int) -> Heat | None:
+    def _heat(
+        self, contender: System, prompts: Sequence[Tokens], tokens: int
+    ) -> StreamGroup | None:
         wait_until_idle()
         try:
             return contender.run(prompts, tokens)
@@ -127,14 +135,14 @@ class Campaign:
             self._give_up(contender, exc)
             return None
 
-    def _give_up(self, contender: Contender, error: ServeError) -> None:
+    def _give_up(self, contender: System, error: ServeError) -> None:
         if contender is self.ours:
             raise error
-        say(f"{contender.name} is not measured further: {error.message}")
+        log_progress(f"{contender.name} is not measured further: {error.message}")
         self.missing[contender.name] = error.message
         self.others.remove(contender)
 
-    def _taking(self, streams: int) -> list[Contender]:
+    def _taking(self, streams: int) -> list[System]:
         """Who can be asked for so many at once, us first."""
         return [
             contender
@@ -146,12 +154,12 @@ class Campaign:
         return self.book.sample_prompts([self.prompt_tokens] * streams)
 
 
-def repeat_unbatched(campaign: Campaign) -> Likeness | None:
+def repeat_unbatched(benchmark: GenerationBenchmark) -> AnswerAgreement | None:
     """The kept answers in company beside those that the same prompts get alone."""
-    if not campaign.batched_answers:
+    if not benchmark.batched_answers:
         return None
-    asks = [Ask(prompt, campaign.new_tokens) for prompt, _ in campaign.batched_answers]
-    ours = campaign.ours
+    asks = [StreamRequest(prompt, benchmark.new_tokens) for prompt, _ in benchmark.batched_answers]
+    ours = benchmark.ours
     alone = ours.runner.run(run_streams(ours.service, asks, readers=1))
-    pairs = [(one, again) for (_, one), again in zip(campaign.batched_answers, alone, strict=True)]
-    return Likeness.of(f"{OURS} in company beside alone", pairs)
+    pairs = [(one, again) for (_, one), again in zip(benchmark.batched_answers, alone, strict=True)]
+    return AnswerAgreement.of(f"{IN_PROCESS} in company beside alone", pairs)

@@ -17,7 +17,14 @@ import numpy as np
 import psutil
 
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.streams import Answer, Ask, Heat, TextGenerator, Tokens, run_streams
+from benchmarks.generation.streams import (
+    StreamGroup,
+    StreamRequest,
+    StreamResult,
+    TextGenerator,
+    Tokens,
+    run_streams,
+)
 from build_artifacts.decoders.gate_inputs import GATE_PASSAGES
 from deployments.tokenization.encodings import open_tokenizer
 
@@ -68,7 +75,7 @@ SETTLED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChurnFigures:
+class ChurnResults:
     """What was left when all had ended."""
 
     requests: int
@@ -103,11 +110,11 @@ class CountingService(TextGenerator, Protocol):
 
 async def churn(
     service: CountingService, book: PromptSampler, rng: random.Random, requests: int, rows: int
-) -> ChurnFigures:
-    """Ask, leave, and look at what is left. Raises ServeError."""
+) -> ChurnResults:
+    """StreamRequest, leave, and look at what is left. Raises ServeError."""
     prompts = book.sample_prompts([rng.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
     alone = await run_streams(
-        service, [Ask(prompt, NEW_TOKENS[1]) for prompt in prompts], readers=1
+        service, [StreamRequest(prompt, NEW_TOKENS[1]) for prompt in prompts], readers=1
     )
     right = {prompt: answer.ids for prompt, answer in zip(prompts, alone, strict=True)}
     counts = (round(requests * WARM_UP), requests)
@@ -124,7 +131,7 @@ async def churn(
         for ask, answer in zip(asks, answers, strict=True)
         if ask.disconnect_after is None
     ]
-    return ChurnFigures(
+    return ChurnResults(
         requests=len(answers),
         left=len(answers) - len(stayed),
         compared=len(stayed),
@@ -137,11 +144,13 @@ async def churn(
     )
 
 
-def drawn(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> Ask:
+def drawn(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> StreamRequest:
     """One request; who leaves does so before the first token, or after any other but the last."""
     new_tokens = rng.randint(*NEW_TOKENS)
     leaves = rng.random() < LEAVING
-    return Ask(rng.choice(prompts), new_tokens, rng.randrange(new_tokens) if leaves else None)
+    return StreamRequest(
+        rng.choice(prompts), new_tokens, rng.randrange(new_tokens) if leaves else None
+    )
 
 
 async def wait_until_drained(service: CountingService) -> tuple[int, int]:
@@ -168,12 +177,12 @@ class Scenario(Protocol):
 
     name: str
 
-    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
         """The questions of one round."""
         ...
 
-    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
-        """Ask them; what it gave, by name. Raises ServeError."""
+    async def run(self, service: TextGenerator, asks: Sequence[StreamRequest]) -> dict[str, float]:
+        """StreamRequest them; what it gave, by name. Raises ServeError."""
         ...
 
 
@@ -188,16 +197,16 @@ class LongPromptScenario:
     written_tokens: int = 128
     name = "join"
 
-    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
         """Those that run, and the one that joins."""
         room = self.context - self.running_tokens
         running = [
-            Ask(prompt, min(self.written_tokens, room))
+            StreamRequest(prompt, min(self.written_tokens, room))
             for prompt in book.sample_prompts([self.running_tokens] * (STREAMS - 1))
         ]
-        return [*running, Ask(book.draw(min(self.joining_tokens, self.context - 2)), 2)]
+        return [*running, StreamRequest(book.draw(min(self.joining_tokens, self.context - 2)), 2)]
 
-    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[StreamRequest]) -> dict[str, float]:
         """Start all but the last, which joins when each of them has a token."""
         *running, joining = [ask._replace(begun=asyncio.Event()) for ask in asks]
         under_way = asyncio.create_task(run_streams(service, running))
@@ -207,13 +216,13 @@ class LongPromptScenario:
             joined = await service.answer(joining)
             gap_s = largest_gap_s(await under_way, joined)
             told = {} if gap_s is None else {JOIN_GAP: gap_s * 1e3}
-            return told | {JOIN_FIRST: joined.first_s * 1e3}
+            return told | {JOIN_FIRST: joined.ttft_s * 1e3}
         finally:
             begun.cancel()
             under_way.cancel()
 
 
-def largest_gap_s(running: Sequence[Answer], joined: Answer) -> float | None:
+def largest_gap_s(running: Sequence[StreamResult], joined: StreamResult) -> float | None:
     """The longest wait of a running stream for its next token while the other's prompt was read.
 
     None when one of them ended before.
@@ -239,20 +248,20 @@ class MixedLoadScenario:
     new_tokens: tuple[int, int] = (8, 128)
     name = "mix"
 
-    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
         """Lengths are drawn evenly."""
         half = self.context // 2
         return [
-            Ask(
+            StreamRequest(
                 book.draw(min(rng.randint(*self.prompt_tokens), half)),
                 min(rng.randint(*self.new_tokens), half),
             )
             for _ in range(self.requests)
         ]
 
-    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[StreamRequest]) -> dict[str, float]:
         """All of them, by eight readers."""
-        return Heat(await run_streams(service, asks, readers=STREAMS)).figures
+        return StreamGroup(await run_streams(service, asks, readers=STREAMS)).figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,18 +273,18 @@ class SharedPrefixScenario:
     question_tokens: int = 16
     name = "prefix"
 
-    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[Ask]:
+    def draw(self, book: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
         """The first question and the second."""
         system = book.draw(min(self.system_tokens, self.context - self.question_tokens - 2))
         questions = book.sample_prompts([self.question_tokens] * 2)
-        return [Ask(system + question, 2) for question in questions]
+        return [StreamRequest(system + question, 2) for question in questions]
 
-    async def run(self, service: TextGenerator, asks: Sequence[Ask]) -> dict[str, float]:
+    async def run(self, service: TextGenerator, asks: Sequence[StreamRequest]) -> dict[str, float]:
         """One after the other."""
         cold, warm = await run_streams(service, asks, readers=1)
         return {
-            COLD: cold.first_s * 1e3,
-            WARM: warm.first_s * 1e3,
+            COLD: cold.ttft_s * 1e3,
+            WARM: warm.ttft_s * 1e3,
             CACHED: float(warm.cached_tokens),
         }
 

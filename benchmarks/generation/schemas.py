@@ -15,7 +15,7 @@ MOST_TOKENS = 200
 Schema = dict[str, Any]
 
 
-class Form(NamedTuple):
+class SchemaTask(NamedTuple):
     """What is asked, and what the answer must be like."""
 
     name: str  # letters and underscores, then a number
@@ -23,17 +23,17 @@ class Form(NamedTuple):
     schema: Schema
 
 
-class Question(NamedTuple):
+class SchemaPrompt(NamedTuple):
     """A form that has no name yet."""
 
     prompt: str
     schema: Schema
 
 
-def draw_forms(rng: random.Random) -> tuple[Form, ...]:
+def build_schema_tasks(rng: random.Random) -> tuple[SchemaTask, ...]:
     """All of them; limits and the order of choices are drawn."""
     return tuple(
-        Form(f"{kind}_{number}", *make(subject, rng))
+        SchemaTask(f"{kind}_{number}", *make(subject, rng))
         for kind, (make, subjects) in KINDS.items()
         for number, subject in enumerate(subjects, 1)
     )
@@ -72,27 +72,27 @@ def _list(items: Schema, least: int, most: int) -> Schema:
 YES_OR_NO: Schema = {"type": "boolean"}
 
 
-def _review(product: str, rng: random.Random) -> Question:
+def _review(product: str, rng: random.Random) -> SchemaPrompt:
     schema = _closed(
         product={"const": product},
         stars=_integer(1, rng.choice((5, 10))),
         recommended=YES_OR_NO,
         summary=_text(rng.randint(30, 60)),
     )
-    return Question(f"Write a short review of the {product} as JSON.", schema)
+    return SchemaPrompt(f"Write a short review of the {product} as JSON.", schema)
 
 
-def _ticket(complaint: str, rng: random.Random) -> Question:
+def _ticket(complaint: str, rng: random.Random) -> SchemaPrompt:
     schema = _closed(
         team=_choice(rng, ("billing", "delivery", "repairs", "accounts")),
         priority=_choice(rng, ("low", "normal", "high")),
         needs_a_person=YES_OR_NO,
         summary=_text(rng.randint(30, 60)),
     )
-    return Question(f'A customer writes: "{complaint}" Sort this message, as JSON.', schema)
+    return SchemaPrompt(f'A customer writes: "{complaint}" Sort this message, as JSON.', schema)
 
 
-def _recipe(dish: str, rng: random.Random) -> Question:
+def _recipe(dish: str, rng: random.Random) -> SchemaPrompt:
     ingredient = _closed(name=_text(16), grams=_integer(1, rng.choice((500, 1_000))))
     schema = _closed(
         dish={"const": dish},
@@ -100,10 +100,10 @@ def _recipe(dish: str, rng: random.Random) -> Question:
         minutes=_integer(5, rng.randint(60, 180)),
         ingredients=_list(ingredient, 2, 3),
     )
-    return Question(f"What do I need to cook {dish}? Answer with JSON.", schema)
+    return SchemaPrompt(f"What do I need to cook {dish}? StreamResult with JSON.", schema)
 
 
-def _appointment(occasion: str, rng: random.Random) -> Question:
+def _appointment(occasion: str, rng: random.Random) -> SchemaPrompt:
     names = rng.sample(("Ada", "Bela", "Chen", "Dora", "Emil", "Farah", "Goran"), 4)
     schema = _closed(
         title=_text(rng.randint(20, 40)),
@@ -113,20 +113,20 @@ def _appointment(occasion: str, rng: random.Random) -> Question:
         online=YES_OR_NO,
     )
     told = f"Plan {occasion} with {', '.join(names)} in March 2027. Give the appointment as JSON."
-    return Question(told, schema)
+    return SchemaPrompt(told, schema)
 
 
-def _person(note: str, rng: random.Random) -> Question:
+def _person(note: str, rng: random.Random) -> SchemaPrompt:
     schema = _closed(
         name=_closed(first=_text(14), last=_text(14)),
         age={"anyOf": [_integer(0, rng.randint(99, 120)), {"type": "null"}]},
         job=_text(rng.randint(16, 24)),
         city={"anyOf": [_text(16), {"type": "null"}]},
     )
-    return Question(f"{note} Put what you know of this person into JSON.", schema)
+    return SchemaPrompt(f"{note} Put what you know of this person into JSON.", schema)
 
 
-def _opinion(comment: str, rng: random.Random) -> Question:
+def _opinion(comment: str, rng: random.Random) -> SchemaPrompt:
     feeling = _choice(rng, ("positive", "neutral", "negative"))
     aspect = _closed(
         about=_choice(rng, ("food", "service", "price", "place", "noise")),
@@ -137,11 +137,11 @@ def _opinion(comment: str, rng: random.Random) -> Question:
         sure_percent=_integer(0, 100),
         aspects=_list(aspect, 1, rng.randint(2, 4)),
     )
-    told = f'"{comment}" What does this guest feel, and about what? Answer with JSON.'
-    return Question(told, {"$defs": {"feeling": feeling}, **schema})
+    told = f'"{comment}" What does this guest feel, and about what? StreamResult with JSON.'
+    return SchemaPrompt(told, {"$defs": {"feeling": feeling}, **schema})
 
 
-def _order(goods: str, rng: random.Random) -> Question:
+def _order(goods: str, rng: random.Random) -> SchemaPrompt:
     card = _closed(by={"const": "card"}, last_digits=_shaped("[0-9]{4}"))
     later = _closed(by={"const": "invoice"}, within_days=_integer(7, rng.choice((14, 30, 60))))
     line = _closed(
@@ -152,10 +152,10 @@ def _order(goods: str, rng: random.Random) -> Question:
         lines=_list(line, 1, 2),
         payment={"anyOf": [card, later]},
     )
-    return Question(f"Make up an order of {goods} in a web shop, as JSON.", schema)
+    return SchemaPrompt(f"Make up an order of {goods} in a web shop, as JSON.", schema)
 
 
-def _quiz(field: str, rng: random.Random) -> Question:
+def _quiz(field: str, rng: random.Random) -> SchemaPrompt:
     choices = rng.randint(2, 4)
     schema = _closed(
         question=_text(rng.randint(30, 45)),
@@ -164,10 +164,10 @@ def _quiz(field: str, rng: random.Random) -> Question:
         level=_choice(rng, ("easy", "medium", "hard")),
     )
     told = f"Make up a quiz question about {field} with {choices} choices, as JSON."
-    return Question(told, schema)
+    return SchemaPrompt(told, schema)
 
 
-def _command(wish: str, rng: random.Random) -> Question:
+def _command(wish: str, rng: random.Random) -> SchemaPrompt:
     rooms = ("kitchen", "bedroom", "hall", "bath", "office")
     switch = _closed(do={"const": "switch"}, on=YES_OR_NO)
     level = _closed(do={"const": "set"}, percent=_integer(0, 100))
@@ -177,10 +177,10 @@ def _command(wish: str, rng: random.Random) -> Question:
         room=_choice(rng, rooms),
         steps=_list({"anyOf": [switch, level, wait]}, 1, 3),
     )
-    return Question(f'Someone says to their house: "{wish}" What is it to do? As JSON.', schema)
+    return SchemaPrompt(f'Someone says to their house: "{wish}" What is it to do? As JSON.', schema)
 
 
-def _forecast(place: str, rng: random.Random) -> Question:
+def _forecast(place: str, rng: random.Random) -> SchemaPrompt:
     low = rng.randint(-30, 0)
     day = _closed(
         sky=_choice(rng, ("clear", "cloudy", "rain", "snow", "fog")),
@@ -190,10 +190,10 @@ def _forecast(place: str, rng: random.Random) -> Question:
     )
     days = rng.randint(2, 3)
     schema = _closed(place={"const": place}, days=_list(day, days, days))
-    return Question(f"Make up the weather in {place} for {days} days, as JSON.", schema)
+    return SchemaPrompt(f"Make up the weather in {place} for {days} days, as JSON.", schema)
 
 
-KINDS: Mapping[str, tuple[Callable[[str, random.Random], Question], tuple[str, ...]]] = {
+KINDS: Mapping[str, tuple[Callable[[str, random.Random], SchemaPrompt], tuple[str, ...]]] = {
     "review": (
         _review,
         ("travel kettle", "folding bicycle", "desk lamp", "rain jacket", "chess clock"),

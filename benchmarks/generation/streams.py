@@ -14,16 +14,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-OURS = "hundredfold"
-SERVED = "hundredfold over HTTP"
-UNDRAFTED = "hundredfold, no drafts"
+IN_PROCESS = "hundredfold"
+OVER_HTTP = "hundredfold over HTTP"
+NO_DRAFTS = "hundredfold, no drafts"
 GENAI = "onnxruntime-genai"
 TRANSFORMERS = "transformers bf16"
 PAGED = "transformers bf16, paged"
 LLAMA = "llama.cpp"
 
 
-class Contender(Protocol):
+class System(Protocol):
     """Something that writes text."""
 
     @property
@@ -36,38 +36,38 @@ class Contender(Protocol):
         """At once; None: any number."""
         ...
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """An answer of so many tokens to each prompt, greedy. Raises ServeError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingSystem:
-    """A Contender over a TextGenerator: as many readers as prompts, all from the same moment on."""
+    """A System over a TextGenerator: as many readers as prompts, all from the same moment on."""
 
     name: str
     service: TextGenerator
     runner: asyncio.Runner
     max_streams: int | None = field(default=None, init=False)
 
-    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> Heat:
+    def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """All streams together. Raises ServeError."""
-        asks = [Ask(prompt, new_tokens) for prompt in prompts]
-        return Heat(self.runner.run(run_streams(self.service, asks)))
+        asks = [StreamRequest(prompt, new_tokens) for prompt in prompts]
+        return StreamGroup(self.runner.run(run_streams(self.service, asks)))
 
 
 # Names of figures. Tokens per second:
 DECODE = "decode_tokens_per_s"  # while all streams write
 WHOLE = "tokens_per_s"  # from the first question to the last token
 # Milliseconds until a stream's first token: the median stream's, and the last one's.
-TTFT, LAST_FIRST = "first_token_ms_p50", "first_token_ms_max"
+TTFT, TTFT_MAX = "first_token_ms_p50", "first_token_ms_max"
 # Milliseconds between two tokens of a stream.
-INTER_TOKEN, GAP_P99, GAP_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
+INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
 
 Tokens = tuple[int, ...]
 
 
-class Ask(NamedTuple):
+class StreamRequest(NamedTuple):
     """What a stream is asked for: greedy, and with as many tokens as said, whatever they are."""
 
     prompt: Tokens
@@ -76,7 +76,7 @@ class Ask(NamedTuple):
     begun: asyncio.Event | None = None  # to be set when the first token comes
 
 
-class Answer(NamedTuple):
+class StreamResult(NamedTuple):
     """What came of it. Times are time.perf_counter."""
 
     submitted_s: float
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     cached_tokens: int = 0  # of the prompt, computed for an earlier request
 
     @property
-    def first_s(self) -> float:
+    def ttft_s(self) -> float:
         """Time to the first token."""
         return self.arrivals_s[0] - self.submitted_s
 
@@ -100,19 +100,19 @@ class Answer(NamedTuple):
 class TextGenerator(Protocol):
     """Many streams at once, on the event loop that runs."""
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: StreamRequest) -> StreamResult:
         """One stream to its end. Raises ServeError."""
         ...
 
 
 async def run_streams(
-    service: TextGenerator, asks: Sequence[Ask], readers: int | None = None
-) -> tuple[Answer, ...]:
+    service: TextGenerator, asks: Sequence[StreamRequest], readers: int | None = None
+) -> tuple[StreamResult, ...]:
     """All answers, in order: by so many readers, each with one stream at a time, or all at once.
 
     Raises the first failure, and ends the rest.
     """
-    answers: dict[int, Answer] = {}
+    answers: dict[int, StreamResult] = {}
     waiting = iter(enumerate(asks))
 
     async def read() -> None:
@@ -130,10 +130,10 @@ async def run_streams(
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class StreamGroup:
     """Some streams that were asked for together, or one after the other by a few readers."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[StreamResult, ...]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -161,12 +161,16 @@ class Heat:
         return float(((times > begin_s) & (times <= end_s)).sum() / (end_s - begin_s))
 
     def _first_ms(self) -> dict[str, float]:
-        firsts = [answer.first_s * 1e3 for answer in self.answers]
-        return {TTFT: float(np.median(firsts)), LAST_FIRST: max(firsts)}
+        firsts = [answer.ttft_s * 1e3 for answer in self.answers]
+        return {TTFT: float(np.median(firsts)), TTFT_MAX: max(firsts)}
 
     def _gap_ms(self) -> dict[str, float]:
         gaps = np.concatenate([answer.inter_token_s for answer in self.answers]) * 1e3
         if not gaps.size:
             return {}
         p50, p99 = np.percentile(gaps, (50, 99))
-        return {INTER_TOKEN: float(p50), GAP_P99: float(p99), GAP_MAX: float(gaps.max())}
+        return {
+            INTER_TOKEN: float(p50),
+            INTER_TOKEN_P99: float(p99),
+            INTER_TOKEN_MAX: float(gaps.max()),
+        }

@@ -19,14 +19,14 @@ import orjson
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.generation.http import HttpGenerator
-from benchmarks.generation.schemas import MOST_TOKENS, Form
+from benchmarks.generation.schemas import MOST_TOKENS, SchemaTask
 
 PATH = "/v1/chat/completions"
 AT_ONCE = 4
 _MOST_TOLD = 200  # characters of what is wrong
 
 
-class Verdict(StrEnum):
+class SchemaOutcome(StrEnum):
     """What came of one form."""
 
     VALID = "valid"
@@ -39,14 +39,14 @@ class SchemaAnswer(NamedTuple):
     """One form and its answer."""
 
     name: str
-    verdict: Verdict
+    verdict: SchemaOutcome
     why: str = ""  # unless it is valid
     tokens: int = 0
     seconds: float = 0.0  # from the question to the whole answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaFigures:
+class SchemaResults:
     """All forms together."""
 
     asked: int
@@ -63,20 +63,20 @@ class SchemaFigures:
     def of(cls, filled: Sequence[SchemaAnswer], seconds: float) -> Self:
         """Counted."""
         verdicts = [one.verdict for one in filled]
-        answered = [one for one in filled if one.verdict is not Verdict.REFUSED]
+        answered = [one for one in filled if one.verdict is not SchemaOutcome.REFUSED]
         return cls(
             asked=len(filled),
-            valid=verdicts.count(Verdict.VALID),
-            cut=verdicts.count(Verdict.CUT),
-            wrong=verdicts.count(Verdict.WRONG),
-            refused=verdicts.count(Verdict.REFUSED),
+            valid=verdicts.count(SchemaOutcome.VALID),
+            cut=verdicts.count(SchemaOutcome.CUT),
+            wrong=verdicts.count(SchemaOutcome.WRONG),
+            refused=verdicts.count(SchemaOutcome.REFUSED),
             answer_ms=percentiles_ms([one.seconds for one in answered]),
             tokens=sum(one.tokens for one in filled),
             seconds=seconds,
             faults=tuple(
                 f"{one.name} is {one.verdict}: {one.why}"
                 for one in filled
-                if one.verdict is not Verdict.VALID
+                if one.verdict is not SchemaOutcome.VALID
             ),
         )
 
@@ -94,38 +94,38 @@ class SchemaFigures:
         return f"{told}; {p50_s:.2f} s an answer, p95 {p95_s:.2f} s, {rate:.1f} tokens/s"
 
 
-async def answer_all(service: HttpGenerator, forms: Iterable[Form]) -> SchemaFigures:
-    """Ask for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
+async def answer_all(service: HttpGenerator, forms: Iterable[SchemaTask]) -> SchemaResults:
+    """StreamRequest for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
     filled: list[SchemaAnswer] = []
     waiting = iter(forms)
 
     async def read() -> None:
         for form in waiting:
-            filled.append(await fill(service, form))
+            filled.append(await answer_schema(service, form))
 
     began_s = time.perf_counter()
     async with asyncio.TaskGroup() as readers:
         for _ in range(AT_ONCE):
             readers.create_task(read())
     seconds = time.perf_counter() - began_s
-    return SchemaFigures.of(sorted(filled), seconds)
+    return SchemaResults.of(sorted(filled), seconds)
 
 
-async def fill(service: HttpGenerator, form: Form) -> SchemaAnswer:
+async def answer_schema(service: HttpGenerator, form: SchemaTask) -> SchemaAnswer:
     """One form, judged behind the clock."""
     submitted_s = time.perf_counter()
     try:
         status, body = await service.post(PATH, body_of(service.model_id, form))
     except BenchmarkError as exc:
-        return SchemaAnswer(form.name, Verdict.REFUSED, exc.message)
+        return SchemaAnswer(form.name, SchemaOutcome.REFUSED, exc.message)
     seconds = time.perf_counter() - submitted_s
     if status != 200:
         told = body[:_MOST_TOLD].decode(errors="replace")
-        return SchemaAnswer(form.name, Verdict.REFUSED, f"{status}: {told}")
+        return SchemaAnswer(form.name, SchemaOutcome.REFUSED, f"{status}: {told}")
     return judged(form, body)._replace(seconds=seconds)
 
 
-def body_of(model_id: str, form: Form) -> bytes:
+def body_of(model_id: str, form: SchemaTask) -> bytes:
     """The question as JSON."""
     named = {"name": form.name, "schema": form.schema, "strict": True}
     return orjson.dumps(
@@ -139,7 +139,7 @@ def body_of(model_id: str, form: Form) -> bytes:
     )
 
 
-def judged(form: Form, body: bytes) -> SchemaAnswer:
+def judged(form: SchemaTask, body: bytes) -> SchemaAnswer:
     """What is to be said about an answer with status 200."""
     try:
         told = orjson.loads(body)
@@ -147,19 +147,19 @@ def judged(form: Form, body: bytes) -> SchemaAnswer:
         tokens = int(told["usage"]["completion_tokens"])
         text, reason = str(choice["message"]["content"]), choice["finish_reason"]
     except (ValueError, KeyError, TypeError) as exc:
-        return SchemaAnswer(form.name, Verdict.WRONG, f"no chat completion: {exc!r}")
+        return SchemaAnswer(form.name, SchemaOutcome.WRONG, f"no chat completion: {exc!r}")
     if reason == "length":
         return SchemaAnswer(
-            form.name, Verdict.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens
+            form.name, SchemaOutcome.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens
         )
     if reason != "stop":
-        return SchemaAnswer(form.name, Verdict.WRONG, f"it ended with {reason!r}", tokens)
-    fault = fault_of(text, form.schema)
-    verdict = Verdict.VALID if fault is None else Verdict.WRONG
+        return SchemaAnswer(form.name, SchemaOutcome.WRONG, f"it ended with {reason!r}", tokens)
+    fault = find_violation(text, form.schema)
+    verdict = SchemaOutcome.VALID if fault is None else SchemaOutcome.WRONG
     return SchemaAnswer(form.name, verdict, fault or "", tokens)
 
 
-def fault_of(text: str, schema: Mapping[str, Any]) -> str | None:
+def find_violation(text: str, schema: Mapping[str, Any]) -> str | None:
     """Where a text breaks a schema; None where it does not."""
     try:
         value = orjson.loads(text)

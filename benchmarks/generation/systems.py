@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.common.report import say
+from benchmarks.common.report import log_progress
 from benchmarks.generation.checkpoints import SourceCheckpoint, checked_genai, has_same_weights
 from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
@@ -23,12 +23,12 @@ from benchmarks.generation.other_engines import (
 from benchmarks.generation.streams import (
     GENAI,
     LLAMA,
+    NO_DRAFTS,
+    OVER_HTTP,
     PAGED,
-    SERVED,
     TRANSFORMERS,
-    UNDRAFTED,
-    Contender,
     StreamingSystem,
+    System,
 )
 from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
@@ -48,15 +48,15 @@ class SystemFactory:
     context: int  # tokens of prompt and answer
     notes: list[str] = field(default_factory=list)  # on how far they can be compared
 
-    def served(self) -> Contender:
+    def served(self) -> System:
         """The server at `--url`."""
         here = self.model.manifest
         service = HttpGenerator.found(self.arguments.url, here.id)
         if service.version != here.version:
             self.notes.append(f"the server has version {service.version}, this is {here.version}")
-        return StreamingSystem(SERVED, service, self.runner)
+        return StreamingSystem(OVER_HTTP, service, self.runner)
 
-    def undrafted(self) -> Contender:
+    def undrafted(self) -> System:
         """The same model in this process, a token a step."""
         service = InProcessGenerator(
             self.model,
@@ -66,9 +66,9 @@ class SystemFactory:
             rules=SchedulingSettings(max_draft_tokens=0),
         )
         self.stack.callback(service.close)
-        return StreamingSystem(UNDRAFTED, service, self.runner)
+        return StreamingSystem(NO_DRAFTS, service, self.runner)
 
-    def genai(self) -> Contender:
+    def genai(self) -> System:
         """onnxruntime-genai on `--genai`, or on what its builder makes now."""
         given = self.arguments.genai
         if given is None:
@@ -79,11 +79,11 @@ class SystemFactory:
             self.notes.append(f"{GENAI} computes with other weights than the sealed graph")
         return GenaiSystem(directory, self.threads)
 
-    def transformers(self) -> Contender:
+    def transformers(self) -> System:
         """`generate` on the checkpoint."""
         return TransformersSystem(self.origin.weights, self._end_tokens, self.threads)
 
-    def paged(self) -> Contender:
+    def paged(self) -> System:
         """Continuous batching of transformers on the checkpoint."""
         loop = PagedTransformersSystem(self.origin.weights, self._end_tokens, self.threads)
         self.stack.callback(loop.close)
@@ -95,7 +95,7 @@ class SystemFactory:
         assert generation_config is not None, "this is a bug: a model that writes no text"
         return generation_config.eos_token_ids
 
-    def llama(self) -> Contender:
+    def llama(self) -> System:
         """llama.cpp on `--gguf`."""
         if self.arguments.gguf is None:
             raise BenchmarkError("no GGUF file was named", hint="name one with --gguf FILE")
@@ -103,9 +103,9 @@ class SystemFactory:
 
 
 # By their names on the command line: what they are called in the result, and how they are opened.
-RIVALS: Mapping[str, tuple[str, Callable[[SystemFactory], Contender]]] = {
-    "undrafted": (UNDRAFTED, SystemFactory.undrafted),
-    "http": (SERVED, SystemFactory.served),
+BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
+    "undrafted": (NO_DRAFTS, SystemFactory.undrafted),
+    "http": (OVER_HTTP, SystemFactory.served),
     "genai": (GENAI, SystemFactory.genai),
     "transformers": (TRANSFORMERS, SystemFactory.transformers),
     "paged": (PAGED, SystemFactory.paged),
@@ -115,16 +115,16 @@ RIVALS: Mapping[str, tuple[str, Callable[[SystemFactory], Contender]]] = {
 
 def open_baselines(
     entrance: SystemFactory, without: Collection[str]
-) -> tuple[list[Contender], dict[str, str]]:
+) -> tuple[list[System], dict[str, str]]:
     """All that are wanted and can be opened, and why others cannot."""
-    opened: list[Contender] = []
+    opened: list[System] = []
     missing: dict[str, str] = {}
-    for name, (label, opens) in RIVALS.items():
+    for name, (label, opens) in BASELINES.items():
         if name in without:
             continue
         try:
             opened.append(opens(entrance))
         except ServeError as exc:
             missing[label] = exc.message
-            say(f"{label} is not measured: {exc.message}")
+            log_progress(f"{label} is not measured: {exc.message}")
     return opened, missing

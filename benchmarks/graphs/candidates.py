@@ -35,11 +35,11 @@ OPENVINO = tuple(
     )
     for recipe in (OPENVINO_INT8, OPENVINO_INT8_SMOOTH)
 )
-RIVALS = tuple(recipe.name for recipe in OPENVINO)
+OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class GraphCandidate:
     """One way to run the model. A rival's answers are told; ours must pass the gate."""
 
     name: str
@@ -53,11 +53,13 @@ class Contender:
 class GraphCandidates:
     """Who takes part, and why others do not."""
 
-    entered: list[Contender] = field(default_factory=list)
+    entered: list[GraphCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace) -> GraphCandidates:
+def collect_candidates(
+    request: ReportRequest, manifest: ArtifactManifest, place: Workspace
+) -> GraphCandidates:
     """Every contender of an artifact; what is not sealed is made again from its checkpoint.
 
     The graphs lie in `place`, which has to outlive the engines. Raises BuildError when the
@@ -71,7 +73,7 @@ def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace)
     trail = RebuiltStages(prepared, graphs, encoders)
     for stage in trail.before(None, {}):
         found.entered.append(
-            Contender(
+            GraphCandidate(
                 name=stage.name,
                 what=stage.what,
                 open=stage.open,
@@ -81,7 +83,9 @@ def gather(request: ReportRequest, manifest: ArtifactManifest, place: Workspace)
         )
     for stage in trail.usual(None):
         found.entered.append(
-            Contender(name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False)
+            GraphCandidate(
+                name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False
+            )
         )
     found.missing |= trail.unmade
     _add_sealed(found, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
@@ -94,7 +98,7 @@ def _add_sealed(found: GraphCandidates, placement: TuningTarget) -> None:
     def best(settings: EncoderSettings) -> EncoderEngine:
         return open_tuned_engine(replace(placement, settings=settings))[0]
 
-    served = Contender(name=SEALED, what="what is served here", open=best, must_pass_gate=True)
+    served = GraphCandidate(name=SEALED, what="what is served here", open=best, must_pass_gate=True)
     found.entered.append(served)
     costs = read_costs(placement)
     refused = costs.rejected if costs else {}
@@ -104,7 +108,7 @@ def _add_sealed(found: GraphCandidates, placement: TuningTarget) -> None:
             found.missing[candidate.name] = reason
             continue
         found.entered.append(
-            Contender(
+            GraphCandidate(
                 name=candidate.name,
                 what="a sealed candidate, with the options it was sealed with",
                 open=partial(open_engine, spec),
@@ -126,7 +130,7 @@ def _add_rival(
         found.missing[recipe.name] = exc.message
         return
     found.entered.append(
-        Contender(
+        GraphCandidate(
             name=recipe.name,
             what=f"OpenVINO, {type(recipe.quantisation).__name__}, opened without buckets and run "
             "at exactly the measured shapes, which flatters it: traffic has many",

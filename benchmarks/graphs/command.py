@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common.engine_timing import Placement, Shape, placements, supported_shapes
+from benchmarks.common.engine_timing import CoreSplit, Shape, cap_shapes, list_core_splits
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     DEFAULT_MODEL,
@@ -20,18 +20,31 @@ from benchmarks.common.options import (
     positive_count,
     shape,
 )
-from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.statistics import Goal
-from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH, Contender, gather
+from benchmarks.graphs.candidates import (
+    COMMON_RECIPE,
+    OPENVINO_BASELINES,
+    SEALED,
+    TORCH,
+    GraphCandidate,
+    collect_candidates,
+)
 from benchmarks.graphs.results import (
-    GraphFigures,
-    HeatFigures,
+    GraphResults,
+    PlacementResults,
     describe,
     ratios,
     require_accurate,
     speed_goals,
 )
-from benchmarks.graphs.run import Ground, Heat, encoder_settings_for, likeness, open_run
+from benchmarks.graphs.run import (
+    PlacementRun,
+    RunInputs,
+    compare_with_reference,
+    encoder_settings_for,
+    open_run,
+)
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.report.build import evaluation_for
 from build_artifacts.report.values import ReportRequest, serving
@@ -44,7 +57,7 @@ from deployments.tuning.parity import ReferenceOutputs
 
 ROUNDS = 7
 SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))
-SCORED = (TORCH, COMMON_RECIPE, SEALED, *RIVALS)
+SCORED = (TORCH, COMMON_RECIPE, SEALED, *OPENVINO_BASELINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +101,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace) -> GraphFigures:
+def measure(arguments: argparse.Namespace) -> GraphResults:
     """Both heats; answers are compared after the rounds of each, scored after those of the first.
 
     Raises BuildError when the checkpoint cannot be found again.
@@ -103,17 +116,17 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
         adapter=arguments.adapter,
     )
     evaluation = evaluation_for(request, manifest)
-    ground = Ground(
+    ground = RunInputs(
         manifest=manifest,
         reference=ReferenceOutputs.read(model.directory / REFERENCE_NAME),
-        shapes=supported_shapes(manifest.max_tokens, arguments.shapes),
+        shapes=cap_shapes(manifest.max_tokens, arguments.shapes),
         seed=arguments.seed,
     )
-    heats: list[HeatFigures] = []
+    heats: list[PlacementResults] = []
     scores: dict[str, dict[str, float]] = {}
     with workspace(arguments.store) as place:
-        found = gather(request, manifest, place)
-        for placement in reversed(placements(arguments.threads or usable_cores())):
+        found = collect_candidates(request, manifest, place)
+        for placement in reversed(list_core_splits(arguments.threads or usable_cores())):
             entered, own = select_systems(found.entered, placement, ground)
             if not own.shapes:
                 continue
@@ -121,8 +134,8 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
                 rounds(heat, arguments.rounds)
                 heats.append(build_results(heat, entered, own, model))
                 if evaluation is not None and not scores:
-                    scores = scored(heat.engines, evaluation)
-    return GraphFigures(
+                    scores = score_systems(heat.engines, evaluation)
+    return GraphResults(
         model_id=manifest.id,
         version=manifest.version,
         contenders={contender.name: contender.what for contender in found.entered},
@@ -138,39 +151,39 @@ def measure(arguments: argparse.Namespace) -> GraphFigures:
 
 
 def select_systems(
-    contenders: Sequence[Contender], placement: Placement, ground: Ground
-) -> tuple[Sequence[Contender], Ground]:
+    contenders: Sequence[GraphCandidate], placement: CoreSplit, ground: RunInputs
+) -> tuple[Sequence[GraphCandidate], RunInputs]:
     """The contenders and shapes of a heat: with passes at once, those that can be shared out."""
     if placement.runs == 1:
         return contenders, ground
     shapes = [one for one in ground.shapes if one.batch > 1]
-    own = Ground(
+    own = RunInputs(
         manifest=ground.manifest, reference=ground.reference, shapes=shapes, seed=ground.seed
     )
     return [one for one in contenders if one.shares_out], own
 
 
-def rounds(heat: Heat, count: int) -> None:
+def rounds(heat: PlacementRun, count: int) -> None:
     """All rounds of a heat."""
     for number in range(count):
         heat.run_round(number, f"round {number + 1}/{count}")
 
 
 def build_results(
-    heat: Heat, entered: Sequence[Contender], ground: Ground, model: LocalModel
-) -> HeatFigures:
+    heat: PlacementRun, entered: Sequence[GraphCandidate], ground: RunInputs, model: LocalModel
+) -> PlacementResults:
     """What the rounds gave, and how right everybody is."""
     latencies = tuple(cell.latency() for cell in heat.cells)
     settings = encoder_settings_for(heat.placement)
     served = serving(tuning.TuningTarget(model.directory, model.manifest, Device.CPU, settings))
     assert served is not None, f"{SEALED} ran, so something is served; this is a bug"
-    return HeatFigures(
+    return PlacementResults(
         placement=heat.placement,
         served=tuple(variant.name for variant in served.variants),
         latencies=latencies,
         ratios=ratios(latencies),
         answer_agreements=tuple(
-            likeness(heat.engines[one.name], one, ground)
+            compare_with_reference(heat.engines[one.name], one, ground)
             for one in entered
             if one.name in heat.engines
         ),
@@ -178,14 +191,14 @@ def build_results(
     )
 
 
-def scored(
+def score_systems(
     engines: Mapping[str, EncoderEngine], evaluation: Evaluation
 ) -> dict[str, dict[str, float]]:
     """The task's metrics of those that are worth the time."""
     found = {}
     for name in SCORED:
         if name in engines:
-            say(f"scoring {name}")
+            log_progress(f"scoring {name}")
             found[name] = scores_of(engines[name], evaluation)
     return found
 
@@ -194,7 +207,7 @@ def score_goals(
     evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
 ) -> list[Goal]:
     """What is sealed loses little to torch, and nothing to who else is fast."""
-    limits = {TORCH: gate.metric_drop} | dict.fromkeys(RIVALS, 0.0)
+    limits = {TORCH: gate.metric_drop} | dict.fromkeys(OPENVINO_BASELINES, 0.0)
     return [
         Goal.at_most(
             f"points of {evaluation.metric} that {SEALED} is below {name}",

@@ -6,18 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import truediv
 
-from benchmarks.common.engine_timing import COMPARED_SHAPE, Latency, Placement, Shape
+from benchmarks.common.engine_timing import COMPARED_SHAPE, CoreSplit, Shape, ShapeLatency
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
-from benchmarks.common.statistics import Goal, Summary, summarise
-from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH
+from benchmarks.common.statistics import Goal, RoundSummary, summarize
+from benchmarks.graphs.candidates import COMMON_RECIPE, OPENVINO_BASELINES, SEALED, TORCH
 from build_artifacts.console import columns
 
 # What is divided by what: more than 1 is good for what is sealed in the first two, bad in others.
-COMPARISONS = ((TORCH, SEALED), (COMMON_RECIPE, SEALED), *((SEALED, rival) for rival in RIVALS))
-TIMES_TORCH = 5.0
-TIMES_USUAL = 1.5
-BEHIND_RIVAL = 1.1
+COMPARISONS = (
+    (TORCH, SEALED),
+    (COMMON_RECIPE, SEALED),
+    *((SEALED, rival) for rival in OPENVINO_BASELINES),
+)
+MIN_TORCH_SPEEDUP = 5.0
+MIN_RECIPE_SPEEDUP = 1.5
+MAX_OPENVINO_RATIO = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class LatencyRatio:
     over: str
     under: str
     shape: Shape
-    times: Summary
+    times: RoundSummary
 
     @property
     def name(self) -> str:
@@ -36,7 +40,7 @@ class LatencyRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
+class ParityRow:
     """One contender held against fp32 torch, each probe alone; None: no usable numbers."""
 
     contender: str
@@ -49,37 +53,37 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeatFigures:
+class PlacementResults:
     """All contenders with the cores shared out in one way."""
 
-    placement: Placement
+    placement: CoreSplit
     served: tuple[str, ...]  # variants behind SEALED, the one that serves most shapes first
-    latencies: tuple[Latency, ...]
+    latencies: tuple[ShapeLatency, ...]
     ratios: tuple[LatencyRatio, ...]
-    answer_agreements: tuple[Likeness, ...]
+    answer_agreements: tuple[ParityRow, ...]
     missing: Mapping[str, str]  # contender -> why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphFigures:
+class GraphResults:
     """Everything the result file says beside the run's facts."""
 
     model_id: str
     version: str
     contenders: Mapping[str, str]  # name -> what
-    heats: tuple[HeatFigures, ...]  # the first one: one pass on all threads
+    heats: tuple[PlacementResults, ...]  # the first one: one pass on all threads
     metric: str | None
     scores: Mapping[str, Mapping[str, float]]  # contender -> metric -> value
     missing: Mapping[str, str]  # contender -> why
     goals: tuple[Goal, ...]
 
 
-def ratios(latencies: Sequence[Latency]) -> tuple[LatencyRatio, ...]:
+def ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...]:
     """Every comparison at every shape, as far as both sides were measured."""
     found = {(one.contender, one.shape): one.ms.values for one in latencies}
     shapes = dict.fromkeys(one.shape for one in latencies)
     return tuple(
-        LatencyRatio(over, under, shape, summarise(list(map(truediv, found[a], found[b]))))
+        LatencyRatio(over, under, shape, summarize(list(map(truediv, found[a], found[b]))))
         for over, under in COMPARISONS
         for shape in shapes
         if (a := (over, shape)) in found and (b := (under, shape)) in found
@@ -93,12 +97,14 @@ def speed_goals(found: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal
     for over, under in COMPARISONS:
         what, value = f"{over} / {under} at {shape.name}", medians.get((over, under))
         if over == SEALED:
-            yield Goal.at_most(what, value, BEHIND_RIVAL)
+            yield Goal.at_most(what, value, MAX_OPENVINO_RATIO)
         else:
-            yield Goal.at_least(what, value, TIMES_TORCH if over == TORCH else TIMES_USUAL)
+            yield Goal.at_least(
+                what, value, MIN_TORCH_SPEEDUP if over == TORCH else MIN_RECIPE_SPEEDUP
+            )
 
 
-def describe(figures: GraphFigures) -> str:
+def describe(figures: GraphResults) -> str:
     """The result for people."""
     lines = [f"{figures.model_id} {figures.version}", ""]
     for heat in figures.heats:
@@ -121,7 +127,7 @@ def describe(figures: GraphFigures) -> str:
     return "\n".join([*lines, "", "targets", *(goal.sentence for goal in figures.goals)])
 
 
-def _times(heat: HeatFigures) -> str:
+def _times(heat: PlacementResults) -> str:
     """A row per contender: milliseconds and spread by shape, then how near it is to torch."""
     shapes = list(dict.fromkeys(one.shape for one in heat.latencies))
     cells = {(one.contender, one.shape): one.ms for one in heat.latencies}
@@ -140,7 +146,7 @@ def _times(heat: HeatFigures) -> str:
     return columns([header, *rows], right=True)
 
 
-def _ratios(heat: HeatFigures) -> str:
+def _ratios(heat: PlacementResults) -> str:
     shapes = list(dict.fromkeys(one.shape for one in heat.ratios))
     cells = {(one.name, one.shape): one.times for one in heat.ratios}
     names = dict.fromkeys(one.name for one in heat.ratios)
@@ -149,11 +155,11 @@ def _ratios(heat: HeatFigures) -> str:
     return columns(rows, right=True)
 
 
-def _spread(summary: Summary, digits: int) -> str:
+def _spread(summary: RoundSummary, digits: int) -> str:
     return f"{number(summary.median, digits)} ({summary.spread:.0%})"
 
 
-def require_accurate(figures: GraphFigures) -> None:
+def require_accurate(figures: GraphResults) -> None:
     """Raises BenchmarkError when a graph of ours misses the gate."""
     for heat in figures.heats:
         for near in heat.answer_agreements:

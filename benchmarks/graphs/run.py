@@ -10,16 +10,16 @@ from functools import partial
 from itertools import groupby
 
 from benchmarks.common.engine_timing import (
+    CoreSplit,
     Forward,
-    Placement,
     Shape,
     ShapeTiming,
     build_timings,
     run_split,
 )
-from benchmarks.common.report import say
-from benchmarks.graphs.candidates import Contender
-from benchmarks.graphs.results import Likeness
+from benchmarks.common.report import log_progress
+from benchmarks.graphs.candidates import GraphCandidate
+from benchmarks.graphs.results import ParityRow
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
@@ -32,16 +32,16 @@ WARM_PASSES = 2
 PROBES = 32
 
 
-def encoder_settings_for(placement: Placement) -> EncoderSettings:
+def encoder_settings_for(placement: CoreSplit) -> EncoderSettings:
     """The encoder whose engines run as the placement says."""
     return EncoderSettings(intra_op_threads=placement.threads, concurrent_passes=placement.runs)
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class PlacementRun:
     """Open engines by name and their cells; `failed` says why others are not among them."""
 
-    placement: Placement
+    placement: CoreSplit
     engines: Mapping[str, EncoderEngine]
     cells: Sequence[ShapeTiming]
     failed: Mapping[str, str]
@@ -51,7 +51,7 @@ class Heat:
         for cell in rotate_order(self.cells, number):
             cell.run_round()
         slowest = max(cell.medians_ms[-1] for cell in self.cells)
-        say(f"{label}: {self.placement.name}, slowest pass {slowest:.1f} ms")
+        log_progress(f"{label}: {self.placement.name}, slowest pass {slowest:.1f} ms")
 
 
 def rotate_order(cells: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTiming]:
@@ -63,7 +63,7 @@ def rotate_order(cells: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class RunInputs:
     """What is the same in every heat."""
 
     manifest: ArtifactManifest
@@ -79,27 +79,27 @@ class Ground:
 
 @contextmanager
 def open_run(
-    contenders: Sequence[Contender], placement: Placement, ground: Ground
-) -> Iterator[Heat]:
+    contenders: Sequence[GraphCandidate], placement: CoreSplit, ground: RunInputs
+) -> Iterator[PlacementRun]:
     """The contenders opened and warm, closed on the way out. Rivals that fail are left out.
 
     Raises EngineFailed for ours.
     """
-    opening = _Opening(placement, ground)
+    opening = _EngineOpener(placement, ground)
     try:
         for contender in contenders:
             opening.add(contender)
         forwards = {name: opening.forward(engine) for name, engine in opening.engines.items()}
         cells = build_timings(forwards, ground.shapes, ground.items, ground.seed)
-        yield Heat(placement, opening.engines, cells, opening.failed)
+        yield PlacementRun(placement, opening.engines, cells, opening.failed)
     finally:
         opening.close()
 
 
 @dataclass(slots=True)
-class _Opening:
-    placement: Placement
-    ground: Ground
+class _EngineOpener:
+    placement: CoreSplit
+    ground: RunInputs
     engines: dict[str, EncoderEngine] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(init=False)
@@ -107,8 +107,8 @@ class _Opening:
     def __post_init__(self) -> None:
         self.pool = ThreadPoolExecutor(self.placement.runs)
 
-    def add(self, contender: Contender) -> None:
-        say(f"opening {contender.name}, {self.placement.name}")
+    def add(self, contender: GraphCandidate) -> None:
+        log_progress(f"opening {contender.name}, {self.placement.name}")
         try:
             engine = contender.open(encoder_settings_for(self.placement))
             self.engines[contender.name] = engine
@@ -136,7 +136,9 @@ class _Opening:
         self.engines.clear()
 
 
-def likeness(engine: EncoderEngine, contender: Contender, ground: Ground) -> Likeness:
+def compare_with_reference(
+    engine: EncoderEngine, contender: GraphCandidate, ground: RunInputs
+) -> ParityRow:
     """How near the engine comes to fp32 torch on PROBES probes, each alone. Asked after timing."""
     step = max(1, len(ground.items) // PROBES)
     chosen = slice(0, step * PROBES, step)
@@ -144,7 +146,7 @@ def likeness(engine: EncoderEngine, contender: Contender, ground: Ground) -> Lik
     alone = run_probes(engine, part.items, 1)
     verdict = compare_outputs(part, alone, alone, ground.manifest.gate, ground.manifest.head)
     parity = verdict.parity
-    return Likeness(
+    return ParityRow(
         contender=contender.name,
         probes=len(part.items),
         cosine_mean=parity.cosine_mean if parity else None,

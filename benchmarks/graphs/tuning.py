@@ -19,7 +19,7 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import number, say, start_run, write_result
+from benchmarks.common.report import log_progress, number, start_run, write_result
 from benchmarks.common.statistics import Goal
 from build_artifacts.console import columns
 from deployments.artifacts.manifest import REFERENCE_NAME, Device
@@ -46,7 +46,7 @@ class SelectionCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedFigures:
+class TuningResults:
     """Everything the result file says beside the run's facts."""
 
     model_id: str
@@ -80,14 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Measure, compare, print, write; 0 also where a winner does not win any more."""
-    facts = start_run("tuned", command, arguments.seed)
+    facts = start_run("tuning", command, arguments.seed)
     figures = remeasure(arguments)
     print(describe(figures))
     print(write_result(arguments.out, facts, figures))
     return 0
 
 
-def remeasure(arguments: argparse.Namespace) -> TunedFigures:
+def remeasure(arguments: argparse.Namespace) -> TuningResults:
     """All right candidates again. Raises BenchmarkError for a host that was not tuned for."""
     model = LocalModel.named(arguments.store, arguments.model)
     settings = EncoderSettings(intra_op_threads=arguments.threads)
@@ -100,8 +100,8 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
             f"--threads {arguments.threads}`",
         )
     reference = ReferenceOutputs.read(model.directory / REFERENCE_NAME)
-    specs, left_out = entered(placement, kept, reference)
-    say(f"measuring {', '.join(one.variant.name for one in specs)}")
+    specs, left_out = select_variants(placement, kept, reference)
+    log_progress(f"measuring {', '.join(one.variant.name for one in specs)}")
     with open_engines(specs, settings) as engines:
         costs = measure(
             engines,
@@ -113,7 +113,7 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
         )
     found = check_selection(kept.selection, costs)
     done = {one.shape for one in found}
-    return TunedFigures(
+    return TuningResults(
         model_id=model.manifest.id,
         version=model.manifest.version,
         table=str(placement.costs_path),
@@ -123,11 +123,11 @@ def remeasure(arguments: argparse.Namespace) -> TunedFigures:
         left_out=left_out,
         check_selection=found,
         unmeasured=tuple(str(shape) for shape, _ in kept.selection if str(shape) not in done),
-        goal=goal_of(found),
+        goal=evaluate_goal(found),
     )
 
 
-def entered(
+def select_variants(
     placement: TuningTarget, kept: CostTable, reference: ReferenceOutputs
 ) -> tuple[list[VariantSpec], dict[str, str]]:
     """What tuning chose and every sealed candidate, as far as they are right here; why others not.
@@ -180,13 +180,13 @@ def check_selection(
     return tuple(found)
 
 
-def goal_of(found: Sequence[SelectionCheck]) -> Goal:
+def evaluate_goal(found: Sequence[SelectionCheck]) -> Goal:
     """At every shape the winner is within 5 % of the fastest."""
     worst = max((one.ratio for one in found), default=None)
     return Goal.at_most("winner / fastest at the worst shape", worst, WITHIN)
 
 
-def describe(figures: TunedFigures) -> str:
+def describe(figures: TuningResults) -> str:
     """The result for people."""
     header = ["items x tokens", "winner", "ms", "fastest now", "ms", "ratio"]
     rows = [

@@ -23,12 +23,12 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option, positive_count
-from benchmarks.common.report import number, say, start_run, write_result
+from benchmarks.common.report import log_progress, number, start_run, write_result
 from benchmarks.hostile.attacks import attacks
 from benchmarks.hostile.fuzzing import fuzzed_requests
-from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, exchange, post, request
+from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, post, request, send_raw
 
 # How Ray names the processes of Serve's replicas.
 MARK = "ServeReplica:"
@@ -59,7 +59,7 @@ ALWAYS_RIGHT = frozenset({408, 429, 503})
 
 
 @dataclass(slots=True)
-class Tally:
+class HostileCounts:
     """What came back."""
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostileFigures:
+class HostileResults:
     """Everything the result file says beside the run's facts."""
 
     url: str
@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Attack, compare, print, write; 1 when a goal was missed."""
     facts = start_run("hostile", command, arguments.seed)
-    target = Target.parse(arguments.url)
+    target = ServerAddress.parse(arguments.url)
     require_own_machine(target)
     figures = asyncio.run(measure(target, arguments))
     print(describe(figures))
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     return 0 if figures.passed else 1
 
 
-def require_own_machine(target: Target) -> None:
+def require_own_machine(target: ServerAddress) -> None:
     """Raises BenchmarkError: other people's servers are not attacked."""
     try:
         own = target.host == "localhost" or ipaddress.ip_address(target.host).is_loopback
@@ -141,19 +141,19 @@ def require_own_machine(target: Target) -> None:
         )
 
 
-async def measure(target: Target, arguments: argparse.Namespace) -> HostileFigures:
+async def measure(target: ServerAddress, arguments: argparse.Namespace) -> HostileResults:
     """Warm up, read the memory, attack, read it again."""
     models = await models_by_task(target)
-    mixed = await requests_for(target, models, arguments.requests, arguments.seed)
+    mixed = await mix_requests(target, models, arguments.requests, arguments.seed)
     warm_up, counted = mixed[: len(mixed) // 10], mixed
-    say(f"{len(counted)} requests, after {len(warm_up)} that are not counted")
+    log_progress(f"{len(counted)} requests, after {len(warm_up)} that are not counted")
     await run_attacks(target, warm_up, models, arguments.connections)
     before = replica_memory()
     began_s = time.perf_counter()
     tally = await run_attacks(target, counted, models, arguments.connections)
     seconds = time.perf_counter() - began_s
     after = await wait_until_drained(sum(before.values()))
-    return HostileFigures(
+    return HostileResults(
         url=target.url,
         requests=len(counted),
         connections=arguments.connections,
@@ -169,9 +169,9 @@ async def measure(target: Target, arguments: argparse.Namespace) -> HostileFigur
     )
 
 
-async def get_json(target: Target, path: str) -> Any:
+async def get_json(target: ServerAddress, path: str) -> Any:
     """What a GET answers. Raises BenchmarkError."""
-    got = await exchange(target, request("GET", target.prefix + path), ANSWER_WAIT_S)
+    got = await send_raw(target, request("GET", target.prefix + path), ANSWER_WAIT_S)
     if got.status != 200:
         raise BenchmarkError(
             f"`{target.url}{path}` answered {got.status}", hint="start it with `make serve`"
@@ -179,7 +179,7 @@ async def get_json(target: Target, path: str) -> Any:
     return orjson.loads(got.body)
 
 
-async def models_by_task(target: Target) -> dict[str, str]:
+async def models_by_task(target: ServerAddress) -> dict[str, str]:
     """The first model for each task that is served. Raises BenchmarkError without an embedder."""
     found: dict[str, str] = {}
     for model in (await get_json(target, "/models"))["data"]:
@@ -192,13 +192,13 @@ async def models_by_task(target: Target) -> dict[str, str]:
     return found
 
 
-async def requests_for(
-    target: Target, models: Mapping[str, str], count: int, seed: int
+async def mix_requests(
+    target: ServerAddress, models: Mapping[str, str], count: int, seed: int
 ) -> list[HostileRequest]:
     """`count` requests in an order that depends on `seed` only."""
     document = await get_json(target, "/openapi.json")
     ids = sorted(set(models.values()))
-    say("making requests of the server's document")
+    log_progress("making requests of the server's document")
     fuzzed = fuzzed_requests(document, target, ids, count // 2, seed)
     known = list(attacks(models))
     # One that stalls keeps a connection for as long as a body may take.
@@ -215,15 +215,18 @@ def fuzzed_name(raw: bytes) -> str:
 
 
 async def run_attacks(
-    target: Target, chosen: Sequence[HostileRequest], models: Mapping[str, str], connections: int
-) -> Tally:
+    target: ServerAddress,
+    chosen: Sequence[HostileRequest],
+    models: Mapping[str, str],
+    connections: int,
+) -> HostileCounts:
     """Send everything over `connections` at a time, the neighbour beside them."""
-    tally = Tally()
+    tally = HostileCounts()
     waiting = iter(chosen)
 
     async def attacker() -> None:
         for attack in waiting:
-            got = await exchange(target, attack.raw, ANSWER_WAIT_S)
+            got = await send_raw(target, attack.raw, ANSWER_WAIT_S)
             tally.count(attack, got.status)
 
     neighbour = asyncio.create_task(send_repeatedly(target, models["feature-extraction"], tally))
@@ -237,13 +240,13 @@ async def run_attacks(
     return tally
 
 
-async def send_repeatedly(target: Target, model_id: str, tally: Tally) -> None:
+async def send_repeatedly(target: ServerAddress, model_id: str, tally: HostileCounts) -> None:
     """One good request after the other, past the response cache."""
     body = orjson.dumps({"inputs": "a good neighbour", "options": {"use_cache": False}})
     raw = post(f"{target.prefix}/models/{model_id}", body)
     while True:
         began_s = time.perf_counter()
-        got = await exchange(target, raw, ANSWER_WAIT_S)
+        got = await send_raw(target, raw, ANSWER_WAIT_S)
         tally.neighbour_requests += 1
         tally.neighbour_worst_s = max(tally.neighbour_worst_s, time.perf_counter() - began_s)
         if got.status != 200:
@@ -262,7 +265,7 @@ async def wait_until_drained(before_bytes: int) -> dict[str, int]:
         await asyncio.sleep(1.0)
 
 
-def describe(figures: HostileFigures) -> str:
+def describe(figures: HostileResults) -> str:
     """The figures in words."""
     told = ", ".join(f"{status}: {n}" for status, n in figures.statuses.items())
     growth = "unknown: no replica found here" if figures.growth is None else (

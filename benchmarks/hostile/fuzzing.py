@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 from benchmarks.hostile.wire import request
 
 # Of ids, most should be of models that exist: the others all end with a 404.
@@ -14,7 +14,7 @@ KNOWN_IDS = 2
 
 
 def fuzzed_requests(
-    document: dict[str, Any], target: Target, model_ids: Sequence[str], count: int, seed: int
+    document: dict[str, Any], target: ServerAddress, model_ids: Sequence[str], count: int, seed: int
 ) -> list[bytes]:
     """About `count` requests over all operations, a function of `seed`."""
     try:
@@ -41,7 +41,12 @@ def fuzzed_requests(
 
 
 def cases_of(
-    operation: Any, mode: Any, target: Target, model_ids: Sequence[str], count: int, seed: int
+    operation: Any,
+    mode: Any,
+    target: ServerAddress,
+    model_ids: Sequence[str],
+    count: int,
+    seed: int,
 ) -> list[bytes]:
     """`count` requests of one operation; fewer where there are no more different ones."""
     import hypothesis
@@ -72,7 +77,7 @@ def cases_of(
     return made
 
 
-def as_bytes(case: Any, target: Target) -> bytes:
+def as_bytes(case: Any, target: ServerAddress) -> bytes:
     """A case as it would be sent, after which the server closes."""
     import requests
 

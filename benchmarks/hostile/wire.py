@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 
 # The status of a connection that the server closed without an answer.
 CLOSED = 0
@@ -51,11 +51,11 @@ def chunked(path: str, chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 MOST_ANSWER_BYTES = 64_000_000
 NO_ANSWER = -1  # nothing came, and the connection stayed open
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HttpExchange:
     """What came back: CLOSED without an answer, NO_ANSWER when the wait was over first."""
 
     status: int
@@ -63,7 +63,7 @@ class Exchange:
     body: bytes
 
 
-async def exchange(target: Target, raw: bytes, wait_s: float) -> Exchange:
+async def send_raw(target: ServerAddress, raw: bytes, wait_s: float) -> HttpExchange:
     """Send a request that asks to close, and read to the end of the answer."""
     received = b""
     try:
@@ -77,10 +77,10 @@ async def exchange(target: Target, raw: bytes, wait_s: float) -> Exchange:
                 await asyncio.gather(sending, return_exceptions=True)
                 writer.close()
     except TimeoutError:
-        return Exchange(NO_ANSWER, b"", b"")
+        return HttpExchange(NO_ANSWER, b"", b"")
     except OSError:
-        return Exchange(CLOSED, b"", b"")
-    return parsed(received)
+        return HttpExchange(CLOSED, b"", b"")
+    return parse_response(received)
 
 
 async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
@@ -111,14 +111,14 @@ def is_whole(received: bytes | bytearray) -> bool:
     Nobody closes the connection of a request that stalls, though it was answered long ago.
     """
     end = received.find(b"\r\n\r\n")
-    told = LENGTH.search(received, 0, end + 2) if end >= 0 else None
+    told = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None
     return told is not None and len(received) >= end + 4 + int(told[1])
 
 
-def parsed(received: bytes) -> Exchange:
+def parse_response(received: bytes) -> HttpExchange:
     """Status, head and body of a whole answer."""
     head, _, body = received.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if len(words) < 2 or not words[1].isdigit():
-        return Exchange(CLOSED, head, body)
-    return Exchange(int(words[1]), head, body)
+        return HttpExchange(CLOSED, head, body)
+    return HttpExchange(int(words[1]), head, body)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import uvloop
 
 from benchmarks.common.agreement import CosineCheck, local_expectation, repeated_expectation
-from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, Placement, RawEngine
+from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, CoreSplit, RawEngine
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Client, Target, inference_body, task_path
+from benchmarks.common.http import Client, ServerAddress, inference_body, task_path
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     add_common_options,
@@ -29,14 +29,14 @@ from benchmarks.common.options import (
     positive_seconds,
 )
 from benchmarks.common.plots import plot_serving
-from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.sentences import Sentences, load_sentences
-from benchmarks.common.statistics import summarise
+from benchmarks.common.statistics import summarize
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from benchmarks.serving.results import (
-    EngineLevel,
-    Level,
-    ServingFigures,
+    EngineThroughput,
+    LoadLevel,
+    ServingResults,
     describe,
     require_correct,
     served_over_engine,
@@ -45,19 +45,19 @@ from deployments.artifacts.manifest import TaskName
 from deployments.machine import usable_cores
 
 TASK = TaskName.FEATURE_EXTRACTION
-KEPT_ANSWERS = 200  # per level, compared after the timing
+CHECKED_ANSWERS = 200  # per level, compared after the timing
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
+class ServingBenchmark:
     """What is measured in every round, and what the rounds have given so far."""
 
-    target: Target
+    target: ServerAddress
     window_s: float
     workloads: Mapping[int, Workload]  # by number of connections
     engine: RawEngine | None
     loads: dict[int, list[LoadResult]] = field(default_factory=dict)
-    speeds: dict[Placement, list[float]] = field(default_factory=dict)
+    speeds: dict[CoreSplit, list[float]] = field(default_factory=dict)
 
     def run_round(self, label: str) -> None:
         """Every level once, then the engine once per placement."""
@@ -65,15 +65,17 @@ class Campaign:
             plan = LoadPlan(connections=connections, seconds=self.window_s)
             result = uvloop.run(run_load(self.target, workload, plan))
             self.loads.setdefault(connections, []).append(result)
-            say(f"{label}: {connections} connections, {result.requests_per_s:,.0f} requests/s")
+            log_progress(
+                f"{label}: {connections} connections, {result.requests_per_s:,.0f} requests/s"
+            )
         if self.engine is not None:
             self._measure_engine(self.engine, label)
 
     def _measure_engine(self, engine: RawEngine, label: str) -> None:
-        for placement in engine.placements:
+        for placement in engine.list_core_splits:
             speed = engine.sentences_per_s(placement, SENTENCES_PER_BATCH)
             self.speeds.setdefault(placement, []).append(speed)
-            say(f"{label}: raw engine, {placement.name}, {speed:,.0f} sentences/s")
+            log_progress(f"{label}: raw engine, {placement.name}, {speed:,.0f} sentences/s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
     facts = start_run("serving", command, arguments.seed)
-    target = Target.parse(arguments.url)
+    target = ServerAddress.parse(arguments.url)
     sentences = shuffled(load_sentences(arguments.data, arguments.seed), arguments.seed)
     with Client(target) as client:
         figures = measure(arguments, target, client, sentences)
@@ -126,8 +128,8 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
 
 def measure(
-    arguments: argparse.Namespace, target: Target, client: Client, sentences: Sentences
-) -> ServingFigures:
+    arguments: argparse.Namespace, target: ServerAddress, client: Client, sentences: Sentences
+) -> ServingResults:
     """All rounds, then the comparison of the kept answers."""
     described = client.describe_model(arguments.model)
     use_cache = arguments.cached is not None
@@ -137,14 +139,14 @@ def measure(
     local = open_served(arguments, str(described.get("version")))
     engine = open_engine(local, sentences.texts) if arguments.with_engine and local else None
     workloads = make_workloads(target, sentences.texts, arguments)
-    campaign = Campaign(target, arguments.seconds, workloads, engine)
+    benchmark = ServingBenchmark(target, arguments.seconds, workloads, engine)
     for round_number in range(1, arguments.rounds + 1):
-        campaign.run_round(f"round {round_number}/{arguments.rounds}")
-    levels = tuple(Level.of(results) for results in campaign.loads.values())
-    speeds = tuple(EngineLevel(p, summarise(found)) for p, found in campaign.speeds.items())
+        benchmark.run_round(f"round {round_number}/{arguments.rounds}")
+    levels = tuple(LoadLevel.of(results) for results in benchmark.loads.values())
+    speeds = tuple(EngineThroughput(p, summarize(found)) for p, found in benchmark.speeds.items())
     if use_cache:
         require_hits(workload.answers for workload in workloads.values())
-    return ServingFigures(
+    return ServingResults(
         url=target.url,
         model=described,
         compute_type=warm.compute_type,
@@ -154,7 +156,7 @@ def measure(
         levels=levels,
         engine=speeds,
         served_over_engine=served_over_engine(levels, speeds),
-        agreements=compare(campaign, local, client, sentences.texts, arguments),
+        agreements=compare(benchmark, local, client, sentences.texts, arguments),
     )
 
 
@@ -166,14 +168,14 @@ def shuffled(sentences: Sentences, seed: int) -> Sentences:
 
 
 def make_workloads(
-    target: Target, texts: Sequence[str], arguments: argparse.Namespace
+    target: ServerAddress, texts: Sequence[str], arguments: argparse.Namespace
 ) -> dict[int, Workload]:
     """A workload per level; each keeps the first answers to the same sample of sentences."""
     path = task_path(TASK, arguments.model)
     use_cache = arguments.cached is not None
     bodies = [inference_body(text, use_cache=use_cache) for text in texts]
     requests = [target.post_bytes(path, body) for body in bodies]
-    count = min(KEPT_ANSWERS, len(texts))
+    count = min(CHECKED_ANSWERS, len(texts))
     kept = random.Random(arguments.seed).sample(range(len(texts)), count)
     levels = dict.fromkeys(arguments.connections)
     return {connections: Workload(requests, kept) for connections in levels}
@@ -197,7 +199,7 @@ def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | Non
     except BenchmarkError as exc:
         if arguments.with_engine:
             raise
-        say(f"{exc.message}; answers are compared with the same requests repeated alone")
+        log_progress(f"{exc.message}; answers are compared with the same requests repeated alone")
         return None
 
 
@@ -209,7 +211,7 @@ def open_engine(local: LocalModel, texts: Sequence[str]) -> RawEngine:
 
 
 def compare(
-    campaign: Campaign,
+    benchmark: ServingBenchmark,
     local: LocalModel | None,
     client: Client,
     texts: Sequence[str],
@@ -221,10 +223,10 @@ def compare(
         if local
         else repeated_expectation(client, arguments.model)
     )
-    kept = [workload.answers for workload in campaign.workloads.values()]
+    kept = [workload.answers for workload in benchmark.workloads.values()]
     served = judge.compare(texts, kept)
-    if campaign.engine is None:
+    if benchmark.engine is None:
         return (served,)
-    raw = campaign.engine.agreement(SENTENCES_PER_BATCH, arguments.seed)
-    campaign.engine.close()
+    raw = benchmark.engine.agreement(SENTENCES_PER_BATCH, arguments.seed)
+    benchmark.engine.close()
     return served, raw

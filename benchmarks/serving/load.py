@@ -20,7 +20,7 @@ import httptools
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 
 RECONNECT_PAUSE_S = 0.05
 
@@ -81,7 +81,7 @@ class Workload:
         return True
 
 
-async def run_load(target: Target, workload: Workload, plan: LoadPlan) -> LoadResult:
+async def run_load(target: ServerAddress, workload: Workload, plan: LoadPlan) -> LoadResult:
     """Load `target` for one warm-up and one window; ends by itself whatever the server does."""
     begin_s = time.perf_counter() + plan.warm_up_s
     recorder = _Recorder(begin_s, begin_s + plan.seconds)
@@ -118,7 +118,7 @@ class _Recorder:
         self.failures: Counter[str] = Counter()
 
 
-async def _stay_connected(target: Target, workload: Workload, recorder: _Recorder) -> None:
+async def _stay_connected(target: ServerAddress, workload: Workload, recorder: _Recorder) -> None:
     """One client: connected until the window is over, again after every loss."""
     loop = asyncio.get_running_loop()
     while time.perf_counter() < recorder.end_s:

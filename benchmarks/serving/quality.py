@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Client, Target
+from benchmarks.common.http import Client, ServerAddress
 from benchmarks.common.options import add_common_options, add_url_option
-from benchmarks.common.report import say, start_run, write_result
+from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.sentences import (
     DEFAULT_DATA,
     SQUAD_NAME,
     SST2_NAME,
     STSB_NAME,
-    LabelledText,
-    answerable_questions,
-    labelled_texts,
-    scored_pairs,
+    LabeledText,
+    read_answerable_questions,
+    read_labeled_texts,
+    read_scored_pairs,
 )
 from build_artifacts.console import columns
 from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
@@ -53,7 +53,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModelClient:
     """One model of a running cluster."""
 
     client: Client
@@ -111,28 +111,30 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     """All metrics there is data for. Raises BenchmarkError."""
     facts = start_run("quality", command, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
-    pairs = scored_pairs(data / STSB_NAME)
-    labelled = labelled_texts(data / SST2_NAME)
+    pairs = read_scored_pairs(data / STSB_NAME)
+    labelled = read_labeled_texts(data / SST2_NAME)
     squad = find_squad(arguments.squad, data)
-    questions = answerable_questions(squad) if squad else []
-    with Client(Target.parse(arguments.url)) as client:
+    questions = read_answerable_questions(squad) if squad else []
+    with Client(ServerAddress.parse(arguments.url)) as client:
         scores = [
-            score_similarity(Served(client, arguments.model, arguments.use_gpu), pairs),
-            score_sentiment(Served(client, arguments.classifier, arguments.use_gpu), labelled),
+            score_similarity(ServedModelClient(client, arguments.model, arguments.use_gpu), pairs),
+            score_sentiment(
+                ServedModelClient(client, arguments.classifier, arguments.use_gpu), labelled
+            ),
         ]
         if squad:
-            reader = Served(client, arguments.reader, arguments.use_gpu)
+            reader = ServedModelClient(client, arguments.reader, arguments.use_gpu)
             scores += score_answers(reader, squad.name, questions)
     print(describe(scores))
     print(write_result(arguments.out, facts, {"scores": scores}))
     return 0
 
 
-def score_similarity(served: Served, pairs: Sequence[ScoredPair]) -> Score:
+def score_similarity(served: ServedModelClient, pairs: Sequence[ScoredPair]) -> Score:
     """Spearman correlation of the cosine of two embeddings with what people said."""
     task = TaskName.FEATURE_EXTRACTION
     texts = [text for pair in pairs for text in (pair.left, pair.right)]
-    say(f"{served.model_id}: {len(texts)} sentences")
+    log_progress(f"{served.model_id}: {len(texts)} sentences")
     vectors = np.array(list(served.answers(task, texts)), dtype=np.float32)
     value = spearman(row_cosines(vectors[0::2], vectors[1::2]), [pair.score for pair in pairs])
     return Score(
@@ -140,11 +142,11 @@ def score_similarity(served: Served, pairs: Sequence[ScoredPair]) -> Score:
     )
 
 
-def score_sentiment(served: Served, labelled: Sequence[LabelledText]) -> Score:
+def score_sentiment(served: ServedModelClient, labelled: Sequence[LabeledText]) -> Score:
     """Share of sentences whose best label is the right one."""
     task = TaskName.TEXT_CLASSIFICATION
     model = served.describe()
-    say(f"{served.model_id}: {len(labelled)} sentences")
+    log_progress(f"{served.model_id}: {len(labelled)} sentences")
     answers = served.answers(task, [example.text for example in labelled])
     best = [str(answer[0]["label"]) for answer in answers]
     labels = list(model.get("labels", ()))
@@ -162,14 +164,16 @@ def find_squad(named: Path | None, data: Path) -> Path | None:
     path = named or data / SQUAD_NAME
     if named or path.is_file():
         return path
-    say(f"no {path}: questions are left out; name a file with --squad FILE")
+    log_progress(f"no {path}: questions are left out; name a file with --squad FILE")
     return None
 
 
-def score_answers(served: Served, data: str, questions: Sequence[SquadQuestion]) -> list[Score]:
+def score_answers(
+    served: ServedModelClient, data: str, questions: Sequence[SquadQuestion]
+) -> list[Score]:
     """SQuAD's F1 and exact match of the best answers, with the server's default parameters."""
     task = TaskName.QUESTION_ANSWERING
-    say(f"{served.model_id}: {len(questions)} questions")
+    log_progress(f"{served.model_id}: {len(questions)} questions")
     inputs = [{"question": asked.question, "context": asked.context} for asked in questions]
     answers = [str(answer["answer"]) for answer in served.answers(task, inputs)]
     model, compute_type = served.describe(), served.compute_type(task, inputs[0])

@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common.agreement import CosineCheck, require_agreement
-from benchmarks.common.engine_timing import Placement
+from benchmarks.common.engine_timing import CoreSplit
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import number
-from benchmarks.common.statistics import PERCENTILES, Summary, percentiles_ms, summarise
+from benchmarks.common.statistics import PERCENTILES, RoundSummary, percentiles_ms, summarize
 from benchmarks.serving.load import LoadResult
 from build_artifacts.console import columns
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """What one number of connections gave. Summaries are over the rounds."""
 
     connections: int
     requests: int  # good answers in all windows
-    requests_per_s: Summary
-    latency_ms: Mapping[str, Summary]  # p50, p90, p95, p99; empty when a round had no good answer
+    requests_per_s: RoundSummary
+    latency_ms: Mapping[
+        str, RoundSummary
+    ]  # p50, p90, p95, p99; empty when a round had no good answer
     failures: Mapping[str, int]  # by status or reason, warm-up included
     client_cpu_s_per_request: float | None  # what the load generator itself cost
 
     @classmethod
-    def of(cls, results: Sequence[LoadResult]) -> Level:
+    def of(cls, results: Sequence[LoadResult]) -> LoadLevel:
         """The summary of all rounds of one level."""
         rounds = [percentiles_ms(result.latencies_s) for result in results]
         requests = sum(len(result.latencies_s) for result in results)
@@ -39,23 +41,23 @@ class Level:
         return cls(
             connections=results[0].connections,
             requests=requests,
-            requests_per_s=summarise([result.requests_per_s for result in results]),
-            latency_ms={k: summarise([r[k] for r in rounds]) for k in rounds[0] if all(rounds)},
+            requests_per_s=summarize([result.requests_per_s for result in results]),
+            latency_ms={k: summarize([r[k] for r in rounds]) for k in rounds[0] if all(rounds)},
             failures=failures,
             client_cpu_s_per_request=cpu_s / requests if requests else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLevel:
+class EngineThroughput:
     """The raw engine in the same run."""
 
-    placement: Placement
-    sentences_per_s: Summary
+    placement: CoreSplit
+    sentences_per_s: RoundSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFigures:
+class ServingResults:
     """Everything the result file says beside the run's facts."""
 
     url: str
@@ -64,13 +66,15 @@ class ServingFigures:
     sentences: str
     sentence_count: int
     window_s: float
-    levels: tuple[Level, ...]
-    engine: tuple[EngineLevel, ...]
+    levels: tuple[LoadLevel, ...]
+    engine: tuple[EngineThroughput, ...]
     served_over_engine: float | None  # the most connections over the best placement
     agreements: tuple[CosineCheck, ...]
 
 
-def served_over_engine(levels: Sequence[Level], engine: Sequence[EngineLevel]) -> float | None:
+def served_over_engine(
+    levels: Sequence[LoadLevel], engine: Sequence[EngineThroughput]
+) -> float | None:
     """Requests per second at the most connections over the best raw sentences per second."""
     if not engine:
         return None
@@ -78,7 +82,7 @@ def served_over_engine(levels: Sequence[Level], engine: Sequence[EngineLevel]) -
     return served / max(level.sentences_per_s.median for level in engine)
 
 
-def describe(figures: ServingFigures) -> str:
+def describe(figures: ServingResults) -> str:
     """The result for people."""
     header = ["connections", "requests/s", "spread", *(f"p{p} ms" for p in PERCENTILES), "failures",
               "client CPU us"]  # fmt: skip
@@ -97,7 +101,7 @@ def describe(figures: ServingFigures) -> str:
     return "\n".join(lines)
 
 
-def _row(level: Level) -> list[str]:
+def _row(level: LoadLevel) -> list[str]:
     latencies = [level.latency_ms.get(f"p{p}") for p in PERCENTILES]
     cpu_s = level.client_cpu_s_per_request
     return [
@@ -110,7 +114,7 @@ def _row(level: Level) -> list[str]:
     ]
 
 
-def require_correct(figures: ServingFigures) -> None:
+def require_correct(figures: ServingResults) -> None:
     """Raises BenchmarkError when a request failed or an answer was wrong."""
     failed = [level for level in figures.levels if level.failures]
     if failed:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 from tests.support.fakes import TIMEOUT_S
 
 
@@ -53,14 +53,14 @@ class FakeServer:
     delay_s: float = 0.0
     connections: int = 0
     seen: list[Seen] = field(default_factory=list)
-    target: Target = field(default_factory=lambda: Target("127.0.0.1", 0))
+    target: ServerAddress = field(default_factory=lambda: ServerAddress("127.0.0.1", 0))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
         """Listening on a free port of this machine."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Peer(self), "127.0.0.1", 0)
-        self.target = Target("127.0.0.1", server.sockets[0].getsockname()[1])
+        self.target = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
         try:
             yield self
         finally:

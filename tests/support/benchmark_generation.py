@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from benchmarks.generation.streams import Answer, Ask
+from benchmarks.generation.streams import StreamRequest, StreamResult
 from deployments.artifacts.manifest import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
@@ -19,25 +19,25 @@ from tests.support.fakes import ListRecorder
 
 def answer(
     arrivals_s: Sequence[float], *, submitted_s: float = 0.0, ids: Sequence[int] = ()
-) -> Answer:
+) -> StreamResult:
     """An answer whose tokens came then; without ids they are numbered."""
     numbered = tuple(ids) or tuple(range(len(arrivals_s)))
-    return Answer(submitted_s, tuple(arrivals_s), len(arrivals_s), numbered)
+    return StreamResult(submitted_s, tuple(arrivals_s), len(arrivals_s), numbered)
 
 
 class ScriptedText:
     """A TextGenerator: a token every `gap_s`, and what `says` makes of a question as its tokens."""
 
     def __init__(
-        self, says: Callable[[Ask], Sequence[int]] | None = None, *, gap_s: float = 0.001
+        self, says: Callable[[StreamRequest], Sequence[int]] | None = None, *, gap_s: float = 0.001
     ) -> None:
-        self.asks: list[Ask] = []
+        self.asks: list[StreamRequest] = []
         self.most_at_once = 0
         self._says = says or (lambda ask: range(ask.new_tokens))
         self._gap_s = gap_s
         self._running = 0
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: StreamRequest) -> StreamResult:
         """All tokens, or as many as are wanted."""
         self.asks.append(ask)
         self._running += 1
@@ -53,7 +53,7 @@ class ScriptedText:
                     ask.begun.set()
         finally:
             self._running -= 1
-        return Answer(submitted_s, tuple(arrivals_s), len(ids), tuple(ids))
+        return StreamResult(submitted_s, tuple(arrivals_s), len(ids), tuple(ids))
 
 
 class DecodingGenerator:
@@ -77,11 +77,11 @@ class DecodingGenerator:
         return self._made
 
     async def complete(self, call: GenerationCall) -> Completion:
-        """Ask the replica."""
+        """StreamRequest the replica."""
         return await self._client.complete(call)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Ask the replica."""
+        """StreamRequest the replica."""
         async with aclosing(self._client.stream(call)) as stream:
             async for news in stream:
                 yield news

@@ -12,10 +12,10 @@ import orjson
 import psutil
 import pytest
 
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 from benchmarks.hostile.attacks import attacks
 from benchmarks.hostile.generation_attacks import EXPRESSIONS, SCHEMAS
-from benchmarks.hostile.wire import Exchange, HostileRequest, exchange
+from benchmarks.hostile.wire import HostileRequest, HttpExchange, send_raw
 from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.decoder_artifacts import DECODER
@@ -44,15 +44,15 @@ GROWTH_BYTES = 200_000_000  # caches of 80 MB, and what an allocator keeps
 
 def sent_together(
     served: Served, chosen: list[HostileRequest]
-) -> list[tuple[HostileRequest, Exchange]]:
-    async def send() -> list[Exchange]:
-        target = Target("127.0.0.1", served.port)
-        return await asyncio.gather(*(exchange(target, a.raw, WAIT_S) for a in chosen))
+) -> list[tuple[HostileRequest, HttpExchange]]:
+    async def send() -> list[HttpExchange]:
+        target = ServerAddress("127.0.0.1", served.port)
+        return await asyncio.gather(*(send_raw(target, a.raw, WAIT_S) for a in chosen))
 
     return list(zip(chosen, asyncio.run(send()), strict=True))
 
 
-def is_clean(attack: HostileRequest, got: Exchange) -> None:
+def is_clean(attack: HostileRequest, got: HttpExchange) -> None:
     assert got.status in attack.statuses, f"{attack.name}: {got.status} {got.body[:300]!r}"
     assert b"Traceback" not in got.body
     assert b"set-cookie" not in got.head.lower()
@@ -94,8 +94,8 @@ def test_a_good_neighbour_is_answered_all_the_while_and_memory_stays_bounded(
 
 async def siege(server: Served, body: dict[str, object], expected: object) -> None:
     """All attacks at once; one good request after the other until they are through."""
-    target = Target("127.0.0.1", server.port)
-    run_attacks = asyncio.gather(*(exchange(target, a.raw, WAIT_S) for a in STORM))
+    target = ServerAddress("127.0.0.1", server.port)
+    run_attacks = asyncio.gather(*(send_raw(target, a.raw, WAIT_S) for a in STORM))
     answered = 0
     async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
         while not run_attacks.done() or answered < 3:

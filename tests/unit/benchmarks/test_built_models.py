@@ -68,7 +68,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     assert {one["contender"] for one in shared["latencies"]} == set(figures["contenders"]) - {TORCH}
     assert {one["shape"]["batch"] for one in shared["latencies"]} == {8}
     assert all(len(one["ms"]["values"]) == 2 for one in together["latencies"])
-    near = {one["contender"]: one for one in together["likenesses"]}
+    near = {one["contender"]: one for one in together["answer_agreements"]}
     assert near[TORCH]["cosine_worst"] == pytest.approx(1.0)
     assert near[SEALED]["misses"] == []
     assert set(figures["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
@@ -80,7 +80,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
 def test_tuned_measures_the_winners_again(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["tuned", built.manifest.id, *places(built, tmp_path), "--seconds", "1"]
+    command = ["tuning", built.manifest.id, *places(built, tmp_path), "--seconds", "1"]
     assert main(command) == 0
     figures = only_result(tmp_path)["figures"]
     assert "cpu-int8" in figures["measured"]
@@ -92,7 +92,7 @@ def test_tuned_measures_the_winners_again(
 def test_a_host_nobody_tuned_for_is_one_clear_error(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["tuned", built.manifest.id, *places(built, tmp_path), "--threads", "63"]
+    command = ["tuning", built.manifest.id, *places(built, tmp_path), "--threads", "63"]
     assert main(command) == 1
     error = capsys.readouterr().err
     assert "has no cost table for 63 threads on this host" in error

@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.common.engine_timing import (
-    Placement,
+    CoreSplit,
     RawEngine,
     Shape,
     SortedBatches,
     build_timings,
-    placements,
-    supported_shapes,
+    cap_shapes,
+    list_core_splits,
 )
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
@@ -43,8 +43,8 @@ def engine(model: LocalModel) -> Iterator[RawEngine]:
 
 
 def test_cores_are_shared_out_both_ways() -> None:
-    assert placements(2) == (Placement(1, 2), Placement(2, 1))
-    assert placements(1) == (Placement(1, 1),)
+    assert list_core_splits(2) == (CoreSplit(1, 2), CoreSplit(2, 1))
+    assert list_core_splits(1) == (CoreSplit(1, 1),)
 
 
 def test_batches_are_sorted_by_length_and_lose_nothing() -> None:
@@ -62,9 +62,9 @@ def test_texts_longer_than_the_model_reads_are_cut(engine: RawEngine) -> None:
 
 def test_all_placements_answer_alike(engine: RawEngine) -> None:
     engine.warm_up(8)
-    assert all(engine.sentences_per_s(placement, 8) > 0 for placement in engine.placements)
+    assert all(engine.sentences_per_s(placement, 8) > 0 for placement in engine.list_core_splits)
     agreement = engine.agreement(8, seed=0)
-    assert agreement.compared == len(TEXTS) * len(engine.placements)
+    assert agreement.compared == len(TEXTS) * len(engine.list_core_splits)
     assert agreement.holds
 
 
@@ -114,9 +114,9 @@ def test_a_model_that_is_not_built_is_an_error(tiny_store: Path) -> None:
 
 
 def test_shapes_are_capped_to_what_the_model_reads() -> None:
-    assert [shape.name for shape in supported_shapes(512)] == ["1x16", "1x128", "8x128", "1x512"]
-    assert [shape.name for shape in supported_shapes(256)][-1] == "1x256"
-    assert [shape.name for shape in supported_shapes(64)] == ["1x16", "1x64", "8x64"]
+    assert [shape.name for shape in cap_shapes(512)] == ["1x16", "1x128", "8x128", "1x512"]
+    assert [shape.name for shape in cap_shapes(256)][-1] == "1x256"
+    assert [shape.name for shape in cap_shapes(64)] == ["1x16", "1x64", "8x64"]
 
 
 def test_a_latency_batch_is_full_and_seeded() -> None:

@@ -4,31 +4,31 @@ import orjson
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Target, inference_body, model_path, task_path
+from benchmarks.common.http import ServerAddress, inference_body, model_path, task_path
 
 
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("http://127.0.0.1:8000", Target("127.0.0.1", 8000)),
-        ("http://box/", Target("box", 80)),
-        ("http://box:81/hundredfold/", Target("box", 81, "/hundredfold")),
-        ("http://[::1]:8000", Target("::1", 8000)),
+        ("http://127.0.0.1:8000", ServerAddress("127.0.0.1", 8000)),
+        ("http://box/", ServerAddress("box", 80)),
+        ("http://box:81/hundredfold/", ServerAddress("box", 81, "/hundredfold")),
+        ("http://[::1]:8000", ServerAddress("::1", 8000)),
     ],
 )
-def test_a_url_names_a_target(url: str, target: Target) -> None:
-    assert Target.parse(url) == target
-    assert Target.parse(target.url) == target
+def test_a_url_names_a_target(url: str, target: ServerAddress) -> None:
+    assert ServerAddress.parse(url) == target
+    assert ServerAddress.parse(target.url) == target
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://box", "http://", "http://box:port"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(BenchmarkError, match="not an address"):
-        Target.parse(url)
+        ServerAddress.parse(url)
 
 
 def test_a_request_is_complete() -> None:
-    request = Target("box", 81, "/hundredfold").post_bytes("/models/a/b", "ü".encode())
+    request = ServerAddress("box", 81, "/hundredfold").post_bytes("/models/a/b", "ü".encode())
     assert request == (
         b"POST /hundredfold/models/a/b HTTP/1.1\r\n"
         b"Host: box:81\r\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.local_model import open_torch, own_source
+from benchmarks.common.local_model import find_source, open_torch
 from deployments.artifacts.manifest import ModelSource
 from deployments.batching.batches import collate
 from tests.support.artifacts import tiny_manifest
@@ -31,7 +31,7 @@ def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
 
 def test_an_adapter_s_base_model_is_not_taken_for_it() -> None:
     manifest = tiny_manifest()
-    assert own_source(manifest) == manifest.source.ref
+    assert find_source(manifest) == manifest.source.ref
     merged = ModelSource(ref="base", revision="1", adapter="lora", adapter_revision="2")
     with pytest.raises(BenchmarkError, match="merged with an adapter"):
-        own_source(manifest.model_copy(update={"source": merged}))
+        find_source(manifest.model_copy(update={"source": merged}))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.common.statistics import percentiles_ms, summarise
+from benchmarks.common.statistics import percentiles_ms, summarize
 
 
 def test_percentiles_are_milliseconds_by_linear_interpolation() -> None:
@@ -26,16 +26,16 @@ def test_nothing_answered_has_no_percentiles() -> None:
     ("values", "median"), [([3.0], 3.0), ([5.0, 1.0, 4.0], 4.0), ([1.0, 2.0, 4.0, 9.0], 3.0)]
 )
 def test_a_summary_is_the_median_of_the_rounds(values: list[float], median: float) -> None:
-    summary = summarise(values)
+    summary = summarize(values)
     assert (summary.median, summary.low, summary.high) == (median, min(values), max(values))
     assert summary.values == tuple(values)
 
 
 def test_spread_is_a_share_of_the_median() -> None:
-    assert summarise([90.0, 100.0, 115.0]).spread == pytest.approx(0.25)
-    assert summarise([0.0, 0.0]).spread == 0.0
+    assert summarize([90.0, 100.0, 115.0]).spread == pytest.approx(0.25)
+    assert summarize([0.0, 0.0]).spread == 0.0
 
 
 def test_no_round_has_no_summary() -> None:
     with pytest.raises(ValueError, match="no round"):
-        summarise([])
+        summarize([])

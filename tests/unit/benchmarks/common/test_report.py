@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from benchmarks.common.report import git_commit, host_facts
+from benchmarks.common.report import git_commit, read_host_info
 
 
 def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_this_machine_are_whole() -> None:
-    facts = host_facts()
+    facts = read_host_info()
     assert facts.cpu_model
     assert 1 <= facts.usable_cores <= facts.logical_cores
     assert facts.memory_bytes > 0

@@ -9,11 +9,11 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.sentences import (
     SST2_NAME,
     STSB_NAME,
-    LabelledText,
+    LabeledText,
     generated,
-    labelled_texts,
     load_sentences,
-    scored_pairs,
+    read_labeled_texts,
+    read_scored_pairs,
 )
 from build_artifacts.evaluation.similarity import ScoredPair
 
@@ -37,7 +37,7 @@ def test_sentences_of_a_file_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / STSB_NAME).write_text(
         'score\tsentence1\tsentence2\n2.5\tA "cat" sits.\tA dog.\n5.0\tOne.\tTwo.\n'
     )
-    assert scored_pairs(tmp_path / STSB_NAME) == [
+    assert read_scored_pairs(tmp_path / STSB_NAME) == [
         ScoredPair('A "cat" sits.', "A dog.", 2.5),
         ScoredPair("One.", "Two.", 5.0),
     ]
@@ -48,7 +48,10 @@ def test_sentences_of_a_file_keep_their_order(tmp_path: Path) -> None:
 
 def test_labels_are_numbers(tmp_path: Path) -> None:
     (tmp_path / SST2_NAME).write_text("label\tsentence\n1\tgood\n0\tbad\n")
-    assert labelled_texts(tmp_path / SST2_NAME) == [LabelledText("good", 1), LabelledText("bad", 0)]
+    assert read_labeled_texts(tmp_path / SST2_NAME) == [
+        LabeledText("good", 1),
+        LabeledText("bad", 0),
+    ]
 
 
 def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
@@ -68,4 +71,4 @@ def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_by_line(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / SST2_NAME).write_text(text)
     with pytest.raises(BenchmarkError, match=complaint):
-        labelled_texts(tmp_path / SST2_NAME)
+        read_labeled_texts(tmp_path / SST2_NAME)

@@ -11,12 +11,12 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.generation.streams import (
     GENAI,
+    IN_PROCESS,
     LLAMA,
-    OURS,
+    NO_DRAFTS,
+    OVER_HTTP,
     PAGED,
-    SERVED,
     TRANSFORMERS,
-    UNDRAFTED,
 )
 from deployments.config import GeneratorSettings
 from deployments.errors import EngineFailed
@@ -66,7 +66,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert result["run"]["benchmark"] == "generation"
     figures = result["figures"]
     assert (figures["missing"], figures["notes"]) == ({}, [])
-    for contender in (OURS, UNDRAFTED, SERVED):
+    for contender in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
         for name in ("1 stream", "8 streams"):
             level = part(figures["levels"], name, contender)
             assert len(level["tokens_per_s"]["values"]) == 2
@@ -76,7 +76,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
         prefix = part(figures["scenarios"], "prefix", contender)
         assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
     # A server may tell all tokens of an answer in one event; the loop tells one at a time.
-    alone = part(figures["levels"], "1 stream", OURS)
+    alone = part(figures["levels"], "1 stream", IN_PROCESS)
     assert 0 < alone["gap_ms_p50"]["median"] <= alone["gap_ms_max"]["median"]
     assert figures["churn"]["requests"] == 40
     schemas = figures["schemas"]
@@ -84,8 +84,8 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
     alone = figures["alone"]
     assert (alone["compared"], alone["same"]) == (8, 8)
-    assert len(figures["likenesses"]) == 2
-    for likeness in figures["likenesses"]:
+    assert len(figures["answer_agreements"]) == 2
+    for likeness in figures["answer_agreements"]:
         assert (likeness["compared"], likeness["same"]) == (18, 18)
     assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
     assert "\ntargets\n" in capsys.readouterr().out
@@ -98,7 +98,9 @@ def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> 
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
     assert figures["schemas"] is None
     parts = [(level["part"], level["contender"]) for level in figures["levels"]]
-    expected = [(name, who) for name in ("1 stream", "8 streams") for who in (OURS, UNDRAFTED)]
+    expected = [
+        (name, who) for name in ("1 stream", "8 streams") for who in (IN_PROCESS, NO_DRAFTS)
+    ]
     assert parts == expected
 
 
@@ -110,8 +112,8 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
     figures = only_result(tmp_path / "out")["figures"]
     missing = figures["missing"]
-    assert set(missing) == {SERVED, GENAI, TRANSFORMERS, PAGED, LLAMA}
-    assert "no answer from http://127.0.0.1:9" in missing[SERVED]
+    assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED, LLAMA}
+    assert "no answer from http://127.0.0.1:9" in missing[OVER_HTTP]
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
     assert missing[LLAMA] == "no GGUF file was named"
@@ -139,8 +141,8 @@ def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
     figures = only_result(tmp_path)["figures"]
-    assert "gone" in figures["missing"][SERVED]
-    assert len(part(figures["levels"], "8 streams", OURS)["tokens_per_s"]["values"]) == 2
+    assert "gone" in figures["missing"][OVER_HTTP]
+    assert len(part(figures["levels"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
     assert "eight clients over HTTP / eight streams" not in figures["ratios"]
 
 

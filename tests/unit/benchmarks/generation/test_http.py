@@ -7,11 +7,11 @@ import orjson
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.generation.http import BodyChunk, HttpGenerator, events_of
-from benchmarks.generation.streams import Ask
+from benchmarks.generation.http import BodyChunk, HttpGenerator, parse_events
+from benchmarks.generation.streams import StreamRequest
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
 
-ASK = Ask((5, 6, 7), 3)
+ASK = StreamRequest((5, 6, 7), 3)
 USAGE = {
     "prompt_tokens": 3,
     "completion_tokens": 3,
@@ -30,7 +30,7 @@ def text(part: str) -> bytes:
 WHOLE = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"]
 
 
-async def ask(answer: FakeAnswer, wanted: Ask = ASK) -> Any:
+async def ask(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
     async with FakeServer(lambda n, request: answer).running() as server:
         found = await HttpGenerator(server.target, "org/model").answer(wanted)
         (seen,) = server.seen
@@ -57,7 +57,7 @@ async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None
 def test_an_event_comes_when_its_last_byte_does() -> None:
     stream = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
     cut = [BodyChunk(1.0, stream[:4]), BodyChunk(2.0, stream[4:12]), BodyChunk(3.0, stream[12:])]
-    assert list(events_of(cut)) == [(2.0, b"1"), (3.0, b"2")]
+    assert list(parse_events(cut)) == [(2.0, b"1"), (3.0, b"2")]
 
 
 async def test_who_waits_for_the_beginning_is_told_of_it() -> None:

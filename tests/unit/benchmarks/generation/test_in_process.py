@@ -14,7 +14,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.scenarios import PromptSampler, churn, drawn
-from benchmarks.generation.streams import Answer, Ask, run_streams
+from benchmarks.generation.streams import StreamRequest, StreamResult, run_streams
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import wait_until
@@ -38,7 +38,7 @@ async def running(model: LocalModel, rows: int = 4) -> AsyncIterator[InProcessGe
 
 async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
     async with running(model) as service:
-        found = await service.answer(Ask(tuple(range(40)), 20))
+        found = await service.answer(StreamRequest(tuple(range(40)), 20))
     assert found.tokens == len(found.ids) == len(found.arrivals_s) == 20
     assert found.submitted_s < found.arrivals_s[0]
     assert list(found.arrivals_s) == sorted(set(found.arrivals_s))
@@ -46,7 +46,7 @@ async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
 
 
 async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: LocalModel) -> None:
-    asks = [Ask((*range(number, 40), *range(number)), 12) for number in range(9)]
+    asks = [StreamRequest((*range(number, 40), *range(number)), 12) for number in range(9)]
     async with running(model) as service:
         together = await run_streams(service, asks)
         alone = await run_streams(service, asks, readers=1)
@@ -59,7 +59,7 @@ async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: Lo
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 async def test_a_reader_who_leaves_frees_the_row(model: LocalModel, tokens: int) -> None:
     async with running(model, rows=1) as service:
-        left = await service.answer(Ask(tuple(range(30)), 100, disconnect_after=tokens))
+        left = await service.answer(StreamRequest(tuple(range(30)), 100, disconnect_after=tokens))
         await wait_until(lambda: service.load == (0, 0))
     assert left.tokens == tokens
 
@@ -85,12 +85,12 @@ class Leaky:
     def load(self) -> tuple[int, int]:
         return (1, 0)
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: StreamRequest) -> StreamResult:
         self._running += 1
         await asyncio.sleep(0)
         ids = (self._running,) * ask.new_tokens
         self._running -= 1
-        return Answer(0.0, (1.0,) * ask.new_tokens, ask.new_tokens, ids)
+        return StreamResult(0.0, (1.0,) * ask.new_tokens, ask.new_tokens, ids)
 
 
 async def test_churn_finds_rows_that_leak_and_answers_that_differ(

@@ -11,8 +11,8 @@ from benchmarks.generation.results import (
     ONE_TO_TRANSFORMERS,
     SERVED_TO_LOOP,
     UNDRAFTED_TO_GENAI,
-    GenerationFigures,
-    Likeness,
+    AnswerAgreement,
+    GenerationResults,
     RatioTable,
     SystemResult,
     describe,
@@ -20,12 +20,20 @@ from benchmarks.generation.results import (
     require_correct,
     streams_part,
 )
-from benchmarks.generation.scenarios import JOIN_FIRST, JOIN_GAP, ChurnFigures
-from benchmarks.generation.streams import DECODE, GENAI, OURS, SERVED, UNDRAFTED, WHOLE, Answer
-from benchmarks.generation.structured_output import SchemaFigures
+from benchmarks.generation.scenarios import JOIN_FIRST, JOIN_GAP, ChurnResults
+from benchmarks.generation.streams import (
+    DECODE,
+    GENAI,
+    IN_PROCESS,
+    NO_DRAFTS,
+    OVER_HTTP,
+    WHOLE,
+    StreamResult,
+)
+from benchmarks.generation.structured_output import SchemaResults
 from tests.support.benchmark_generation import answer
 
-CLEAN = ChurnFigures(
+CLEAN = ChurnResults(
     requests=10,
     left=4,
     compared=6,
@@ -36,7 +44,7 @@ CLEAN = ChurnFigures(
     resident_bytes_after=102_500_000,
     seconds=1.5,
 )
-FILLED = SchemaFigures(
+FILLED = SchemaResults(
     asked=50,
     valid=49,
     cut=1,
@@ -54,34 +62,34 @@ def level(streams: int, contender: str, *rates: float) -> SystemResult:
     return SystemResult.of(streams_part(streams), contender, rounds)
 
 
-LEVELS = (
-    level(1, OURS, 200.0, 100.0, 220.0),
-    level(1, UNDRAFTED, 160.0, 80.0, 176.0),
+STREAM_PARTS = (
+    level(1, IN_PROCESS, 200.0, 100.0, 220.0),
+    level(1, NO_DRAFTS, 160.0, 80.0, 176.0),
     level(1, GENAI, 200.0, 100.0, 200.0),
-    level(8, OURS, 600.0, 250.0, 616.0),
-    level(8, SERVED, 480.0, 225.0, 450.0),
+    level(8, IN_PROCESS, 600.0, 250.0, 616.0),
+    level(8, OVER_HTTP, 480.0, 225.0, 450.0),
 )
 JOINS = (
-    SystemResult.of("join", OURS, [{JOIN_GAP: 90.0, JOIN_FIRST: 1.0}, {JOIN_GAP: 251.0}]),
-    SystemResult.of("join", SERVED, [{JOIN_GAP: 200.0}, {JOIN_GAP: 240.0}]),
+    SystemResult.of("join", IN_PROCESS, [{JOIN_GAP: 90.0, JOIN_FIRST: 1.0}, {JOIN_GAP: 251.0}]),
+    SystemResult.of("join", OVER_HTTP, [{JOIN_GAP: 200.0}, {JOIN_GAP: 240.0}]),
 )
 
 
-def figures(**changed: object) -> GenerationFigures:
-    monitor = RatioTable((*LEVELS, *JOINS))
-    whole = GenerationFigures(
+def figures(**changed: object) -> GenerationResults:
+    monitor = RatioTable((*STREAM_PARTS, *JOINS))
+    whole = GenerationResults(
         model_id="org/model",
         version="0123",
         compute_type="cpu-int4",
         threads=2,
         prompt_tokens=64,
         new_tokens=32,
-        levels=LEVELS,
+        levels=STREAM_PARTS,
         scenarios=JOINS,
         churn=CLEAN,
         schemas=FILLED,
-        alone=Likeness("ours alone", 3, 3, 32.0),
-        answer_agreements=(Likeness("theirs", 4, 1, 7.25),),
+        alone=AnswerAgreement("ours alone", 3, 3, 32.0),
+        answer_agreements=(AnswerAgreement("theirs", 4, 1, 7.25),),
         notes=("other weights",),
         packages={},
         missing={"llama.cpp": "no GGUF file"},
@@ -97,7 +105,7 @@ def test_a_figure_that_a_round_lacks_is_left_out() -> None:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    ratios = RatioTable(LEVELS).ratios()
+    ratios = RatioTable(STREAM_PARTS).ratios()
     assert ratios[ONE_TO_GENAI].values == (1.0, 1.0, 1.1)
     assert ratios[EIGHT_TO_ONE].values == pytest.approx((3.75, 3.125, 3.5))
     assert ratios[UNDRAFTED_TO_GENAI].values == pytest.approx((0.8, 0.8, 0.88))
@@ -106,7 +114,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_who_was_not_there_to_the_end_is_not_compared() -> None:
-    cut_short = RatioTable((LEVELS[0], level(1, GENAI, 200.0)))
+    cut_short = RatioTable((STREAM_PARTS[0], level(1, GENAI, 200.0)))
     assert ONE_TO_GENAI not in cut_short.ratios()
 
 
@@ -123,13 +131,13 @@ def test_goals_take_the_median_ratio_and_the_worst_wait() -> None:
 
 def test_answers_are_alike_up_to_the_first_difference() -> None:
     one, other = answer([1.0] * 3, ids=(1, 2, 3)), answer([1.0] * 3, ids=(1, 9, 3))
-    found = Likeness.of("a beside b", [(one, one), (one, other)])
+    found = AnswerAgreement.of("a beside b", [(one, one), (one, other)])
     assert (found.compared, found.same, found.leading_tokens) == (2, 1, 2.0)
 
 
 def test_where_no_tokens_are_told_texts_are_compared() -> None:
     ours = answer([1.0])._replace(text="Hello")
-    found = Likeness.of("a beside b", [(ours, Answer(0.0, (1.0,), 1, text="Hello"))])
+    found = AnswerAgreement.of("a beside b", [(ours, StreamResult(0.0, (1.0,), 1, text="Hello"))])
     assert (found.same, found.leading_tokens) == (1, None)
     assert found.sentence == "a beside b: 1 of 1 answers are the same"
 
@@ -154,7 +162,7 @@ def test_right_answers_pass() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"alone": Likeness("ours", 3, 2, 20.0)}, "ours: 2 of 3 answers are the same"),
+        ({"alone": AnswerAgreement("ours", 3, 2, 20.0)}, "ours: 2 of 3 answers are the same"),
         ({"churn": replace(CLEAN, still_active=1)}, "1 rows are in use"),
         ({"churn": replace(CLEAN, still_waiting=2)}, "2 requests wait"),
         ({"churn": replace(CLEAN, different=3)}, "3 of 6 answers are wrong"),

@@ -9,13 +9,13 @@ import jsonschema
 import orjson
 import pytest
 
-from benchmarks.generation.schemas import KINDS, Form, draw_forms
+from benchmarks.generation.schemas import KINDS, SchemaTask, build_schema_tasks
 
 SEEDS = (0, 1, 20_261)
 
 
-def drawn(seed: int = 7) -> tuple[Form, ...]:
-    return draw_forms(random.Random(seed))
+def drawn(seed: int = 7) -> tuple[SchemaTask, ...]:
+    return build_schema_tasks(random.Random(seed))
 
 
 def within(schema: Any) -> Iterator[dict[str, Any]]:

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from benchmarks.generation.streams import (
-    GAP_MAX,
     INTER_TOKEN,
-    LAST_FIRST,
+    INTER_TOKEN_MAX,
     TTFT,
+    TTFT_MAX,
     WHOLE,
-    Answer,
-    Ask,
-    Heat,
+    StreamGroup,
+    StreamRequest,
+    StreamResult,
     run_streams,
 )
 from deployments.errors import EngineFailed
@@ -23,37 +23,39 @@ def test_decoding_is_timed_while_everybody_writes() -> None:
     early = answer([1.0, 2.0, 3.0, 4.0])
     late = answer([2.0, 3.0, 4.0, 5.0])
     # From 2.0, when the last prompt is read, to 4.0, when the first one is done: two tokens each.
-    assert Heat((early, late)).decode_tokens_per_s == 2.0
-    assert Heat((early,)).decode_tokens_per_s == 1.0
+    assert StreamGroup((early, late)).decode_tokens_per_s == 2.0
+    assert StreamGroup((early,)).decode_tokens_per_s == 1.0
 
 
 def test_streams_that_never_write_together_have_no_such_rate() -> None:
-    assert Heat((answer([1.0, 2.0]), answer([3.0, 4.0]))).decode_tokens_per_s is None
+    assert StreamGroup((answer([1.0, 2.0]), answer([3.0, 4.0]))).decode_tokens_per_s is None
 
 
 def test_events_are_no_tokens() -> None:
-    event_times = Answer(submitted_s=0.0, arrivals_s=(1.0, 2.0), tokens=7, text="seven tokens")
-    assert Heat((event_times,)).decode_tokens_per_s is None
-    assert Heat((event_times,)).tokens_per_s == 3.5
+    event_times = StreamResult(
+        submitted_s=0.0, arrivals_s=(1.0, 2.0), tokens=7, text="seven tokens"
+    )
+    assert StreamGroup((event_times,)).decode_tokens_per_s is None
+    assert StreamGroup((event_times,)).tokens_per_s == 3.5
 
 
 def test_waits_are_told_in_milliseconds() -> None:
     quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], submitted_s=0.5)
-    figures = Heat((quick, slow)).figures
+    figures = StreamGroup((quick, slow)).figures
     assert figures[WHOLE] == 3.0
     assert figures[TTFT] == pytest.approx(750.0)
-    assert figures[LAST_FIRST] == pytest.approx(1_000.0)
+    assert figures[TTFT_MAX] == pytest.approx(1_000.0)
     assert figures[INTER_TOKEN] == pytest.approx(100.0)
-    assert figures[GAP_MAX] == pytest.approx(400.0)
+    assert figures[INTER_TOKEN_MAX] == pytest.approx(400.0)
 
 
 def test_a_single_token_has_no_gap() -> None:
-    assert set(Heat((answer([1.0]),)).figures) == {WHOLE, TTFT, LAST_FIRST}
+    assert set(StreamGroup((answer([1.0]),)).figures) == {WHOLE, TTFT, TTFT_MAX}
 
 
 async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> None:
     service = ScriptedText(lambda ask: ask.prompt)
-    asks = [Ask((number, number), 2) for number in range(9)]
+    asks = [StreamRequest((number, number), 2) for number in range(9)]
     answers = await run_streams(service, asks, readers=3)
     assert [found.ids for found in answers] == [ask.prompt for ask in asks]
     assert service.most_at_once == 3
@@ -61,7 +63,7 @@ async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> 
 
 async def test_without_a_number_of_readers_all_are_asked_at_once() -> None:
     service = ScriptedText()
-    await run_streams(service, [Ask((1,), 3)] * 5)
+    await run_streams(service, [StreamRequest((1,), 3)] * 5)
     assert service.most_at_once == 5
 
 
@@ -69,7 +71,7 @@ async def test_a_failure_ends_the_rest() -> None:
     ended = []
 
     class Failing:
-        async def answer(self, ask: Ask) -> Answer:
+        async def answer(self, ask: StreamRequest) -> StreamResult:
             if ask.prompt == (13,):
                 raise EngineFailed("bad luck")
             try:
@@ -79,5 +81,7 @@ async def test_a_failure_ends_the_rest() -> None:
             raise AssertionError
 
     with pytest.raises(EngineFailed, match="bad luck"):
-        await run_streams(Failing(), [Ask((1,), 1), Ask((13,), 1), Ask((2,), 1)])
+        await run_streams(
+            Failing(), [StreamRequest((1,), 1), StreamRequest((13,), 1), StreamRequest((2,), 1)]
+        )
     assert sorted(ended) == [(1,), (2,)]

@@ -11,15 +11,15 @@ import orjson
 import pytest
 
 from benchmarks.generation.http import HttpGenerator
-from benchmarks.generation.schemas import MOST_TOKENS, Form, draw_forms
+from benchmarks.generation.schemas import MOST_TOKENS, SchemaTask, build_schema_tasks
 from benchmarks.generation.structured_output import (
     AT_ONCE,
     SchemaAnswer,
-    SchemaFigures,
-    Verdict,
+    SchemaOutcome,
+    SchemaResults,
     answer_all,
-    fault_of,
-    fill,
+    answer_schema,
+    find_violation,
 )
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
 
@@ -29,7 +29,7 @@ SCHEMA = {
     "required": ["stars"],
     "additionalProperties": False,
 }
-FORM = Form("review_1", "How many stars?", SCHEMA)
+FORM = SchemaTask("review_1", "How many stars?", SCHEMA)
 GOOD = '{"stars": 4}'
 
 
@@ -41,7 +41,7 @@ def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -
 
 async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await fill(HttpGenerator(server.target, "org/model"), FORM)
+        found = await answer_schema(HttpGenerator(server.target, "org/model"), FORM)
         (seen,) = server.seen
     assert (seen.method, seen.path) == ("POST", "/v1/chat/completions")
     return found, orjson.loads(seen.body)
@@ -59,7 +59,7 @@ async def test_a_form_is_asked_for_as_openai_s_clients_do() -> None:
             "json_schema": {"name": "review_1", "schema": SCHEMA, "strict": True},
         },
     }
-    assert (found.verdict, found.why, found.tokens) == (Verdict.VALID, "", 7)
+    assert (found.verdict, found.why, found.tokens) == (SchemaOutcome.VALID, "", 7)
     assert found.seconds > 0
 
 
@@ -91,9 +91,9 @@ async def test_what_is_not_valid_is_told_for_what_it_is(
 
 
 def test_a_text_that_follows_its_schema_has_no_fault() -> None:
-    assert fault_of(GOOD, SCHEMA) is None
-    assert fault_of(' {"stars":1}\n', SCHEMA) is None
-    assert "'stars' is a required property" in (fault_of("{}", SCHEMA) or "")
+    assert find_violation(GOOD, SCHEMA) is None
+    assert find_violation(' {"stars":1}\n', SCHEMA) is None
+    assert "'stars' is a required property" in (find_violation("{}", SCHEMA) or "")
 
 
 def rotate_order(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
@@ -101,7 +101,7 @@ def rotate_order(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
 
 
 async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() -> None:
-    forms = draw_forms(random.Random(1))
+    forms = build_schema_tasks(random.Random(1))
     script = rotate_order(
         completion("{}", tokens=1),
         completion("{", "length", 200),
@@ -142,13 +142,13 @@ async def test_no_more_than_a_few_are_under_way() -> None:
 
 
 def test_where_nothing_was_answered_no_time_is_told() -> None:
-    figures = SchemaFigures.of([SchemaAnswer("a_1", Verdict.REFUSED, "503: busy")], 1.0)
+    figures = SchemaResults.of([SchemaAnswer("a_1", SchemaOutcome.REFUSED, "503: busy")], 1.0)
     assert figures.answer_ms == {}
     assert figures.sentence == "schemas: 0 of 1 answers valid, 0 cut short, 0 wrong, 1 refused"
     assert figures.faults == ("a_1 is refused: 503: busy",)
 
 
 def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
-    found = [SchemaAnswer(f"a_{n}", Verdict.VALID, "", 10, n / 10) for n in range(1, 10)]
-    told = SchemaFigures.of(found, 3.0).sentence
+    found = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
+    told = SchemaResults.of(found, 3.0).sentence
     assert told.endswith("0 refused; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")

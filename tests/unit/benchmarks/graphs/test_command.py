@@ -3,21 +3,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.common.engine_timing import Latency, Placement, Shape, build_timings
+from benchmarks.common.engine_timing import CoreSplit, Shape, ShapeLatency, build_timings
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.statistics import summarise
-from benchmarks.graphs.candidates import COMMON_RECIPE, RIVALS, SEALED, TORCH, Contender
+from benchmarks.common.statistics import summarize
+from benchmarks.graphs.candidates import (
+    COMMON_RECIPE,
+    OPENVINO_BASELINES,
+    SEALED,
+    TORCH,
+    GraphCandidate,
+)
 from benchmarks.graphs.command import score_goals, select_systems
 from benchmarks.graphs.results import (
-    GraphFigures,
-    HeatFigures,
-    Likeness,
+    GraphResults,
+    ParityRow,
+    PlacementResults,
     describe,
     ratios,
     require_accurate,
     speed_goals,
 )
-from benchmarks.graphs.run import PROBES, Ground, likeness, open_run, rotate_order
+from benchmarks.graphs.run import PROBES, RunInputs, compare_with_reference, open_run, rotate_order
 from build_artifacts.evaluation.similarity import SimilarityEvaluation
 from deployments.artifacts.manifest import Gate
 from deployments.config import EncoderSettings
@@ -29,7 +35,7 @@ from tests.support.artifacts import tiny_manifest
 from tests.support.fakes import item
 
 SHAPE = Shape(8, 128)
-TOGETHER, SHARED = Placement(runs=1, threads=2), Placement(runs=2, threads=1)
+TOGETHER, SHARED = CoreSplit(runs=1, threads=2), CoreSplit(runs=2, threads=1)
 ITEMS = tuple(item(i + 1, 2 + i % 3) for i in range(70))
 
 
@@ -56,28 +62,28 @@ class Broken(Sums):
         raise EngineFailed("the device gave up")
 
 
-def ground(*shapes: Shape) -> Ground:
+def ground(*shapes: Shape) -> RunInputs:
     answers = tuple(np.array([one.ids.sum(), 1], dtype=np.float32) for one in ITEMS)
-    return Ground(
+    return RunInputs(
         manifest=tiny_manifest(), reference=ReferenceOutputs(ITEMS, answers), shapes=shapes, seed=0
     )
 
 
 def contender(
     name: str, engine: EncoderEngine, *, ours: bool = True, shares: bool = True
-) -> Contender:
+) -> GraphCandidate:
     def opened(encoder: EncoderSettings) -> EncoderEngine:
         return engine
 
-    return Contender(name=name, what=name, open=opened, must_pass_gate=ours, shares_out=shares)
+    return GraphCandidate(name=name, what=name, open=opened, must_pass_gate=ours, shares_out=shares)
 
 
-def latency(name: str, *ms: float, shape: Shape = SHAPE) -> Latency:
-    return Latency(name, shape, summarise(ms))
+def latency(name: str, *ms: float, shape: Shape = SHAPE) -> ShapeLatency:
+    return ShapeLatency(name, shape, summarize(ms))
 
 
-def likeness_of(name: str, *misses: str, ours: bool = True) -> Likeness:
-    return Likeness(
+def likeness_of(name: str, *misses: str, ours: bool = True) -> ParityRow:
+    return ParityRow(
         contender=name,
         probes=32,
         cosine_mean=0.5,
@@ -88,9 +94,9 @@ def likeness_of(name: str, *misses: str, ours: bool = True) -> Likeness:
     )
 
 
-def build_results(answer_agreements: tuple[Likeness, ...]) -> HeatFigures:
+def build_results(answer_agreements: tuple[ParityRow, ...]) -> PlacementResults:
     latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
-    return HeatFigures(
+    return PlacementResults(
         placement=TOGETHER,
         served=("cpu-int8+arena",),
         latencies=latencies,
@@ -100,9 +106,9 @@ def build_results(answer_agreements: tuple[Likeness, ...]) -> HeatFigures:
     )
 
 
-def figures(*answer_agreements: Likeness) -> GraphFigures:
+def figures(*answer_agreements: ParityRow) -> GraphResults:
     heat = build_results(answer_agreements)
-    return GraphFigures(
+    return GraphResults(
         model_id="org/model",
         version="0123",
         contenders={SEALED: "what is served here"},
@@ -126,14 +132,20 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_only_what_both_were_measured_at_is_compared() -> None:
     other = Shape(1, 16)
     found = ratios(
-        [latency(SEALED, 2.0), latency(COMMON_RECIPE, 3.0, shape=other), latency(RIVALS[0], 1.0)]
+        [
+            latency(SEALED, 2.0),
+            latency(COMMON_RECIPE, 3.0, shape=other),
+            latency(OPENVINO_BASELINES[0], 1.0),
+        ]
     )
-    assert [(one.name, one.times.median) for one in found] == [(f"sealed / {RIVALS[0]}", 2.0)]
+    assert [(one.name, one.times.median) for one in found] == [
+        (f"sealed / {OPENVINO_BASELINES[0]}", 2.0)
+    ]
 
 
 def test_speed_goals_look_at_one_shape() -> None:
     measured = [latency(TORCH, 50.0), latency(SEALED, 10.0), latency(COMMON_RECIPE, 14.0)]
-    measured += [latency(RIVALS[0], 9.5), latency(RIVALS[1], 9.0)]
+    measured += [latency(OPENVINO_BASELINES[0], 9.5), latency(OPENVINO_BASELINES[1], 9.0)]
     goals = list(speed_goals(ratios(measured), max_tokens=512))
     assert [goal.reached for goal in goals] == [True, False, True, False]
     assert goals[0].what == "torch / sealed at 8x128"
@@ -142,7 +154,7 @@ def test_speed_goals_look_at_one_shape() -> None:
 
 def test_score_goals_count_points() -> None:
     evaluation = SimilarityEvaluation([], [])
-    scores = {TORCH: 0.82, SEALED: 0.817, RIVALS[0]: 0.8171}
+    scores = {TORCH: 0.82, SEALED: 0.817, OPENVINO_BASELINES[0]: 0.8171}
     metrics = {name: {"spearman": value} for name, value in scores.items()}
     goals = score_goals(evaluation, metrics, Gate())
     assert [goal.reached for goal in goals] == [True, False, None]
@@ -212,7 +224,7 @@ def test_as_an_encoder_runs_batches_are_shared_out() -> None:
 @pytest.mark.parametrize(("sign", "is_right"), [(1.0, True), (-1.0, False)])
 def test_likeness_is_judged_by_the_gate(sign: float, is_right: bool) -> None:
     engine = Sums(sign)
-    found = likeness(engine, contender("sealed", engine), ground(SHAPE))
+    found = compare_with_reference(engine, contender("sealed", engine), ground(SHAPE))
     assert found.probes == PROBES
     assert engine.sizes == [1] * PROBES
     assert found.cosine_worst == pytest.approx(sign)
@@ -221,7 +233,7 @@ def test_likeness_is_judged_by_the_gate(sign: float, is_right: bool) -> None:
 
 def test_answers_that_are_no_numbers_have_no_likeness() -> None:
     engine = Sums(float("nan"))
-    found = likeness(engine, contender("sealed", engine), ground(SHAPE))
+    found = compare_with_reference(engine, contender("sealed", engine), ground(SHAPE))
     assert found.cosine_mean is None
     assert found.misses == ("an output is not a finite number",)
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import Goal
-from benchmarks.graphs.tuning import TunedFigures, check_selection, describe, goal_of
+from benchmarks.graphs.tuning import TuningResults, check_selection, describe, evaluate_goal
 from deployments.tuning.costs import Cost, Shape, Variant
 
 SMALL, LARGE = Shape(items=1, tokens=16), Shape(items=8, tokens=128)
@@ -26,14 +26,14 @@ def test_winners_are_held_against_the_fastest_of_now() -> None:
         ("8x128", "second+arena", "first"),
     ]
     assert [one.ratio for one in found] == pytest.approx([1.25, 1.125])
-    assert goal_of(found) == Goal.at_most("winner / fastest at the worst shape", 1.25, 1.05)
+    assert evaluate_goal(found) == Goal.at_most("winner / fastest at the worst shape", 1.25, 1.05)
 
 
 def test_shapes_without_time_do_not_count() -> None:
     found = check_selection(WINNERS, {"first": costs(1.0), "second+arena": costs(1.04)})
     assert [one.shape for one in found] == ["1x16"]
-    assert goal_of(found).reached
-    assert goal_of(()).reached is None
+    assert evaluate_goal(found).reached
+    assert evaluate_goal(()).reached is None
 
 
 def test_a_winner_that_cannot_run_is_an_error() -> None:
@@ -44,7 +44,7 @@ def test_a_winner_that_cannot_run_is_an_error() -> None:
 def test_the_table_counts_the_near_ones() -> None:
     found = check_selection(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
     text = describe(
-        TunedFigures(
+        TuningResults(
             model_id="org/model",
             version="0123",
             table="cpu-1.json",
@@ -54,7 +54,7 @@ def test_the_table_counts_the_near_ones() -> None:
             left_out={"third": "not right"},
             check_selection=found,
             unmeasured=("32x512",),
-            goal=goal_of(found),
+            goal=evaluate_goal(found),
         )
     )
     assert "1 of 2 shapes within 5%" in text

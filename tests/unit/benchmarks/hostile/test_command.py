@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.hostile import command as hostile_command
-from benchmarks.hostile.command import Tally, replica_memory
-from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_whole, parsed
+from benchmarks.hostile.command import HostileCounts, replica_memory
+from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_whole, parse_response
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.fakes import FailingEncoder
 from tests.support.http_server import served
@@ -65,7 +65,7 @@ def test_other_machines_are_not_attacked(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_counts_as_a_failure() -> None:
-    tally = Tally()
+    tally = HostileCounts()
     refused = HostileRequest("refused", b"", frozenset({400}))
     for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
         tally.count(refused, status)
@@ -82,9 +82,9 @@ def test_an_answer_is_whole_when_all_of_its_length_is_there() -> None:
 
 
 def test_an_answer_is_parsed_and_what_is_none_counts_as_closed() -> None:
-    whole = parsed(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
+    whole = parse_response(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
     assert (whole.status, whole.body) == (404, b"{}")
-    assert [parsed(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
+    assert [parse_response(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
 
 
 def test_replicas_are_found_by_the_name_ray_gives_them() -> None:

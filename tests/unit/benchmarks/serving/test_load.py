@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from benchmarks.common.agreement import body_of
-from benchmarks.common.http import Target
+from benchmarks.common.http import ServerAddress
 from benchmarks.serving.load import LoadPlan, Workload, run_load
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
 
@@ -18,7 +18,7 @@ def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = 5.0) ->
     return LoadPlan(connections=connections, seconds=seconds, warm_up_s=0.05, drain_s=drain_s)
 
 
-def workload(target: Target, kept: tuple[int, ...] = ()) -> Workload:
+def workload(target: ServerAddress, kept: tuple[int, ...] = ()) -> Workload:
     return Workload([target.post_bytes("/echo", text) for text in TEXTS], kept)
 
 

@@ -9,9 +9,9 @@ from scipy import stats
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client
-from benchmarks.common.sentences import SQUAD_NAME, LabelledText, answerable_questions
+from benchmarks.common.sentences import SQUAD_NAME, LabeledText, read_answerable_questions
 from benchmarks.serving.quality import (
-    Served,
+    ServedModelClient,
     find_squad,
     score_answers,
     score_sentiment,
@@ -47,17 +47,17 @@ def test_similarity_goes_through_the_api() -> None:
     ]
     cosines = [np.cos(np.deg2rad(COMPASS[point])) for point in points]
     with FakeServer(toy_server).in_thread() as server, Client(server.target) as client:
-        score = score_similarity(Served(client, "toy", use_gpu=False), pairs)
+        score = score_similarity(ServedModelClient(client, "toy", use_gpu=False), pairs)
     assert score.value == pytest.approx(stats.spearmanr(cosines, [5, 2, 3, 1]).statistic)
     assert score.examples == 4
 
 
 def test_sentiment_goes_through_the_api_in_batches() -> None:
-    examples = [LabelledText(f"good {i}", 1) for i in range(60)]
-    examples += [LabelledText(f"bad {i}", 0) for i in range(39)]
-    examples += [LabelledText("not good", 0)]
+    examples = [LabeledText(f"good {i}", 1) for i in range(60)]
+    examples += [LabeledText(f"bad {i}", 0) for i in range(39)]
+    examples += [LabeledText("not good", 0)]
     with FakeServer(toy_server).in_thread() as server, Client(server.target) as client:
-        score = score_sentiment(Served(client, "toy", use_gpu=True), examples)
+        score = score_sentiment(ServedModelClient(client, "toy", use_gpu=True), examples)
     assert score.value == 0.99
     posted = [orjson.loads(request.body) for request in server.seen if request.method == "POST"]
     assert [len(body["inputs"]) for body in posted] == [64, 36, 1]
@@ -81,7 +81,9 @@ def test_questions_go_through_the_api() -> None:
         SquadQuestion("who?", "Ada Byron wrote it", gold) for gold in (("Ada Byron",), ("Ada",))
     ]
     with FakeServer(first_two_words).in_thread() as server, Client(server.target) as client:
-        f1, exact = score_answers(Served(client, "toy", use_gpu=False), "some.json", questions)
+        f1, exact = score_answers(
+            ServedModelClient(client, "toy", use_gpu=False), "some.json", questions
+        )
     # Two words of which one is right: precision 1/2, recall 1.
     assert (f1.metric, f1.value) == ("F1", pytest.approx((1 + 2 / 3) / 2))
     assert (exact.metric, exact.value, exact.examples) == ("exact match", 0.5, 2)
@@ -94,10 +96,10 @@ def test_only_questions_that_have_an_answer_are_asked(tmp_path: Path) -> None:
     ]
     path = tmp_path / "squad.json"
     path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": asked}]}]}))
-    assert [question.question for question in answerable_questions(path)] == ["a?"]
+    assert [question.question for question in read_answerable_questions(path)] == ["a?"]
     path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": asked[1:]}]}]}))
     with pytest.raises(BenchmarkError, match="no question with an answer"):
-        answerable_questions(path)
+        read_answerable_questions(path)
 
 
 def test_questions_are_left_out_aloud_where_there_are_none(
@@ -111,13 +113,13 @@ def test_questions_are_left_out_aloud_where_there_are_none(
     named = tmp_path / "absent.json"
     assert find_squad(named, tmp_path) == named
     with pytest.raises(BenchmarkError, match="cannot be read"):
-        answerable_questions(named)
+        read_answerable_questions(named)
 
 
 def test_too_few_answers_are_an_error() -> None:
     server = FakeServer(lambda n, request: FakeAnswer(body=b"[[1.0, 2.0]]"))
     with server.in_thread(), Client(server.target) as client:
-        served = Served(client, "toy", use_gpu=False)
+        served = ServedModelClient(client, "toy", use_gpu=False)
         with pytest.raises(BenchmarkError, match="did not answer 2 texts"):
             score_similarity(served, [ScoredPair("a", "b", 1.0)])
 
@@ -126,6 +128,6 @@ def test_a_refusal_is_an_error_that_says_why() -> None:
     refusal = FakeAnswer(status=404, body=b'{"error": "Model toy does not exist"}')
     server = FakeServer(lambda n, request: refusal)
     with server.in_thread(), Client(server.target) as client:
-        served = Served(client, "toy", use_gpu=False)
+        served = ServedModelClient(client, "toy", use_gpu=False)
         with pytest.raises(BenchmarkError, match=r"404: .*Model toy does not exist"):
             served.describe()
