@@ -15,7 +15,7 @@ from deployments.artifacts.store import model_directory, resolve_version
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.messages import ModelRef
-from deployments.tasks import served_tasks
+from deployments.tasks import find_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -126,5 +126,5 @@ def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
         manifest=manifest,
         directory=directory,
         sealed_s=sealed_s,
-        tasks=served_tasks(manifest),
+        tasks=find_tasks(manifest),
     )

@@ -113,7 +113,7 @@ class LocalModel:
     def unbatched_values(self, texts: Sequence[str], *, threads: int) -> list[Any]:
         """What the server would answer to each text sent alone, computed one by one."""
         encoder = self._encoder()
-        vocabulary = TokenVocabulary(self.directory) if self.task.names_tokens else None
+        vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None
         engine = self.engine(threads=threads)
         values = []
         for text in texts:

@@ -19,7 +19,7 @@ from build_artifacts.evaluation.base import (
 )
 from build_artifacts.evaluation.squad import SquadQuestion, exact_match, overlap_f1, read_questions
 from deployments.messages import TokenizedItem, TokenOffsets, Truncation
-from deployments.tasks.question_answering import question_windowing
+from deployments.tasks.question_answering import build_question_windowing
 from deployments.tokenization.windows import WindowTokenizer
 
 MOST_ANSWER_TOKENS = 30
@@ -57,7 +57,7 @@ def load_question_answering(
     """The questions of the file in windows as they are served. Raises BadEvaluationData."""
     questions = sampling.of(read_questions(path))
     encoder = WindowTokenizer(model.directory, model.max_tokens)
-    windowing = question_windowing(model.max_tokens)
+    windowing = build_question_windowing(model.max_tokens)
     items: list[TokenizedItem] = []
     windows: list[QuestionWindow] = []
     for i, asked in enumerate(questions):

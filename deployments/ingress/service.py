@@ -301,7 +301,7 @@ def wrong_route_error(model: RegisteredModel) -> WrongTask:
 def detect_task(question: InferenceRequest, model: RegisteredModel) -> TaskName | None:
     """The task of the model that the body is plainly meant for, if any."""
     served = model.tasks
-    claims = (t for t in served if TASKS[t].claims(question.inputs, question.parameters))
+    claims = (t for t in served if TASKS[t].matches(question.inputs, question.parameters))
     return next(claims, None)
 
 

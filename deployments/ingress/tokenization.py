@@ -14,7 +14,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import DeadlineExceeded, InputTooLong, UnknownToken
 from deployments.messages import DecodeRequest, ModelRef, TextTokens, TokenizeRequest
-from deployments.tasks.embedding import with_prompt
+from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
 
@@ -113,7 +113,7 @@ class TokenizationService:
     ) -> tuple[str, ...]:
         """The texts to tokenize, behind the prompt asked for. Raises InvalidField."""
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        return with_prompt(texts, parameters.get("prompt_name"), manifest)
+        return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
     async def tokens(
         self,

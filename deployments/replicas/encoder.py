@@ -74,7 +74,7 @@ class EncoderReplica:
         self._vocabularies = {
             ref: TokenVocabulary(self._models[ref].directory)
             for ref in opened
-            if any(TASKS[task].names_tokens for task in self._models[ref].tasks)
+            if any(TASKS[task].needs_vocabulary for task in self._models[ref].tasks)
         }
         self._loop = BatchScheduler(
             self._engines, BatchSettings(), runs=encoder.concurrent_passes, recorder=recorder

@@ -15,7 +15,7 @@ from deployments.tasks.token_classification import TokenClassification
 from deployments.tasks.token_embeddings import TokenEmbeddings
 from deployments.tasks.zero_shot import ZeroShotClassification
 
-__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "served_tasks"]
+__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "find_tasks"]
 
 TASKS: Mapping[TaskName, Task] = {
     task.name: task
@@ -33,8 +33,8 @@ TASKS: Mapping[TaskName, Task] = {
 }
 
 
-def served_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
-    """What a model can be asked: its own tasks first, then the others it fits.
+def find_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
+    """What a model can be params: its own tasks first, then the others it fits.
 
     A model that generates text has only its own; those are no rows of TASKS.
     """

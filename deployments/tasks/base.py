@@ -52,11 +52,11 @@ class DecodeContext:
         TokenOffsets
     ]  # one per item where the call has a `windowing`, else empty
     manifest: ArtifactManifest
-    vocabulary: TokenVocabulary | None = None  # where the task `names_tokens`
+    vocabulary: TokenVocabulary | None = None  # where the task `needs_vocabulary`
 
     @property
     def words(self) -> TokenVocabulary:
-        """The vocabulary, for a task that `names_tokens`."""
+        """The vocabulary, for a task that `needs_vocabulary`."""
         if self.vocabulary is None:
             raise AssertionError("this is a bug: tokens to be named, and no vocabulary")
         return self.vocabulary
@@ -68,15 +68,15 @@ class Task(Protocol):
     name: ClassVar[TaskName]
     inputs: ClassVar[Inputs[Any]]
     parameters: ClassVar[type[TextParameters]]
-    answer: ClassVar[Any]  # the type of the value, as clients see it, for the documentation
-    names_tokens: ClassVar[bool]  # decoding needs the vocabulary
+    response_type: ClassVar[Any]  # the type of the value, as clients see it, for the documentation
+    needs_vocabulary: ClassVar[bool]  # decoding needs the vocabulary
     unpooled: ClassVar[bool]  # rows are [T, W], though the model pools
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Whether a model with this manifest can do the task."""
         ...
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """Whether a body is plainly meant for this task, so that no route needs to name it."""
         ...
 
@@ -86,7 +86,7 @@ class Task(Protocol):
         """Raises InvalidField, EmptyInput or UnknownParameter, naming the field."""
         ...
 
-    def decode(self, computed: DecodeContext, options: Any) -> Any:
+    def decode(self, context: DecodeContext, options: Any) -> Any:
         """One call's numbers to its value, in the shape Hugging Face clients expect.
 
         Runs in the encoder, next to the numbers, so that only small results travel. Raises a
@@ -120,13 +120,13 @@ class OneOrMany(NamedTuple, Generic[T]):
     single: bool
 
 
-def listed(given: T | list[T]) -> OneOrMany[T]:
+def as_list(given: T | list[T]) -> OneOrMany[T]:
     """`inputs` that are one item or a list of them."""
     single = not isinstance(given, list)
     items = tuple(given) if isinstance(given, list) else (given,)
-    return OneOrMany(items, item_fields("inputs", len(items), single=single), single)
+    return OneOrMany(items, build_item_paths("inputs", len(items), single=single), single)
 
 
-def item_fields(path: str, count: int, *, single: bool) -> tuple[str, ...]:
+def build_item_paths(path: str, count: int, *, single: bool) -> tuple[str, ...]:
     """The request paths of `count` items under `path`."""
     return (path,) if single else tuple(f"{path}[{i}]" for i in range(count))

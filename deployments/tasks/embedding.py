@@ -11,9 +11,15 @@ from pydantic import BaseModel, Field
 
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields, listed
+from deployments.tasks.base import (
+    DecodeContext,
+    TaskInput,
+    TextParameters,
+    as_list,
+    build_item_paths,
+)
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
-from deployments.tasks.numbers import normalised
+from deployments.tasks.numbers import normalize
 
 
 class SimilarityParameters(TextParameters):
@@ -46,15 +52,15 @@ class FeatureExtraction:
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EmbeddingParameters
-    answer: ClassVar[Any] = list[list[float]]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = list[list[float]]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
         return manifest.head is ModelHead.VECTOR
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""
         return bool({"normalize", "dimensions"} & set(parameters))
 
@@ -62,30 +68,30 @@ class FeatureExtraction:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
-        asked = parse_parameters(EmbeddingParameters, parameters)
-        texts, fields, _ = listed(self.inputs.read(inputs))
-        dimensions = asked.dimensions or manifest.output_width
+        params = parse_parameters(EmbeddingParameters, parameters)
+        texts, fields, _ = as_list(self.inputs.read(inputs))
+        dimensions = params.dimensions or manifest.output_width
         if dimensions > manifest.output_width:
             raise InvalidField(
                 f"`parameters.dimensions` is {dimensions}, the model has {manifest.output_width}",
                 field="parameters.dimensions",
             )
-        normalize = manifest.normalize if asked.normalize is None else asked.normalize
+        normalize = manifest.normalize if params.normalize is None else params.normalize
         return TaskInput(
-            texts=with_prompt(texts, asked.prompt_name, manifest),
+            texts=add_prompt(texts, params.prompt_name, manifest),
             fields=fields,
             options=EmbeddingOptions(normalize, dimensions),
-            truncation=asked.truncation,
+            truncation=params.truncation,
         )
 
-    def decode(self, computed: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
+    def decode(self, context: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
         """A list of vectors, also for one text: the shape every client version reads.
 
-        Cut to the dimensions asked for, then scaled: a cut vector is scaled anew.
+        Cut to the requested dimensions, then scaled: a cut vector is scaled anew.
         """
-        cut = np.stack(computed.rows)[:, : options.dimensions]
+        cut = np.stack(context.rows)[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the wire copy whole buffers.
-        return normalised(cut) if options.normalize else np.ascontiguousarray(cut)
+        return normalize(cut) if options.normalize else np.ascontiguousarray(cut)
 
 
 class SimilarityInput(BaseModel):
@@ -103,15 +109,15 @@ class SentenceSimilarity:
         SimilarityInput, "an object with `source_sentence` and `sentences`"
     )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
-    answer: ClassVar[Any] = list[float]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = list[float]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors."""
         return manifest.head is ModelHead.VECTOR
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `source_sentence` or `sentences`."""
         return isinstance(inputs, dict) and bool({"source_sentence", "sentences"} & set(inputs))
 
@@ -119,27 +125,27 @@ class SentenceSimilarity:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: {"source_sentence": text, "sentences": [text, ...]}."""
-        asked = parse_parameters(SimilarityParameters, parameters)
+        params = parse_parameters(SimilarityParameters, parameters)
         given = self.inputs.read(inputs)
         texts = (given.source_sentence, *given.sentences)
         return TaskInput(
-            texts=with_prompt(texts, asked.prompt_name, manifest),
+            texts=add_prompt(texts, params.prompt_name, manifest),
             fields=(
                 "inputs.source_sentence",
-                *item_fields("inputs.sentences", len(given.sentences), single=False),
+                *build_item_paths("inputs.sentences", len(given.sentences), single=False),
             ),
             options=None,
-            truncation=asked.truncation,
+            truncation=params.truncation,
             many="inputs.sentences",
         )
 
-    def decode(self, computed: DecodeContext, options: None) -> list[float]:
+    def decode(self, context: DecodeContext, options: None) -> list[float]:
         """Cosine of the first vector with each of the others."""
-        units = normalised(np.stack(computed.rows))
+        units = normalize(np.stack(context.rows))
         return [float(cosine) for cosine in units[1:] @ units[0]]
 
 
-def with_prompt(
+def add_prompt(
     texts: tuple[str, ...], prompt_name: str | None, manifest: ArtifactManifest
 ) -> tuple[str, ...]:
     """`texts` behind the model's prompt of that name. Raises InvalidField for an unknown one."""

@@ -79,25 +79,27 @@ class WindowTokens:
         start, end = self.offsets[i]
         return self.text[start:end]
 
-    def opening(self) -> NDArray[np.bool_]:
+    def word_starts(self) -> NDArray[np.bool_]:
         """[N], whether each token opens a word; the first one does.
 
         Vocabularies that mark the others (`##ing`) tell by a token longer than its text. Else a
         token with a space before it opens one, and punctuation belongs to the word it touches.
         """
         starts, ends = self.offsets.T
-        opening: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id
+        word_starts: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id
         if self.vocabulary.has_continuation_prefix:
             spelled = [len(self.vocabulary.token(int(token_id))) for token_id in self.ids]
-            opening |= np.equal(spelled, ends - starts)
+            word_starts |= np.equal(spelled, ends - starts)
         else:
-            opening |= [start == 0 or " " in self.text[start - 1 : start + 1] for start in starts]
-        opening[:1] = True
-        return opening
+            word_starts |= [
+                start == 0 or " " in self.text[start - 1 : start + 1] for start in starts
+            ]
+        word_starts[:1] = True
+        return word_starts
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class LabelledSpans:
     """What gets one label each, tokens or whole words, in the order of the text; N of them."""
 
     labels: NDArray[np.intp]  # [N] index of the best label
@@ -107,17 +109,17 @@ class Units:
     word: Callable[[int], str]  # of unit i; spelled only for the few that are answered
 
 
-def token_units(tokens: WindowTokens) -> Units:
+def label_tokens(tokens: WindowTokens) -> LabelledSpans:
     """Every token by itself."""
     starts, ends = tokens.offsets.T
-    return _labelled(tokens.scores, starts, ends, tokens.word)
+    return _build_spans(tokens.scores, starts, ends, tokens.word)
 
 
-def word_units(tokens: WindowTokens, rule: WordRule) -> Units:
+def label_words(tokens: WindowTokens, rule: WordRule) -> LabelledSpans:
     """Whole words, whose tokens agree by `rule`."""
     if not len(tokens.ids):
-        return token_units(tokens)
-    firsts = np.flatnonzero(tokens.opening())
+        return label_tokens(tokens)
+    firsts = np.flatnonzero(tokens.word_starts())
     bounds = np.append(firsts, len(tokens.ids))
 
     def word(i: int) -> str:
@@ -125,16 +127,16 @@ def word_units(tokens: WindowTokens, rule: WordRule) -> Units:
         return tokens.vocabulary.joined(pieces)
 
     scores = _WORD_SCORES[rule](tokens.scores, firsts)
-    return _labelled(scores, tokens.offsets[firsts, 0], tokens.offsets[bounds[1:] - 1, 1], word)
+    return _build_spans(scores, tokens.offsets[firsts, 0], tokens.offsets[bounds[1:] - 1, 1], word)
 
 
-def _labelled(
+def _build_spans(
     scores: NDArray[np.float32],
     starts: NDArray[np.int32],
     ends: NDArray[np.int32],
     word: Callable[[int], str],
-) -> Units:
-    return Units(scores.argmax(axis=1), scores.max(axis=1), starts, ends, word)
+) -> LabelledSpans:
+    return LabelledSpans(scores.argmax(axis=1), scores.max(axis=1), starts, ends, word)
 
 
 def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -162,11 +164,11 @@ def _means(values: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
 _WORD_SCORES = {"first": _first, "average": _means, "max": _most_confident}
 
 
-def token_entities(
+def list_token_entities(
     tokens: WindowTokens, labels: Sequence[str], ignored: Sequence[str]
 ) -> list[TokenEntity]:
     """Every token with its label, unless the label is among `ignored`."""
-    units = token_units(tokens)
+    units = label_tokens(tokens)
     wanted = np.array([label not in ignored for label in labels])[units.labels]
     return [
         {
@@ -181,8 +183,8 @@ def token_entities(
     ]
 
 
-def grouped(
-    units: Units, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
+def group_entities(
+    units: LabelledSpans, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
 ) -> list[EntityGroup]:
     """Neighbours of one tag as one entity each, unless its kind is among `ignored`.
 
@@ -191,9 +193,9 @@ def grouped(
     """
     if not len(units.labels):
         return []
-    tags, opening = _taken_apart(labels)
+    tags, word_starts = _split_labels(labels)
     own = tags[units.labels]
-    opens = opening[units.labels]
+    opens = word_starts[units.labels]
     opens[1:] |= own[1:] != own[:-1]
     opens[0] = True
     firsts = np.flatnonzero(opens)
@@ -217,14 +219,14 @@ def grouped(
     return groups
 
 
-def _taken_apart(labels: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+def _split_labels(labels: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Per label a number that labels of one tag share, and whether it opens an entity."""
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
     _, numbers = np.unique(np.array(tags, dtype=object), return_inverse=True)
     return numbers, np.array([label.startswith("B-") for label in labels])
 
 
-def merged(groups: Sequence[EntityGroup]) -> list[EntityGroup]:
+def merge_windows(groups: Sequence[EntityGroup]) -> list[EntityGroup]:
     """The entities of overlapping windows without repetitions, in the order of the text.
 
     Of two that share characters the longer stays, of equally long ones the likelier.

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenIds
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
 
 DEFAULT_TOP_K = 5
 # Each proposal repeats its text, and turning a million tokens to text takes the encoder 0.7 s.
-MOST_TOKENS = 1_000_000
-MOST_TARGETS = 1_000
-MOST_TARGET_CHARACTERS = 200
+MAX_TOKENS_PER_RESPONSE = 1_000_000
+MAX_TARGETS = 1_000
+MAX_TARGET_CHARACTERS = 200
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Target = Annotated[str, Field(min_length=1, max_length=MOST_TARGET_CHARACTERS)]
-Targets = Annotated[
-    list[Target],
-    Field(min_length=1, max_length=MOST_TARGETS),
-    BeforeValidator(_listed, json_schema_input_type=Target | list[Target]),
+MaskTarget = Annotated[str, Field(min_length=1, max_length=MAX_TARGET_CHARACTERS)]
+MaskTargets = Annotated[
+    list[MaskTarget],
+    Field(min_length=1, max_length=MAX_TARGETS),
+    BeforeValidator(_as_list, json_schema_input_type=MaskTarget | list[MaskTarget]),
 ]
 
 
@@ -43,7 +43,7 @@ class FillMaskParameters(TextParameters):
     """Parameters of fill-mask."""
 
     top_k: int | None = Field(None, ge=1)
-    targets: Targets | None = None
+    targets: MaskTargets | None = None
 
 
 class FillMaskOptions(NamedTuple):
@@ -77,15 +77,15 @@ class FillMask:
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = FillMaskParameters
-    answer: ClassVar[Any] = Proposals | list[Proposals]
-    names_tokens: ClassVar = True
+    response_type: ClassVar[Any] = Proposals | list[Proposals]
+    needs_vocabulary: ClassVar = True
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer for masks."""
         return manifest.head is ModelHead.MASKS
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a parameter is sent that only this task has."""
         return parameters.get("targets") is not None
 
@@ -93,40 +93,42 @@ class FillMask:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
-        asked = parse_parameters(FillMaskParameters, parameters)
-        texts, fields, single = listed(self.inputs.read(inputs))
-        top_k, targets = asked.top_k or DEFAULT_TOP_K, tuple(asked.targets or ())
+        params = parse_parameters(FillMaskParameters, parameters)
+        texts, fields, single = as_list(self.inputs.read(inputs))
+        top_k, targets = params.top_k or DEFAULT_TOP_K, tuple(params.targets or ())
         return TaskInput(
             texts=texts,
             fields=fields,
             options=FillMaskOptions(top_k, targets, fields, single),
-            truncation=asked.truncation,
+            truncation=params.truncation,
         )
 
     def decode(
-        self, computed: DecodeContext, options: FillMaskOptions
+        self, context: DecodeContext, options: FillMaskOptions
     ) -> Proposals | list[Proposals]:
         """Per text the `top_k` best proposals, for several masks in a list per mask.
 
         Equal scores come in the order of the vocabulary. Raises InvalidField for a text without a
-        mask, for targets that are no tokens, and for more text than MOST_TOKENS.
+        mask, for targets that are no tokens, and for more text than MAX_TOKENS_PER_RESPONSE.
         """
-        vocabulary, mask = computed.words, computed.manifest.mask_token
+        vocabulary, mask = context.words, context.manifest.mask_token
         if mask is None:
             raise AssertionError("this is a bug: a model for masks without a mask token")
-        wanted = _choices(vocabulary, options.targets, computed.manifest.output_width)
+        wanted = _select_choices(vocabulary, options.targets, context.manifest.output_width)
         top_k = min(options.top_k, len(wanted))
-        ids = [item.ids for item in computed.items]
+        ids = [item.ids for item in context.items]
         _check_masks(ids, mask, vocabulary.token(mask), options.fields)
         _check_size(ids, mask, top_k)
         answers = [
-            _proposals(vocabulary, own, np.flatnonzero(own == mask), rows, wanted, top_k)
-            for own, rows in zip(ids, computed.rows, strict=True)
+            _predict_masks(vocabulary, own, np.flatnonzero(own == mask), rows, wanted, top_k)
+            for own, rows in zip(ids, context.rows, strict=True)
         ]
         return answers[0] if options.single else answers
 
 
-def _choices(vocabulary: TokenVocabulary, targets: Sequence[str], width: int) -> NDArray[np.intp]:
+def _select_choices(
+    vocabulary: TokenVocabulary, targets: Sequence[str], width: int
+) -> NDArray[np.intp]:
     """Ids of the tokens that may be proposed, in the order of the vocabulary."""
     if not targets:
         return np.arange(width)
@@ -146,15 +148,15 @@ def _check_masks(ids: Sequence[TokenIds], mask: int, spelt: str, fields: Sequenc
 
 def _check_size(ids: Sequence[TokenIds], mask: int, top_k: int) -> None:
     tokens = top_k * sum(len(own) * int((own == mask).sum()) for own in ids)
-    if tokens > MOST_TOKENS:
+    if tokens > MAX_TOKENS_PER_RESPONSE:
         raise InvalidField(
             f"`parameters.top_k`: {top_k} proposals for every mask repeat {tokens} tokens of text, "
-            f"at most {MOST_TOKENS} are told at once; ask for fewer proposals or send fewer texts",
+            f"at most {MAX_TOKENS_PER_RESPONSE} are told at once; ask for fewer proposals or send fewer texts",
             field="parameters.top_k",
         )
 
 
-def _proposals(
+def _predict_masks(
     vocabulary: TokenVocabulary,
     ids: TokenIds,
     masks: NDArray[np.intp],
@@ -168,7 +170,7 @@ def _proposals(
     for place, row in zip(masks, rows, strict=True):  # a row at a time: W may be a quarter million
         scores = softmax(row)[choices]
         proposals: list[MaskPrediction] = []
-        for best in _best(scores, top_k):
+        for best in _top_indices(scores, top_k):
             token = int(choices[best])
             filled = ids.tolist()
             filled[place] = token
@@ -185,7 +187,7 @@ def _proposals(
     return answers[0] if alone else answers
 
 
-def _best(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
+def _top_indices(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
     """Indices of the `top_k` highest scores, best first, equal ones in order."""
     least = np.partition(scores, -top_k)[-top_k]
     enough = np.flatnonzero(scores >= least)

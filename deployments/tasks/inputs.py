@@ -80,9 +80,9 @@ class Inputs(Generic[T]):
             return self._adapter.validate_python(value)
         except ValidationError as exc:
             error = exc.errors(include_url=False)[0]
-            if error["type"] in _WRONG_TYPES and path_of(path, error) == path:
+            if error["type"] in _WRONG_TYPES and error_path(path, error) == path:
                 raise InvalidField(f"`{path}` must be {self._words}", field=path) from None
-            raise refusal(path, error) from None
+            raise validation_error(path, error) from None
 
     def schema(self) -> JsonSchema:
         """The JSON schema, definitions inside."""
@@ -99,23 +99,25 @@ def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "para
     try:
         return kind.model_validate(raw)
     except ValidationError as exc:
-        raise refusal(path, exc.errors(include_url=False)[0]) from None
+        raise validation_error(path, exc.errors(include_url=False)[0]) from None
 
 
-def refusal(root: str, error: ErrorDetails) -> ServeError:
+def validation_error(root: str, error: ErrorDetails) -> ServeError:
     """What a client is told of a validation error in the value that `root` names."""
-    path, kind = path_of(root, error), error["type"]
+    path, kind = error_path(root, error), error["type"]
     if kind == "missing":
         return InvalidField(f"Error in `{path}`: field required", field=path)
     if kind in _EMPTY:
         return EmptyInput(f"`{path}` {_EMPTY[kind]}", field=path)
     if kind in _WRONG_TYPES:
         due = {"string_type": "a string", "list_type": "a list"}.get(kind, "an object")
-        return InvalidField(f"`{path}` must be {due}, not {json_type(error['input'])}", field=path)
+        return InvalidField(
+            f"`{path}` must be {due}, not {describe_json_type(error['input'])}", field=path
+        )
     return InvalidField(f"`{path}`: {error['msg']}", field=path)
 
 
-def path_of(root: str, error: ErrorDetails) -> str:
+def error_path(root: str, error: ErrorDetails) -> str:
     """Where in the body the error is, such as `inputs[3].context`."""
     path = root
     for part in error["loc"]:
@@ -126,7 +128,7 @@ def path_of(root: str, error: ErrorDetails) -> str:
     return path
 
 
-def json_type(value: Any) -> str:
+def describe_json_type(value: Any) -> str:
     """What JSON calls the type of `value`."""
     names = {dict: "an object", list: "a list", bool: "a boolean", str: "a string"}
     return "null" if value is None else names.get(type(value), "a number")

@@ -19,12 +19,12 @@ def sigmoid(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares
 
 
-def unchanged(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def identity(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """The rows themselves."""
     return rows
 
 
-def normalised(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalize(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows scaled to length 1; a row of zeros stays zero."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     units: NDArray[np.float32] = rows / np.maximum(norms, 1e-12)

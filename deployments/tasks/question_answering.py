@@ -13,9 +13,13 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TextPair, TokenOffsets, Windowing
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
-from deployments.tasks.spans import best_spans, character_bounds, window_chances
+from deployments.tasks.spans import (
+    compute_span_probabilities,
+    find_best_spans,
+    find_character_bounds,
+)
 
 # Defaults of transformers' pipeline, which left the library with 5.0 (4.57 was the last).
 _WINDOW_TOKENS = 384
@@ -23,15 +27,15 @@ _STRIDE_TOKENS = 128
 _QUESTION_TOKENS = 64
 _ANSWER_TOKENS = 15
 # Candidates are looked at one by one, and there are twice as many of them per window.
-_MOST_ANSWERS = 100
+_MAX_ANSWERS = 100
 # Of all answers to one call. A word may be as long as a text, and each answer repeats its words.
-MOST_ANSWER_CHARACTERS = 4_000_000
+MAX_ANSWER_CHARACTERS = 4_000_000
 
 
 class QuestionParameters(TextParameters):
     """Parameters of question-answering; lengths are in tokens."""
 
-    top_k: int | None = Field(None, ge=1, le=_MOST_ANSWERS)
+    top_k: int | None = Field(None, ge=1, le=_MAX_ANSWERS)
     doc_stride: int | None = Field(None, ge=0)
     max_answer_len: int | None = Field(None, ge=1)
     max_seq_len: int | None = Field(None, ge=1)
@@ -57,7 +61,7 @@ class QuestionOptions(NamedTuple):
     single: bool  # one question that was not sent in a list
 
 
-class Asked(BaseModel):
+class QuestionInput(BaseModel):
     """A question, and the text that answers it."""
 
     question: NonEmptyText
@@ -80,7 +84,7 @@ class AnswerSpan(TypedDict):
     answer: str
 
 
-def _form(value: Any) -> str:
+def _detect_form(value: Any) -> str:
     if isinstance(value, list):
         return "<many>"
     is_together = isinstance(value, dict) and (
@@ -90,10 +94,10 @@ def _form(value: Any) -> str:
 
 
 _Questions = Annotated[
-    Annotated[Asked, Tag("<one>")]
+    Annotated[QuestionInput, Tag("<one>")]
     | Annotated[QuestionListInput, Tag("<together>")]
-    | Annotated[Many[Asked], Tag("<many>")],
-    Discriminator(_form),
+    | Annotated[Many[QuestionInput], Tag("<many>")],
+    Discriminator(_detect_form),
 ]
 
 
@@ -101,20 +105,22 @@ class QuestionAnswering:
     """For every question the best spans of its context, over all windows of a long one."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
-    inputs: ClassVar[Inputs[Asked | QuestionListInput | list[Asked]]] = Inputs(
+    inputs: ClassVar[Inputs[QuestionInput | QuestionListInput | list[QuestionInput]]] = Inputs(
         _Questions,
         "an object with `question` and `context`, a list of these, or an object with lists in both",
     )
     parameters: ClassVar[type[TextParameters]] = QuestionParameters
-    answer: ClassVar[Any] = AnswerSpan | list[AnswerSpan] | list[AnswerSpan | list[AnswerSpan]]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = (
+        AnswerSpan | list[AnswerSpan] | list[AnswerSpan | list[AnswerSpan]]
+    )
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer spans."""
         return manifest.head is ModelHead.SPAN
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `question` or `context`, or a list of such."""
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs
         return isinstance(first, dict) and bool({"question", "context"} & set(first))
@@ -123,43 +129,43 @@ class QuestionAnswering:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: {"question": text, "context": text}, several of them, or lists inside."""
-        asked = parse_parameters(QuestionParameters, parameters)
+        params = parse_parameters(QuestionParameters, parameters)
         given = self.inputs.read(inputs)
-        pairs, fields = _pairs(given)
+        pairs, fields = _parse_pairs(given)
         return TaskInput(
             texts=pairs,
             fields=fields,
             options=QuestionOptions(
                 contexts=tuple(context for _, context in pairs),
-                rules=_rules(asked),
-                single=isinstance(given, Asked),
+                rules=_build_span_options(params),
+                single=isinstance(given, QuestionInput),
             ),
-            truncation=asked.truncation,
-            windowing=question_windowing(manifest.max_tokens, asked),
+            truncation=params.truncation,
+            windowing=build_question_windowing(manifest.max_tokens, params),
         )
 
-    def decode(self, computed: DecodeContext, options: QuestionOptions) -> Any:
+    def decode(self, context: DecodeContext, options: QuestionOptions) -> Any:
         """Per question its answer, a list of them when there is more than one.
 
-        Raises InvalidField for more text than MOST_ANSWER_CHARACTERS.
+        Raises InvalidField for more text than MAX_ANSWER_CHARACTERS.
         """
-        windows: list[list[_Window]] = [[] for _ in options.contexts]
-        for logits, layout in zip(computed.rows, computed.token_offsets, strict=True):
+        windows: list[list[_SpanWindow]] = [[] for _ in options.contexts]
+        for logits, layout in zip(context.rows, context.token_offsets, strict=True):
             windows[layout.text].append((logits, layout))
         answers: list[AnswerSpan | list[AnswerSpan]] = []
         told = 0
-        for context, own in zip(options.contexts, windows, strict=True):
-            found = extract_answers(context, own, options.rules)
+        for text, own in zip(options.contexts, windows, strict=True):
+            found = extract_answers(text, own, options.rules)
             told += sum(len(answer["answer"]) for answer in found)
-            _check_told(told)
+            _check_answer_size(told)
             answers.append(_one_or_list(found))
         return answers[0] if options.single else answers
 
 
-def _check_told(count: int) -> None:
-    if count > MOST_ANSWER_CHARACTERS:
+def _check_answer_size(count: int) -> None:
+    if count > MAX_ANSWER_CHARACTERS:
         raise InvalidField(
-            f"`parameters.top_k`: the answers have more than {MOST_ANSWER_CHARACTERS} characters; "
+            f"`parameters.top_k`: the answers have more than {MAX_ANSWER_CHARACTERS} characters; "
             "ask for fewer answers or send fewer questions",
             field="parameters.top_k",
         )
@@ -169,17 +175,17 @@ def _one_or_list(answers: list[AnswerSpan]) -> AnswerSpan | list[AnswerSpan]:
     return answers[0] if len(answers) == 1 else answers
 
 
-def _pairs(
-    given: Asked | QuestionListInput | list[Asked],
+def _parse_pairs(
+    given: QuestionInput | QuestionListInput | list[QuestionInput],
 ) -> tuple[tuple[TextPair, ...], tuple[str, ...]]:
     """Questions with their contexts, and the path of each context."""
-    if isinstance(given, Asked):
+    if isinstance(given, QuestionInput):
         return ((given.question, given.context),), ("inputs.context",)
     if isinstance(given, list):
         fields = tuple(
-            f"{item}.context" for item in item_fields("inputs", len(given), single=False)
+            f"{item}.context" for item in build_item_paths("inputs", len(given), single=False)
         )
-        return tuple((asked.question, asked.context) for asked in given), fields
+        return tuple((params.question, params.context) for params in given), fields
     count = len(given.question)
     if isinstance(given.context, str):
         return tuple((question, given.context) for question in given.question), (
@@ -191,36 +197,38 @@ def _pairs(
             field="inputs.context",
         )
     pairs = tuple(zip(given.question, given.context, strict=True))
-    return pairs, item_fields("inputs.context", count, single=False)
+    return pairs, build_item_paths("inputs.context", count, single=False)
 
 
-def _rules(asked: QuestionParameters) -> SpanOptions:
-    given = {name: getattr(asked, name) for name in SpanOptions._fields}
+def _build_span_options(params: QuestionParameters) -> SpanOptions:
+    given = {name: getattr(params, name) for name in SpanOptions._fields}
     return SpanOptions()._replace(**{k: v for k, v in given.items() if v is not None})
 
 
 _NOTHING_ASKED = QuestionParameters()
 
 
-def question_windowing(max_tokens: int, asked: QuestionParameters = _NOTHING_ASKED) -> Windowing:
+def build_question_windowing(
+    max_tokens: int, params: QuestionParameters = _NOTHING_ASKED
+) -> Windowing:
     """How questions become items for a model that reads `max_tokens`. Raises InvalidField."""
-    tokens = min(asked.max_seq_len or _WINDOW_TOKENS, max_tokens)
-    stride = min(tokens // 2, _STRIDE_TOKENS) if asked.doc_stride is None else asked.doc_stride
+    tokens = min(params.max_seq_len or _WINDOW_TOKENS, max_tokens)
+    stride = min(tokens // 2, _STRIDE_TOKENS) if params.doc_stride is None else params.doc_stride
     if stride > tokens:
         raise InvalidField(
             f"`parameters.doc_stride` ({stride}) is larger than `max_seq_len` ({tokens})",
             field="parameters.doc_stride",
         )
     # A question nobody set a limit for leaves room for the context also in a short window.
-    question = asked.max_question_len or min(_QUESTION_TOKENS, max(tokens // 2, 1))
+    question = params.max_question_len or min(_QUESTION_TOKENS, max(tokens // 2, 1))
     return Windowing(tokens=tokens, stride=stride, first_tokens=question)
 
 
-_Window = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and where the tokens stand
+_SpanWindow = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and where the tokens stand
 
 
 def extract_answers(
-    context: str, windows: Sequence[_Window], rules: SpanOptions
+    context: str, windows: Sequence[_SpanWindow], rules: SpanOptions
 ) -> list[AnswerSpan]:
     """At most `top_k` answers of different text, best first; never none.
 
@@ -230,12 +238,12 @@ def extract_answers(
     answers: dict[str, AnswerSpan] = {}
     null = 1.0
     for logits, layout in windows:
-        chances = window_chances(logits, layout)
+        chances = compute_span_probabilities(logits, layout)
         # A window without the answer rightly says so; the one that is least sure counts.
         null = min(null, chances.null)
         count = 2 * rules.top_k + 10 if rules.align_to_words else rules.top_k
-        spans = best_spans(chances, rules.max_answer_len, count)
-        bounds = character_bounds(layout, whole_words=rules.align_to_words)
+        spans = find_best_spans(chances, rules.max_answer_len, count)
+        bounds = find_character_bounds(layout, whole_words=rules.align_to_words)
         starts, ends = bounds[spans.first, 0].tolist(), bounds[spans.last, 1].tolist()
         for score, start, end in zip(spans.score.tolist(), starts, ends, strict=True):
             text = context[start:end]

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, item_fields
-from deployments.tasks.embedding import with_prompt
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths
+from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
-from deployments.tasks.numbers import normalised, sigmoid
+from deployments.tasks.numbers import normalize, sigmoid
 
 # The names under which embedding models keep the prompts of a search, as sentence-transformers
 # looks for them; the first that a model has is used.
@@ -37,7 +37,7 @@ class RankingOptions(NamedTuple):
     texts: tuple[str, ...] | None  # to be returned with their scores
 
 
-class Search(BaseModel):
+class RankingInput(BaseModel):
     """A query, and the texts that may answer it."""
 
     query: NonEmptyText
@@ -60,10 +60,12 @@ class TextRanking:
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
-    inputs: ClassVar[Inputs[Search]] = Inputs(Search, "an object with `query` and `texts`")
+    inputs: ClassVar[Inputs[RankingInput]] = Inputs(
+        RankingInput, "an object with `query` and `texts`"
+    )
     parameters: ClassVar[type[TextParameters]] = RankingParameters
-    answer: ClassVar[Any] = list[RankedText]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = list[RankedText]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
@@ -71,7 +73,7 @@ class TextRanking:
         scores = manifest.head is ModelHead.LABELS and len(manifest.labels) == 1
         return scores or manifest.head is ModelHead.VECTOR
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `query` and `texts`."""
         return isinstance(inputs, dict) and {"query", "texts"} <= set(inputs)
 
@@ -79,32 +81,32 @@ class TextRanking:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: {"query": text, "texts": [text, ...]}."""
-        asked = parse_parameters(RankingParameters, parameters)
+        params = parse_parameters(RankingParameters, parameters)
         given = self.inputs.read(inputs)
         texts = tuple(given.texts)
-        fields = item_fields(TEXTS_PATH, len(texts), single=False)
-        options = RankingOptions(bool(asked.raw_scores), texts if asked.return_text else None)
+        fields = build_item_paths(TEXTS_PATH, len(texts), single=False)
+        options = RankingOptions(bool(params.raw_scores), texts if params.return_text else None)
         if manifest.head is ModelHead.LABELS:
             pairs = tuple((given.query, text) for text in texts)
-            return TaskInput(pairs, fields, options, asked.truncation, many=TEXTS_PATH)
-        query = with_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
-        documents = with_prompt(texts, _prompt(DOCUMENT_PROMPTS, manifest), manifest)
+            return TaskInput(pairs, fields, options, params.truncation, many=TEXTS_PATH)
+        query = add_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
+        documents = add_prompt(texts, _prompt(DOCUMENT_PROMPTS, manifest), manifest)
         return TaskInput(
             texts=(*query, *documents),
             fields=("inputs.query", *fields),
             options=options,
-            truncation=asked.truncation,
+            truncation=params.truncation,
             many=TEXTS_PATH,
         )
 
-    def decode(self, computed: DecodeContext, options: RankingOptions) -> list[RankedText]:
+    def decode(self, context: DecodeContext, options: RankingOptions) -> list[RankedText]:
         """Highest score first, equal scores in the order of the request.
 
         A cosine is its own raw score.
         """
-        rows = np.stack(computed.rows)
-        if computed.manifest.head is ModelHead.VECTOR:
-            units = normalised(rows)
+        rows = np.stack(context.rows)
+        if context.manifest.head is ModelHead.VECTOR:
+            units = normalize(rows)
             raw = units[1:] @ units[0]
             return _ranked(raw, raw, options.texts)
         logits = rows[:, 0]

@@ -37,7 +37,9 @@ class Spans:
     score: NDArray[np.float32]  # [K]
 
 
-def window_chances(logits: NDArray[np.float32], layout: TokenOffsets) -> SpanProbabilities:
+def compute_span_probabilities(
+    logits: NDArray[np.float32], layout: TokenOffsets
+) -> SpanProbabilities:
     """The chances behind the logits [T, 2] of a window, whatever is not context left out."""
     context = layout.segments == _CONTEXT
     judged = context.copy()
@@ -50,7 +52,7 @@ def window_chances(logits: NDArray[np.float32], layout: TokenOffsets) -> SpanPro
     return SpanProbabilities(shares[0, inside], shares[1, inside], null)
 
 
-def best_spans(chances: SpanProbabilities, most_tokens: int, count: int) -> Spans:
+def find_best_spans(chances: SpanProbabilities, most_tokens: int, count: int) -> Spans:
     """The `count` likeliest spans of at most `most_tokens` tokens, or as many as there are.
 
     Equal ones come in the order of their starts, the shorter first.
@@ -79,7 +81,7 @@ def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     return np.sort(np.argpartition(-values, count - 1)[:count])
 
 
-def character_bounds(layout: TokenOffsets, *, whole_words: bool) -> NDArray[np.int32]:
+def find_character_bounds(layout: TokenOffsets, *, whole_words: bool) -> NDArray[np.int32]:
     """Where an answer begins and ends [C, 2] that has a context token as its first or last one.
 
     With `whole_words` these are the bounds of the token's word, as far as it is in the window.

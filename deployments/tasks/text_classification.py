@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.messages import Text
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (
     Inputs,
     NonEmptyText,
@@ -19,23 +19,23 @@ from deployments.tasks.inputs import (
     parse_parameters,
     text_or,
 )
-from deployments.tasks.numbers import sigmoid, softmax, unchanged
+from deployments.tasks.numbers import identity, sigmoid, softmax
 
-Function = Literal["sigmoid", "softmax", "none"]
+ScoreFunction = Literal["sigmoid", "softmax", "none"]
 
 
 class ClassificationParameters(TextParameters):
     """Parameters of text-classification."""
 
     top_k: int | None = Field(None, ge=1)
-    function_to_apply: Function | None = None
+    function_to_apply: ScoreFunction | None = None
 
 
 class ClassificationOptions(NamedTuple):
     """How logits become scores."""
 
     top_k: int
-    function: Function
+    function: ScoreFunction
 
 
 class TextAndPair(BaseModel):
@@ -61,15 +61,15 @@ class TextClassification:
         "a string, an object with `text` and `text_pair`, or a list of these",
     )
     parameters: ClassVar[type[TextParameters]] = ClassificationParameters
-    answer: ClassVar[Any] = list[list[LabelScore]]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = list[list[LabelScore]]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels."""
         return manifest.head is ModelHead.LABELS
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a pair is sent, or parameters only this task has."""
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs
         pair = isinstance(first, dict) and "text" in first
@@ -79,25 +79,25 @@ class TextClassification:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text, a pair of texts, or a list of these."""
-        asked = parse_parameters(ClassificationParameters, parameters)
-        given, fields, _ = listed(self.inputs.read(inputs))
-        function = asked.function_to_apply or default_function(manifest)
+        params = parse_parameters(ClassificationParameters, parameters)
+        given, fields, _ = as_list(self.inputs.read(inputs))
+        function = params.function_to_apply or select_score_function(manifest)
         return TaskInput(
             texts=tuple(map(_text, given)),
             fields=fields,
-            options=ClassificationOptions(asked.top_k or len(manifest.labels), function),
-            truncation=asked.truncation,
+            options=ClassificationOptions(params.top_k or len(manifest.labels), function),
+            truncation=params.truncation,
         )
 
     def decode(
-        self, computed: DecodeContext, options: ClassificationOptions
+        self, context: DecodeContext, options: ClassificationOptions
     ) -> list[list[LabelScore]]:
         """Per text the `top_k` best {"label", "score"}; equal scores in label order.
 
         Nested also for one text: clients take element 0 of the outer list.
         """
-        labels = computed.manifest.labels
-        scores = SCORES[options.function](np.stack(computed.rows))
+        labels = context.manifest.labels
+        scores = SCORES[options.function](np.stack(context.rows))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
         return [
             [{"label": labels[i], "score": float(row[i])} for i in order]
@@ -111,7 +111,7 @@ def _text(item: str | TextAndPair) -> Text:
     return item.text if item.text_pair is None else (item.text, item.text_pair)
 
 
-def default_function(manifest: ArtifactManifest) -> Function:
+def select_score_function(manifest: ArtifactManifest) -> ScoreFunction:
     """What transformers' own pipeline applies (5.23, text_classification.py)."""
     if manifest.problem_type == "regression":
         return "none"
@@ -120,4 +120,4 @@ def default_function(manifest: ArtifactManifest) -> Function:
     return "softmax"
 
 
-SCORES = {"softmax": softmax, "sigmoid": sigmoid, "none": unchanged}
+SCORES = {"softmax": softmax, "sigmoid": sigmoid, "none": identity}

@@ -12,16 +12,16 @@ from pydantic import Field
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenizedItem, TokenOffsets, Windowing
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.entities import (
     EntityGroup,
     TokenEntity,
     WindowTokens,
-    grouped,
-    merged,
-    token_entities,
-    token_units,
-    word_units,
+    group_entities,
+    label_tokens,
+    label_words,
+    list_token_entities,
+    merge_windows,
 )
 from deployments.tasks.inputs import (
     ANY_CASE,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Entities = list[TokenEntity] | list[EntityGroup]
-Window = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits [T, W]
+ScoredWindow = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits [T, W]
 
 
 class EntityParameters(TextParameters):
@@ -66,15 +66,15 @@ class TokenClassification:
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EntityParameters
-    answer: ClassVar[Any] = Entities | list[Entities]
-    names_tokens: ClassVar = True
+    response_type: ClassVar[Any] = Entities | list[Entities]
+    needs_vocabulary: ClassVar = True
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer labels for every token."""
         return manifest.head is ModelHead.TOKENS
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""
         return bool({"aggregation_strategy", "ignore_labels"} & set(parameters))
 
@@ -82,24 +82,24 @@ class TokenClassification:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
-        asked = parse_parameters(EntityParameters, parameters)
-        texts, fields, single = listed(self.inputs.read(inputs))
-        strategy = asked.aggregation_strategy or "simple"
-        _check_stride(asked.stride, strategy, manifest.max_tokens)
-        ignored = ("O",) if asked.ignore_labels is None else tuple(asked.ignore_labels)
+        params = parse_parameters(EntityParameters, parameters)
+        texts, fields, single = as_list(self.inputs.read(inputs))
+        strategy = params.aggregation_strategy or "simple"
+        _check_stride(params.stride, strategy, manifest.max_tokens)
+        ignored = ("O",) if params.ignore_labels is None else tuple(params.ignore_labels)
         return TaskInput(
             texts=texts,
             fields=fields,
             options=EntityOptions(strategy, ignored, texts, single),
-            truncation=asked.truncation,
-            windowing=Windowing(stride=asked.stride),
+            truncation=params.truncation,
+            windowing=Windowing(stride=params.stride),
         )
 
-    def decode(self, computed: DecodeContext, options: EntityOptions) -> Entities | list[Entities]:
+    def decode(self, context: DecodeContext, options: EntityOptions) -> Entities | list[Entities]:
         """A list of entities for a single text, a list of such lists for a list of texts."""
-        labels, vocabulary = computed.manifest.labels, computed.words
-        windows: list[list[Window]] = [[] for _ in options.texts]
-        parts = zip(computed.items, computed.token_offsets, computed.rows, strict=True)
+        labels, vocabulary = context.manifest.labels, context.words
+        windows: list[list[ScoredWindow]] = [[] for _ in options.texts]
+        parts = zip(context.items, context.token_offsets, context.rows, strict=True)
         for item, layout, logits in parts:
             windows[layout.text].append((item, layout, logits))
         answers = [
@@ -128,7 +128,7 @@ def _check_stride(stride: int | None, strategy: Strategy, max_tokens: int) -> No
 
 def _entities(
     text: str,
-    windows: list[Window],
+    windows: list[ScoredWindow],
     labels: tuple[str, ...],
     options: EntityOptions,
     vocabulary: TokenVocabulary,
@@ -139,9 +139,11 @@ def _entities(
     ]
     rule = options.strategy
     if rule == "none":
-        return [entity for own in read for entity in token_entities(own, labels, options.ignored)]
+        return [
+            entity for own in read for entity in list_token_entities(own, labels, options.ignored)
+        ]
     groups: list[EntityGroup] = []
     for own in read:
-        units = token_units(own) if rule == "simple" else word_units(own, rule)
-        groups += grouped(units, labels, options.ignored, vocabulary)
-    return merged(groups) if len(windows) > 1 else groups
+        units = label_tokens(own) if rule == "simple" else label_words(own, rule)
+        groups += group_entities(units, labels, options.ignored, vocabulary)
+    return merge_windows(groups) if len(windows) > 1 else groups

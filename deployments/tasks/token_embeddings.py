@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
-from deployments.tasks.embedding import SimilarityParameters, with_prompt
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.embedding import SimilarityParameters, add_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 
 
@@ -22,15 +22,15 @@ class TokenEmbeddings:
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
-    answer: ClassVar[Any] = list[list[list[float]]]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = list[list[list[float]]]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer vectors; whether a graph gives those of tokens, its engine knows."""
         return manifest.head is ModelHead.VECTOR
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """Never: its bodies look like those of feature-extraction."""
         return False
 
@@ -38,19 +38,19 @@ class TokenEmbeddings:
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
         """`inputs`: a text or a list of texts."""
-        asked = parse_parameters(SimilarityParameters, parameters)
-        texts, fields, _ = listed(self.inputs.read(inputs))
+        params = parse_parameters(SimilarityParameters, parameters)
+        texts, fields, _ = as_list(self.inputs.read(inputs))
         return TaskInput(
-            texts=with_prompt(texts, asked.prompt_name, manifest),
+            texts=add_prompt(texts, params.prompt_name, manifest),
             fields=fields,
             options=None,
-            truncation=asked.truncation,
+            truncation=params.truncation,
         )
 
-    def decode(self, computed: DecodeContext, options: None) -> list[NDArray[np.float32]]:
+    def decode(self, context: DecodeContext, options: None) -> list[NDArray[np.float32]]:
         """A list of texts, also for one, of as many vectors as each has tokens.
 
         Not scaled, special tokens included.
         """
         # Copied: rows are views that would keep the padding of the whole batch alive.
-        return [np.array(row) for row in computed.rows]
+        return [np.array(row) for row in context.rows]

@@ -14,15 +14,15 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
 from deployments.errors import TooManyItems
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, listed
+from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
 LABELS_PATH = "parameters.candidate_labels"
 # What the service takes is a setting. These two keep a small body from becoming a huge call before
 # anybody can count: texts times labels, and labels times the length of the template.
-MOST_PAIRS = 16_384
-MOST_TEMPLATE_CHARACTERS = 1_000
+MAX_PAIRS = 16_384
+MAX_TEMPLATE_CHARACTERS = 1_000
 
 
 def _comma_separated(value: Any) -> Any:
@@ -45,7 +45,7 @@ class ZeroShotParameters(TextParameters):
     candidate_labels: CandidateLabels
     multi_label: bool | None = None
     multi_class: bool | None = None  # what `multi_label` was called before
-    hypothesis_template: str = Field("This example is {}.", max_length=MOST_TEMPLATE_CHARACTERS)
+    hypothesis_template: str = Field("This example is {}.", max_length=MAX_TEMPLATE_CHARACTERS)
 
     @field_validator("truncate", "hypothesis_template", mode="before")
     @classmethod
@@ -94,49 +94,51 @@ class ZeroShotClassification:
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
-    answer: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
-    names_tokens: ClassVar = False
+    response_type: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
+    needs_vocabulary: ClassVar = False
     unpooled: ClassVar = False
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Classifiers that judge entailment."""
         return manifest.head is ModelHead.LABELS and has_entailment_label(manifest.labels)
 
-    def claims(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
+    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When labels are sent."""
         return parameters.get("candidate_labels") is not None
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts. Raises TooManyItems beyond MOST_PAIRS pairs."""
-        asked = parse_parameters(ZeroShotParameters, parameters)
-        texts, fields, single = listed(self.inputs.read(inputs))
-        labels = tuple(asked.candidate_labels)
+        """`inputs`: a text or a list of texts. Raises TooManyItems beyond MAX_PAIRS pairs."""
+        params = parse_parameters(ZeroShotParameters, parameters)
+        texts, fields, single = as_list(self.inputs.read(inputs))
+        labels = tuple(params.candidate_labels)
         count = len(texts) * len(labels)
-        if count > MOST_PAIRS:
+        if count > MAX_PAIRS:
             raise TooManyItems(
-                f"`{LABELS_PATH}` and `inputs` make {count} pairs; at most {MOST_PAIRS} are taken",
+                f"`{LABELS_PATH}` and `inputs` make {count} pairs; at most {MAX_PAIRS} are taken",
                 field=LABELS_PATH,
             )
-        before, after = split_template(asked.hypothesis_template)
+        before, after = split_template(params.hypothesis_template)
         hypotheses = [before + label + after for label in labels]
         return TaskInput(
             texts=tuple((text, hypothesis) for text in texts for hypothesis in hypotheses),
             # A pair is called by its text, which may be too long.
             fields=tuple(field for field in fields for _ in labels),
-            options=ZeroShotOptions(texts, labels, asked.independent, single),
-            truncation=asked.truncation,
+            options=ZeroShotOptions(texts, labels, params.independent, single),
+            truncation=params.truncation,
             many=LABELS_PATH if single else "inputs",
         )
 
     def decode(
-        self, computed: DecodeContext, options: ZeroShotOptions
+        self, context: DecodeContext, options: ZeroShotOptions
     ) -> LabelledSequence | list[LabelledSequence]:
         """One object for one text, a list of objects for a list; equal scores in label order."""
         shape = (len(options.sequences), len(options.labels), -1)
-        logits = np.stack(computed.rows).reshape(shape)
-        scores = label_scores(logits, computed.manifest.labels, independent=options.independent)
+        logits = np.stack(context.rows).reshape(shape)
+        scores = compute_label_scores(
+            logits, context.manifest.labels, independent=options.independent
+        )
         best = np.argsort(-scores, axis=1, kind="stable")
         results = [
             LabelledSequence(
@@ -154,7 +156,7 @@ def has_entailment_label(labels: Sequence[str]) -> bool:
     return len(labels) > 1 and any(map(_says_entailment, labels))
 
 
-def label_scores(
+def compute_label_scores(
     logits: NDArray[np.float32], labels: Sequence[str], *, independent: bool
 ) -> NDArray[np.float32]:
     """Scores [texts, candidates] of `logits` [texts, candidates, labels of the model].

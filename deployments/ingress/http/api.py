@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from deployments.errors import ServeError
-from deployments.tasks.inputs import JsonSchema, refusal
+from deployments.tasks.inputs import JsonSchema, validation_error
 
 B = TypeVar("B", bound=BaseModel)
 # For bodies whose clients send more than is named: those keys are not for us.
@@ -81,7 +81,7 @@ def parse_body(kind: type[B], body: Any) -> B:
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
-        raise refusal("", exc.errors(include_url=False)[0]) from None
+        raise validation_error("", exc.errors(include_url=False)[0]) from None
 
 
 # Clients ask few paths: one or two for each model. Strangers may try many more.

@@ -38,7 +38,7 @@ def recorded(run: int) -> tuple[list[dict[str, str]], list[list[list[float]]]]:
     return [RECORDED["questions"][int(i)] for i in answers], list(answers.values())
 
 
-def listed(answer: Any) -> list[dict[str, Any]]:
+def as_list(answer: Any) -> list[dict[str, Any]]:
     return answer if isinstance(answer, list) else [answer]
 
 
@@ -46,7 +46,7 @@ def assert_same(questions: Any, ours: list[Any], theirs: list[list[list[float]]]
     for asked, answer, expected in zip(questions, ours, theirs, strict=True):
         # One answer is an object.
         assert isinstance(answer, dict) is (len(expected) == 1)
-        found = listed(answer)
+        found = as_list(answer)
         assert [[a["start"], a["end"]] for a in found] == [span for _, *span in expected]
         assert [a["score"] for a in found] == pytest.approx(
             [score for score, *_ in expected], abs=TOLERANCE
@@ -92,7 +92,7 @@ async def test_int8_finds_the_same_answers(twins: ParityModel) -> None:
     """
     questions = questions_for(twins.checkpoint, 1_200, seed=5)
     async with twins.serving() as served:
-        exact = [listed(answer) for answer in await served.mixed(questions, {"top_k": 2})]
+        exact = [as_list(answer) for answer in await served.mixed(questions, {"top_k": 2})]
     async with twins.serving("int8") as served:
         ours = await served.mixed(questions)
     sure = [i for i, answers in enumerate(exact) if lead(answers) >= 0.01]

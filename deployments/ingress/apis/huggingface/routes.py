@@ -78,7 +78,7 @@ LIST_SINCE_VERSION = (1, 2)
 
 # Every task's, and what zero-shot answers are presented as.
 RESPONSE_TYPES = (
-    *(task.answer for task in TASKS.values()),
+    *(task.response_type for task in TASKS.values()),
     list[LabelScore],
     ENVELOPE_RESPONSE,
     TEXT2TEXT_RESPONSE,

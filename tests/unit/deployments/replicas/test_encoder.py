@@ -188,7 +188,7 @@ class Buggy(FeatureExtraction):
 class Spelling(FeatureExtraction):
     """A task that tells the tokens of its items, and where they stand."""
 
-    names_tokens: ClassVar = True
+    needs_vocabulary: ClassVar = True
 
     def decode(self, computed: DecodeContext, options: Any) -> Any:
         """Per item its tokens; then what else an encoder knows of the call."""

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 from deployments.artifacts.manifest import GENERATING_TASKS, TASK_HEADS, TaskName
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
-from deployments.tasks import TASKS, served_tasks
-from deployments.tasks.base import TextParameters, item_fields
+from deployments.tasks import TASKS, find_tasks
+from deployments.tasks.base import TextParameters, build_item_paths
 from deployments.tasks.inputs import parse_parameters
 from tests.support.artifacts import tiny_manifest
 
@@ -41,7 +41,7 @@ def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
 def test_a_model_serves_its_own_tasks_first() -> None:
     embedder = tiny_manifest()
     own = (TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION)
-    served = served_tasks(embedder.model_copy(update={"tasks": own}))
+    served = find_tasks(embedder.model_copy(update={"tasks": own}))
     assert tuple(served[:2]) == own
     assert len(served) == len(set(served))
 
@@ -49,7 +49,7 @@ def test_a_model_serves_its_own_tasks_first() -> None:
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
 def test_every_task_describes_itself_for_the_documentation(task: Any) -> None:
     assert task.inputs.schema()["description"]
-    assert TypeAdapter(task.answer).json_schema()
+    assert TypeAdapter(task.response_type).json_schema()
     properties = task.parameters.model_json_schema()["properties"]
     assert {"truncate", "truncation_direction"} <= set(properties)
 
@@ -93,9 +93,9 @@ def test_a_parameter_that_cannot_be_meant_is_named(
 
 
 def test_items_of_a_list_are_counted_from_zero() -> None:
-    assert item_fields("inputs", 1, single=True) == ("inputs",)
-    assert item_fields("inputs", 1, single=False) == ("inputs[0]",)
-    assert item_fields("inputs.sentences", 2, single=False) == (
+    assert build_item_paths("inputs", 1, single=True) == ("inputs",)
+    assert build_item_paths("inputs", 1, single=False) == ("inputs[0]",)
+    assert build_item_paths("inputs.sentences", 2, single=False) == (
         "inputs.sentences[0]",
         "inputs.sentences[1]",
     )

@@ -166,8 +166,8 @@ def test_similarity_is_the_cosine_with_the_source_in_the_order_sent() -> None:
     ],
 )
 def test_similarity_claims_inputs_by_their_shape(inputs: Any, claimed: bool) -> None:
-    assert SentenceSimilarity().claims(inputs, {}) is claimed
-    assert FeatureExtraction().claims(inputs, {}) is False
+    assert SentenceSimilarity().matches(inputs, {}) is claimed
+    assert FeatureExtraction().matches(inputs, {}) is False
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_similarity_claims_inputs_by_their_shape(inputs: Any, claimed: bool) -> 
 def test_feature_extraction_claims_parameters_of_its_own(
     parameters: dict[str, Any], claimed: bool
 ) -> None:
-    assert FeatureExtraction().claims("a", parameters) is claimed
+    assert FeatureExtraction().matches("a", parameters) is claimed
 
 
 def test_only_models_that_answer_vectors_embed_and_compare() -> None:

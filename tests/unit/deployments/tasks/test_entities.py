@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from deployments.tasks.entities import EntityGroup, merged
+from deployments.tasks.entities import EntityGroup, merge_windows
 from tests.support.builders import tiny_tokenizer
 from tests.support.labelled_tokens import Scores, ask, spans
 
@@ -198,4 +198,4 @@ def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> Entity
 def test_of_entities_that_overlap_the_longer_stays_then_the_likelier(
     groups: list[EntityGroup], kept: list[EntityGroup]
 ) -> None:
-    assert merged(groups) == kept
+    assert merge_windows(groups) == kept

@@ -191,7 +191,7 @@ def test_more_text_than_an_encoder_can_tell_in_time_is_refused(
     filler: Filler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # [CLS] [MASK] [MASK] [SEP]: two masks times four tokens, per proposal.
-    monkeypatch.setattr(fill_mask, "MOST_TOKENS", 16)
+    monkeypatch.setattr(fill_mask, "MAX_TOKENS_PER_RESPONSE", 16)
     rows = [filler.row(), filler.row()]
     assert len(filler.fill("[MASK] [MASK]", [rows], {"top_k": 2})) == 2
     with pytest.raises(InvalidField, match="repeat 24 tokens") as refusal:
@@ -246,4 +246,4 @@ def test_it_is_for_models_that_answer_for_masks(manifest: ArtifactManifest) -> N
     [({"targets": ["a"]}, True), ({"targets": None}, False), ({"top_k": 3}, False)],
 )
 def test_targets_are_meant_for_it(parameters: dict[str, Any], claimed: bool) -> None:
-    assert TASK.claims("a", parameters) is claimed
+    assert TASK.matches("a", parameters) is claimed

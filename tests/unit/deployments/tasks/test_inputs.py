@@ -9,7 +9,7 @@ from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownPara
 from deployments.tasks.inputs import (
     Inputs,
     NonEmptyText,
-    json_type,
+    describe_json_type,
     one_or_many,
     parse_parameters,
     text_or,
@@ -196,4 +196,4 @@ def test_parameters_may_have_another_name() -> None:
     ],
 )
 def test_types_are_called_what_json_calls_them(value: Any, name: str) -> None:
-    assert json_type(value) == name
+    assert describe_json_type(value) == name

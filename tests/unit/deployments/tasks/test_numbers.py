@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deployments.tasks.numbers import normalised, sigmoid, softmax, unchanged
+from deployments.tasks.numbers import identity, normalize, sigmoid, softmax
 
-Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+ScoreFunction = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
         # 1 / (1 + e^-ln3) = 3/4
         (sigmoid, [0.0, np.log(3)], [0.5, 0.75]),
         (sigmoid, [-1000.0, 1000.0], [0.0, 1.0]),
-        (unchanged, [-2.5, 7.0], [-2.5, 7.0]),
+        (identity, [-2.5, 7.0], [-2.5, 7.0]),
     ],
 )
 def test_scores_are_what_the_textbook_says_without_overflow(
-    function: Function, logits: list[float], scores: list[float]
+    function: ScoreFunction, logits: list[float], scores: list[float]
 ) -> None:
     with np.errstate(over="raise", invalid="raise"):
         computed = function(np.array([logits], dtype=np.float32))
@@ -42,5 +42,5 @@ def test_softmax_is_over_the_last_axis_whatever_is_before_it() -> None:
 
 def test_rows_are_scaled_to_length_one_and_zeros_stay_zeros() -> None:
     rows = np.array([[3, 4], [0, 0]], dtype=np.float32)
-    assert normalised(rows) == pytest.approx(np.array([[0.6, 0.8], [0, 0]]), abs=1e-7)
-    assert normalised(rows).dtype == np.float32
+    assert normalize(rows) == pytest.approx(np.array([[0.6, 0.8], [0, 0]]), abs=1e-7)
+    assert normalize(rows).dtype == np.float32

@@ -10,7 +10,7 @@ from deployments.errors import InvalidField
 from deployments.messages import Truncation
 from deployments.tasks import question_answering
 from deployments.tasks.base import DecodeContext
-from deployments.tasks.question_answering import QuestionAnswering, question_windowing
+from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from deployments.tokenization.windows import Window, WindowTokenizer
 from tests.support.artifacts import tiny_manifest
 from tests.support.builders import tiny_tokenizer
@@ -193,7 +193,7 @@ def test_answers_longer_than_may_be_told_are_refused(
     certain: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = len("night train")
-    monkeypatch.setattr(question_answering, "MOST_ANSWER_CHARACTERS", 2 * told)
+    monkeypatch.setattr(question_answering, "MAX_ANSWER_CHARACTERS", 2 * told)
     assert len(certain.answer([ASKED] * 2)) == 2
     with pytest.raises(InvalidField, match=f"more than {2 * told} characters") as refusal:
         certain.answer([ASKED] * 3)
@@ -229,5 +229,5 @@ def test_a_long_question_is_cut_and_the_context_still_answers(
     asked = {"question": "was it good " * 40, "context": ASKED["context"]}
     assert certain.answer(asked) == NIGHT_TRAIN
     pair = (asked["question"], asked["context"])
-    windows, cut = encoder.windows(pair, 0, question_windowing(64), Truncation.REFUSE)
+    windows, cut = encoder.windows(pair, 0, build_question_windowing(64), Truncation.REFUSE)
     assert (len(windows), cut) == (1, True)

@@ -9,8 +9,8 @@ import pytest
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Windowing
-from deployments.tasks import TASKS, served_tasks
-from deployments.tasks.question_answering import QuestionAnswering, question_windowing
+from deployments.tasks import TASKS, find_tasks
+from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from tests.support.artifacts import tiny_manifest
 from tests.unit.deployments.tasks.test_question_answering import ASKED, MANIFEST
 
@@ -20,17 +20,17 @@ TASK = QuestionAnswering()
 def test_defaults_are_those_of_the_pipeline() -> None:
     work = TASK.parse(ASKED, {"top_k": None}, MANIFEST)
     assert work.options.rules == (1, 15, False, True)
-    assert question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
-    assert question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
+    assert build_question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
+    assert build_question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
     # Of a short window a question takes half at most, unless a limit is set.
-    assert question_windowing(64) == Windowing(tokens=64, stride=32, first_tokens=32)
+    assert build_question_windowing(64) == Windowing(tokens=64, stride=32, first_tokens=32)
 
 
 def test_windows_are_as_asked_for_but_never_longer_than_the_model_reads() -> None:
     given = {"max_seq_len": 40, "doc_stride": 0, "max_question_len": 7}
     assert TASK.parse(ASKED, given, MANIFEST).windowing == Windowing(40, 0, 7)
     longest = TASK.parse(ASKED, {"max_seq_len": 1_000}, MANIFEST).windowing
-    assert longest == question_windowing(MANIFEST.max_tokens)
+    assert longest == build_question_windowing(MANIFEST.max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_items_are_named_by_the_path_of_their_context() -> None:
 
 def test_models_that_answer_spans_are_asked_questions() -> None:
     assert TASKS[TaskName.QUESTION_ANSWERING].fits(MANIFEST)
-    assert served_tasks(MANIFEST)[0] is TaskName.QUESTION_ANSWERING
+    assert find_tasks(MANIFEST)[0] is TaskName.QUESTION_ANSWERING
     assert not TASK.fits(tiny_manifest())
 
 
@@ -111,4 +111,4 @@ def test_models_that_answer_spans_are_asked_questions() -> None:
     [(ASKED, True), ([ASKED], True), ({"question": "a"}, True), ("a", False), ([], False)],
 )
 def test_a_question_is_known_when_seen(inputs: Any, meant: bool) -> None:
-    assert TASK.claims(inputs, {}) is meant
+    assert TASK.matches(inputs, {}) is meant

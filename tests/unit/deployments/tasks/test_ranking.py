@@ -47,7 +47,7 @@ def test_one_score_or_a_vector_ranks(model: ArtifactManifest, fits: bool) -> Non
     [(SEARCH, True), ({"query": "a"}, False), ({"texts": ["a"]}, False), ("query, texts", False)],
 )
 def test_a_query_with_texts_is_meant_for_it(inputs: Any, claims: bool) -> None:
-    assert TASK.claims(inputs, {}) is claims
+    assert TASK.matches(inputs, {}) is claims
 
 
 def test_a_cross_encoder_reads_query_and_text_together() -> None:
@@ -154,7 +154,7 @@ def test_a_logit_becomes_a_probability_and_the_best_comes_first() -> None:
         {"index": 0, "score": pytest.approx(0.25, abs=1e-6)},
     ]
     assert {(type(entry["index"]), type(entry["score"])) for entry in answer} == {(int, float)}
-    TypeAdapter(TextRanking.answer).validate_python(answer, strict=True)
+    TypeAdapter(TextRanking.response_type).validate_python(answer, strict=True)
 
 
 def test_raw_scores_are_the_logits_and_texts_come_along() -> None:
@@ -164,7 +164,7 @@ def test_raw_scores_are_the_logits_and_texts_come_along() -> None:
         {"index": 1, "score": 7.0, "text": "that"},
         {"index": 0, "score": -2.5, "text": "this"},
     ]
-    TypeAdapter(TextRanking.answer).validate_python(answer, strict=True)
+    TypeAdapter(TextRanking.response_type).validate_python(answer, strict=True)
 
 
 def test_logits_whose_probabilities_are_equal_keep_their_order() -> None:

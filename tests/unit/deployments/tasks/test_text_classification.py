@@ -106,7 +106,7 @@ def test_texts_and_pairs_of_texts_are_items(
 def test_pairs_and_functions_are_meant_for_classification(
     inputs: Any, parameters: dict[str, Any], claimed: bool
 ) -> None:
-    assert TextClassification().claims(inputs, parameters) is claimed
+    assert TextClassification().matches(inputs, parameters) is claimed
 
 
 def labelled(options: ClassificationOptions, *logits: list[float]) -> list[list[str]]:

@@ -101,7 +101,7 @@ def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
 def test_a_body_with_parameters_of_its_own_is_claimed(
     parameters: dict[str, Any], claimed: bool
 ) -> None:
-    assert TASK.claims("a", parameters) is claimed
+    assert TASK.matches("a", parameters) is claimed
 
 
 def test_without_aggregation_every_labelled_token_is_named(directory: Path) -> None:
@@ -148,7 +148,7 @@ def test_decoding_without_the_vocabulary_is_a_bug() -> None:
 
 
 def test_the_answer_has_a_schema(directory: Path) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(TASK.answer)
+    adapter: TypeAdapter[Any] = TypeAdapter(TASK.response_type)
     names = set(adapter.json_schema()["$defs"])
     assert names == {"TokenEntity", "EntityGroup"}
     for strategy in ("none", "simple"):

@@ -46,7 +46,7 @@ def test_what_cannot_be_meant_is_named(
 
 
 def test_no_body_is_plainly_meant_for_it() -> None:
-    assert not TokenEmbeddings().claims("a", {"prompt_name": "query"})
+    assert not TokenEmbeddings().matches("a", {"prompt_name": "query"})
 
 
 def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
@@ -59,4 +59,4 @@ def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
     np.testing.assert_array_equal(value[1], batch[1, :2])
     assert not any(np.shares_memory(rows, batch) for rows in value)
     told = orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
-    assert TypeAdapter(TokenEmbeddings.answer).validate_python(told) == told
+    assert TypeAdapter(TokenEmbeddings.response_type).validate_python(told) == told

@@ -17,12 +17,12 @@ from deployments.errors import (
 from deployments.messages import Truncation
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.zero_shot import (
-    MOST_PAIRS,
-    MOST_TEMPLATE_CHARACTERS,
+    MAX_PAIRS,
+    MAX_TEMPLATE_CHARACTERS,
     ZeroShotClassification,
     ZeroShotOptions,
     ZeroShotParameters,
-    label_scores,
+    compute_label_scores,
 )
 from tests.support.artifacts import tiny_manifest
 
@@ -56,7 +56,7 @@ def test_it_takes_a_classifier_that_judges_entailment(labels: tuple[str, ...], f
 def test_a_body_with_candidate_labels_is_meant_for_it(
     parameters: dict[str, Any], claims: bool
 ) -> None:
-    assert TASK.claims("text", parameters) is claims
+    assert TASK.matches("text", parameters) is claims
 
 
 def test_every_text_meets_every_hypothesis() -> None:
@@ -147,7 +147,7 @@ def test_a_template_with_anything_but_one_placeholder_is_refused(template: str) 
             "a",
             {
                 "candidate_labels": "x",
-                "hypothesis_template": "{}" + "x" * MOST_TEMPLATE_CHARACTERS,
+                "hypothesis_template": "{}" + "x" * MAX_TEMPLATE_CHARACTERS,
             },
             InvalidField,
             TEMPLATE,
@@ -173,8 +173,8 @@ def test_texts_times_labels_are_bounded_before_they_are_paired() -> None:
     with pytest.raises(TooManyItems, match="10000000000 pairs") as refusal:
         TASK.parse(texts, {"candidate_labels": texts}, MANIFEST)
     assert refusal.value.field == LABELS
-    most = TASK.parse(["a"] * 2, {"candidate_labels": ["a"] * (MOST_PAIRS // 2)}, MANIFEST)
-    assert len(most.texts) == len(most.fields) == MOST_PAIRS
+    most = TASK.parse(["a"] * 2, {"candidate_labels": ["a"] * (MAX_PAIRS // 2)}, MANIFEST)
+    assert len(most.texts) == len(most.fields) == MAX_PAIRS
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_scores_are_what_the_textbook_says_without_overflow(
     ln3 = np.log(3)
     logits = np.array([[[-ln3, 1000, 0], [0, 1000, ln3]]], dtype=np.float32)
     with np.errstate(over="raise", invalid="raise"):
-        computed = label_scores(logits, labels, independent=independent)
+        computed = compute_label_scores(logits, labels, independent=independent)
     assert computed == pytest.approx(np.array([scores]), abs=1e-6)
 
 
@@ -252,7 +252,7 @@ def test_one_text_is_answered_by_an_object_with_the_best_label_first() -> None:
         "scores": pytest.approx([0.6, 0.3, 0.1], abs=1e-6),
     }
     assert {type(score) for score in answer["scores"]} == {float}
-    TypeAdapter(ZeroShotClassification.answer).validate_python(answer, strict=True)
+    TypeAdapter(ZeroShotClassification.response_type).validate_python(answer, strict=True)
 
 
 def test_a_list_is_answered_text_by_text_even_a_list_of_one() -> None:
