@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.checkpoints.metadata import tasks_of
+from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.console import BuildProgress
-from build_artifacts.decoders.generation_report import read_generation, told
+from build_artifacts.decoders.generation_report import read_generation_report, told
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
@@ -122,7 +122,7 @@ def report(arguments: argparse.Namespace) -> int:
     artifact, progress = _find(arguments), BuildProgress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
-        print(told(manifest, read_generation(artifact)))
+        print(told(manifest, read_generation_report(artifact)))
         return 0
     request = ReportRequest(
         artifact=artifact,
@@ -151,7 +151,7 @@ def compact(arguments: argparse.Namespace) -> int:
 
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
-        head = TASK_HEADS[tasks_of(checkpoint, None, None)[0]]
+        head = TASK_HEADS[select_tasks(checkpoint, None, None)[0]]
         if head is ModelHead.NEXT_TOKEN:
             raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
 from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.build import DecoderBuild
 from build_artifacts.decoders.measurement import LIMITS
@@ -90,12 +90,12 @@ class EncoderBuild:
                 checkpoint = cached_dequantize(self._steps, checkpoint)
             if adapter is not None:
                 checkpoint = cached_merge(self._steps, checkpoint, adapter)
-            facts = read_facts(checkpoint, tasks)
-            if facts.head is ModelHead.NEXT_TOKEN:
-                return self._decoder().artifact(checkpoint.weights, facts, identity)
-            prepared = self._prepared(checkpoint, facts)
+            metadata = read_metadata(checkpoint, tasks)
+            if metadata.head is ModelHead.NEXT_TOKEN:
+                return self._decoder().artifact(checkpoint.weights, metadata, identity)
+            prepared = self._prepared(checkpoint, metadata)
             search = self._search(prepared)
-            passed = self._passed(search, facts)
+            passed = self._passed(search, metadata)
             tables = self._tables(search, passed, identity)
             return self._sealed(identity, prepared, passed, tables)
         finally:
@@ -120,27 +120,27 @@ class EncoderBuild:
             search_seconds=effort.search_seconds,
         )
 
-    def _prepared(self, checkpoint: Checkpoint, facts: ModelFacts) -> PreparedModel:
-        evaluation = self._evaluation(checkpoint.weights, facts)
-        prepared = cached_prepare(self._steps, checkpoint.weights, facts, evaluation)
+    def _prepared(self, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> PreparedModel:
+        evaluation = self._evaluation(checkpoint.weights, metadata)
+        prepared = cached_prepare(self._steps, checkpoint.weights, metadata, evaluation)
         if not prepared.compaction.is_empty:
             with self._steps.passing("compact", "what pruning set to zero") as step:
                 step.found(prepared.compaction.describe())
         return prepared
 
-    def _evaluation(self, weights: Path, facts: ModelFacts) -> Evaluation | None:
+    def _evaluation(self, weights: Path, metadata: CheckpointMetadata) -> Evaluation | None:
         if self._effort.evaluation is None:
             return None
         model = EvaluatedModel(
             directory=weights,
-            max_tokens=facts.max_tokens,
-            labels=facts.labels,
-            problem_type=facts.problem_type,
-            prompt=dict(facts.prompts).get(facts.default_prompt or "", ""),
-            mask_token=facts.mask_token,
+            max_tokens=metadata.max_tokens,
+            labels=metadata.labels,
+            problem_type=metadata.problem_type,
+            prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
+            mask_token=metadata.mask_token,
         )
         data, sampling = self._effort.evaluation, self._effort.sampling
-        return load_evaluation(data, facts.tasks[0], model, sampling)
+        return load_evaluation(data, metadata.tasks[0], model, sampling)
 
     def _search(self, prepared: PreparedModel) -> CandidateSearch:
         graphs = CandidateGraphs(self._steps, prepared)
@@ -148,7 +148,7 @@ class EncoderBuild:
         seconds = self._effort.search_seconds
         return CandidateSearch(self._steps, prepared, graphs, gatekeeper, self._recipe, seconds)
 
-    def _passed(self, search: CandidateSearch, facts: ModelFacts) -> list[AcceptedGraph]:
+    def _passed(self, search: CandidateSearch, metadata: CheckpointMetadata) -> list[AcceptedGraph]:
         """What is to be sealed, the best of each device first. Raises GateFailed."""
         cpu = search.best(Device.CPU)
         if not cpu:
@@ -156,7 +156,7 @@ class EncoderBuild:
             fallback = search.gatekeeper.admit(self._recipe.fallback)
             if fallback is None:
                 raise GateFailed(
-                    f"no graph of `{facts.architecture}` for the CPU passed the accuracy gate",
+                    f"no graph of `{metadata.architecture}` for the CPU passed the accuracy gate",
                     hint="the checkpoint may be damaged: compare it with its published scores",
                 )
             cpu = [fallback]
@@ -245,7 +245,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
             step.found(f"revision {checkpoint.source.revision[:20]}")
         adapter = read_adapter(request.adapter) if request.adapter else None
-        tasks = tasks_of(checkpoint, adapter, request.task)
+        tasks = select_tasks(checkpoint, adapter, request.task)
         identity = _identity(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version
         build_inputs = json.dumps([repr(request.effort), read_host(Device.CPU).fingerprint])

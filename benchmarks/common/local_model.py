@@ -31,7 +31,7 @@ def open_torch(
     `source` is what `build_artifacts build` takes; None: the manifest's own. What must be unpacked
     goes under `scratch`. Raises BenchmarkError or a BuildError.
     """
-    from build_artifacts.checkpoints.metadata import read_facts
+    from build_artifacts.checkpoints.metadata import read_metadata
     from build_artifacts.checkpoints.models import load_model
     from build_artifacts.report.stages import TorchReferenceEngine
     from build_artifacts.search.preparation import Original
@@ -39,9 +39,9 @@ def open_torch(
     from build_artifacts.steps.resolve import resolve
 
     checkpoint = resolve(source or find_source(manifest), scratch, HuggingFaceHub())
-    facts = read_facts(checkpoint, manifest.tasks)
+    metadata = read_metadata(checkpoint, manifest.tasks)
     model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
-    return TorchReferenceEngine(Original(model, facts), threads)
+    return TorchReferenceEngine(Original(model, metadata), threads)
 
 
 def find_source(manifest: ArtifactManifest) -> str:

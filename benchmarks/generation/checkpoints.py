@@ -31,7 +31,7 @@ class SourceCheckpoint:
     def weights(self) -> Path:
         """A directory of safetensors, config and tokenizer. Raises a BuildError."""
         from build_artifacts.sources.hub import HuggingFaceHub
-        from build_artifacts.steps.dequantize import dequantise
+        from build_artifacts.steps.dequantize import dequantize
         from build_artifacts.steps.resolve import resolve
 
         source = self._source or find_source(self._model.manifest)
@@ -39,7 +39,7 @@ class SourceCheckpoint:
         if checkpoint.gguf is not None:
             into = self._scratch / "dequantised"
             into.mkdir()
-            checkpoint = dequantise(checkpoint, into)
+            checkpoint = dequantize(checkpoint, into)
         return checkpoint.weights
 
     def genai_directory(self, precision: str | None) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import task_of_class
+from build_artifacts.checkpoints.architectures import parse_task_class
 from build_artifacts.checkpoints.checkpoint import (
     Json,
     check_weights,
@@ -73,7 +73,7 @@ def _task(config: Mapping[str, Json]) -> TaskName | None:
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
     mapping = config.get("auto_mapping") or {}
-    return task_of_class(str(mapping.get("base_model_class")))
+    return parse_task_class(str(mapping.get("base_model_class")))
 
 
 def _labels(directory: Path) -> tuple[str, ...]:

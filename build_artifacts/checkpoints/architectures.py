@@ -8,7 +8,7 @@ from typing import Any
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TaskName
 
-Config = Any  # a transformers.PretrainedConfig; the library is not typed
+TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
 
 
 # Tasks by the end of the class that a checkpoint, or an adapter, names.
@@ -27,12 +27,12 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 }
 
 
-def task_of_class(name: str) -> TaskName | None:
+def parse_task_class(name: str) -> TaskName | None:
     """The task of a transformers class such as `BertForMaskedLM`; None for one without."""
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
 
 
-def check_architecture(config: Config, *, pooled: bool) -> None:
+def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
     """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
 
     `pooled`: the checkpoint says how its token vectors are pooled, so a decoder is no generator.
@@ -49,24 +49,24 @@ def check_architecture(config: Config, *, pooled: bool) -> None:
         raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
 
 
-def architecture_of(config: Config) -> str:
+def read_architecture(config: TransformersConfig) -> str:
     """The class that the checkpoint names, else the kind of its config."""
     return str((config.architectures or [config.model_type])[0])
 
 
-def positions_of(config: Config) -> int | None:
+def read_max_positions(config: TransformersConfig) -> int | None:
     """How many tokens the position embeddings reach, None where the config does not say."""
     positions = getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     return positions - skipped(config) if positions and skipped else positions
 
 
-def min_trace_tokens(config: Config) -> int:
+def min_trace_tokens(config: TransformersConfig) -> int:
     """The shortest length that the tracer can be promised."""
-    return _FEWEST_TOKENS.get(config.model_type, 2)
+    return _MIN_TRACE_TOKENS.get(config.model_type, 2)
 
 
-def _is_encoder(config: Config) -> bool:
+def _is_encoder(config: TransformersConfig) -> bool:
     from transformers.models.auto import modeling_auto as known
 
     if _generates_only(config):
@@ -76,18 +76,18 @@ def _is_encoder(config: Config) -> bool:
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def _generates_only(config: Config) -> bool:
+def _generates_only(config: TransformersConfig) -> bool:
     return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
 
 
 Reason = tuple[str, str]  # why, and what to do instead
 
 
-def _nothing(_config: Config) -> Reason | None:
+def _nothing(_config: TransformersConfig) -> Reason | None:
     return None
 
 
-def _longformer(_config: Config) -> Reason | None:
+def _longformer(_config: TransformersConfig) -> Reason | None:
     return (
         "which tokens its attention sees everywhere is decided per input, and the tracer can "
         "follow no sizes that depend on values",
@@ -95,7 +95,7 @@ def _longformer(_config: Config) -> Reason | None:
     )
 
 
-def _big_bird(config: Config) -> Reason | None:
+def _big_bird(config: TransformersConfig) -> Reason | None:
     if config.attention_type == "original_full":
         return None
     same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
@@ -106,17 +106,17 @@ def _big_bird(config: Config) -> Reason | None:
     )
 
 
-_REFUSED: Mapping[str, Callable[[Config], Reason | None]] = {
+_REFUSED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
     "longformer": _longformer,
     "big_bird": _big_bird,
 }
 
 # MobileBERT puts each token's neighbours beside it; the tracer takes one neighbour for a special
 # case. The graph itself is right for two tokens as well.
-_FEWEST_TOKENS: Mapping[str, int] = {"mobilebert": 3}
+_MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
 # Models whose positions start after the padding id, as RoBERTa's do.
-_POSITIONS_AFTER_PADDING: Mapping[str, Callable[[Config], int]] = {
+_POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
     "mpnet": lambda _: 2,  # fixed in its code, whatever the file says
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",

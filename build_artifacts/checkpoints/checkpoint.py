@@ -28,7 +28,7 @@ from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
 # What is fetched from a hub or a wheel, and what a revision is computed from.
-COUNTED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
+HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
@@ -73,7 +73,7 @@ class Checkpoint:
             ) from exc
 
 
-def unreadable(path: Path, reason: str) -> SourceUnreadable:
+def unreadable_source(path: Path, reason: str) -> SourceUnreadable:
     """The error for a file or directory that is there and cannot be read."""
     return SourceUnreadable(
         f"`{path}` cannot be read: {reason}",
@@ -91,17 +91,17 @@ def is_plain_file(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     except FileNotFoundError as exc:
         if path.is_symlink():
-            raise unreadable(path, f"a link to nothing, `{path.readlink()}`") from exc
+            raise unreadable_source(path, f"a link to nothing, `{path.readlink()}`") from exc
         return False
     except OSError as exc:
-        raise unreadable(path, str(exc.strerror)) from exc
+        raise unreadable_source(path, str(exc.strerror)) from exc
     try:
         mode = os.fstat(descriptor).st_mode
     finally:
         os.close(descriptor)
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
-        raise unreadable(path, f"{kind}, not a file")
+        raise unreadable_source(path, f"{kind}, not a file")
     return True
 
 
@@ -115,12 +115,12 @@ def read_json(path: Path, default: Json = None) -> Json:
     try:
         return json.loads(path.read_bytes())
     except OSError as exc:
-        raise unreadable(path, str(exc.strerror)) from exc
+        raise unreadable_source(path, str(exc.strerror)) from exc
     except (ValueError, RecursionError) as exc:
-        raise damaged(path, str(exc)) from exc
+        raise corrupt_file(path, str(exc)) from exc
 
 
-def damaged(path: Path, reason: str) -> UnsupportedModel:
+def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
     """The error for a file that is not what its name says."""
     return UnsupportedModel(
         f"`{path.name}` is damaged: {reason}", hint="download or save the checkpoint again"
@@ -134,7 +134,7 @@ def read_object(path: Path) -> dict[str, Json]:
     """
     value = read_json(path, default={})
     if not isinstance(value, dict):
-        raise damaged(path, "not a JSON object")
+        raise corrupt_file(path, "not a JSON object")
     return value
 
 
@@ -146,7 +146,7 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     found = []
     for top, below, names in os.walk(directory, onerror=_refuse_directory):
         below[:] = [name for name in below if not name.startswith(".")]
-        counted = (name for name in names if name.endswith(COUNTED_SUFFIXES))
+        counted = (name for name in names if name.endswith(HASHED_SUFFIXES))
         found += [Path(top, name) for name in counted if not name.startswith(".")]
     for path in sorted(found):
         if is_plain_file(path):
@@ -154,7 +154,7 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse_directory(error: OSError) -> Never:
-    raise unreadable(Path(str(error.filename)), str(error.strerror)) from error
+    raise unreadable_source(Path(str(error.filename)), str(error.strerror)) from error
 
 
 def content_digest(directory: Path) -> str:
@@ -164,7 +164,7 @@ def content_digest(directory: Path) -> str:
         try:
             line = f"{name}\0{file_sha256(path)}\n"
         except OSError as exc:
-            raise unreadable(path, str(exc.strerror)) from exc
+            raise unreadable_source(path, str(exc.strerror)) from exc
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
@@ -200,7 +200,7 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
     modules = checkpoint.directory / MODULES_NAME
     for module in read_json(modules, default=[]):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-            raise damaged(modules, "a module without a type")
+            raise corrupt_file(modules, "a module without a type")
         if not module["type"].startswith(_MODULE_PACKAGE):
             raise UnsafeSource(
                 f"`{modules.name}` asks for remote code (`{module['type']}`), which is never run",
@@ -240,7 +240,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
     """The tensors that a weight index promises, by shard."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise damaged(index, "no `weight_map` from tensors to files")
+        raise corrupt_file(index, "no `weight_map` from tensors to files")
     shards: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or name == "..":
@@ -263,16 +263,16 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
         with safe_open(path, framework="numpy") as file:
             missing = promised - set(file.keys())
     except OSError as exc:
-        raise unreadable(path, str(exc)) from exc
+        raise unreadable_source(path, str(exc)) from exc
     except SafetensorError as exc:
-        raise damaged(path, str(exc)) from exc
+        raise corrupt_file(path, str(exc)) from exc
     if missing:
-        raise damaged(path, f"the weight index promises `{min(missing)}`, which is not in it")
+        raise corrupt_file(path, f"the weight index promises `{min(missing)}`, which is not in it")
 
 
 def _foreign(directory: Path) -> BuildError | None:
     try:
         names = os.listdir(directory) if directory.is_dir() else []
     except OSError as exc:
-        raise unreadable(directory, str(exc.strerror)) from exc
+        raise unreadable_source(directory, str(exc.strerror)) from exc
     return foreign_weights(str(directory), names)

@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from build_artifacts.checkpoints.architectures import Config, architecture_of
+from build_artifacts.checkpoints.architectures import TransformersConfig, read_architecture
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Json,
-    damaged,
+    corrupt_file,
     is_plain_file,
     read_object,
-    unreadable,
+    unreadable_source,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
@@ -44,12 +44,12 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_p
 _TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 
-def check_decoder(config: Config) -> int | None:
+def check_decoder(config: TransformersConfig) -> int | None:
     """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
 
     Returns a limit on the tokens of a text that the graph has and the config does not tell.
     """
-    architecture = architecture_of(config)
+    architecture = read_architecture(config)
     if architecture not in SUPPORTED:
         raise UnsupportedModel(
             f"`{architecture}` cannot be built for text generation: there is no graph for it whose "
@@ -68,7 +68,7 @@ def check_decoder(config: Config) -> int | None:
     return int(config.original_max_position_embeddings) if is_split else None
 
 
-def read_decoding(weights: Path, config: Config) -> GenerationConfig:
+def read_generation_config(weights: Path, config: TransformersConfig) -> GenerationConfig:
     """The shape of the memory, and the words. Raises UnsupportedModel, SourceUnreadable."""
     heads = config.num_attention_heads
     special = special_tokens(weights)
@@ -109,7 +109,7 @@ def special_tokens(weights: Path) -> dict[str, str]:
     return found
 
 
-def chat_template(weights: Path) -> str | None:
+def read_chat_template(weights: Path) -> str | None:
     """The template that writes a chat as a prompt, None where the checkpoint has none.
 
     Raises UnsupportedModel or SourceUnreadable.
@@ -119,10 +119,10 @@ def chat_template(weights: Path) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except ValueError as exc:
-            raise damaged(path, str(exc)) from exc
+            raise corrupt_file(path, str(exc)) from exc
         except OSError as exc:
-            raise unreadable(path, str(exc.strerror)) from exc
-    said = read_object(weights / "tokenizer_config.json").get("chat_template")
+            raise unreadable_source(path, str(exc.strerror)) from exc
+    said = read_object(weights / "tokenizer_config.json").get("read_chat_template")
     if isinstance(said, list):  # several by name
         said = {entry.get("name"): entry.get("template") for entry in said}.get("default")
     return said if isinstance(said, str) else None
@@ -133,13 +133,13 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    template = chat_template(weights) or ""
+    template = read_chat_template(weights) or ""
     names = [special.get("eos_token"), *(turn for turn in _TURN_ENDS if turn in template)]
     tokens = [tokenizer.token_to_id(name) for name in names if name is not None]
     stated = [
         ids
         for name in (GENERATION_CONFIG_NAME, CONFIG_NAME)
-        for ids in ids_in(read_object(weights / name).get("eos_token_id"))
+        for ids in iterate_token_ids(read_object(weights / name).get("eos_token_id"))
     ]
     found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
     if not found:
@@ -150,7 +150,7 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def ids_in(said: Json) -> Iterator[int]:
+def iterate_token_ids(said: Json) -> Iterator[int]:
     """One id, or several, or none."""
     values: list[Any] = said if isinstance(said, list) else [said]
     yield from (value for value in values if isinstance(value, int) and value >= 0)

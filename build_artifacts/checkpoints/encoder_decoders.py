@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import Config, architecture_of
+from build_artifacts.checkpoints.architectures import TransformersConfig, read_architecture
 from build_artifacts.checkpoints.checkpoint import is_plain_file
-from build_artifacts.checkpoints.decoders import GENERATION_CONFIG_NAME, ids_in, special_tokens
+from build_artifacts.checkpoints.decoders import (
+    GENERATION_CONFIG_NAME,
+    iterate_token_ids,
+    special_tokens,
+)
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import (
     EncoderDecoderConfig,
@@ -25,20 +29,20 @@ SUPPORTED = (
     "bart", "plbart", "mbart", "blenderbot", "marian", "pegasus", "m2m_100", "t5", "mt5",
 )  # fmt: skip
 
-Generation = Any  # a transformers.GenerationConfig; the library is not typed
+GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
 
 
-def check_encoder_decoder(config: Config) -> None:
+def check_encoder_decoder(config: TransformersConfig) -> None:
     """Raise UnsupportedModel, naming the architecture, for what no graphs can be written of."""
     if config.model_type not in SUPPORTED:
         raise UnsupportedModel(
-            f"`{architecture_of(config)}` cannot be built: there are no graphs for an encoder and "
+            f"`{read_architecture(config)}` cannot be built: there are no graphs for an encoder and "
             f"a decoder of the family `{config.model_type}`",
             hint=f"these families can: {', '.join(SUPPORTED)}",
         )
 
 
-def generation_of(weights: Path, config: Config) -> Generation:
+def load_generation_settings(weights: Path, config: TransformersConfig) -> GenerationSettings:
     """What transformers would generate by: a file of its own, or config.json."""
     from transformers import GenerationConfig
 
@@ -47,14 +51,16 @@ def generation_of(weights: Path, config: Config) -> Generation:
     return GenerationConfig.from_model_config(config)
 
 
-def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) -> GenerationConfig:
+def read_encoder_decoder_config(
+    weights: Path, config: TransformersConfig, max_source_tokens: int
+) -> GenerationConfig:
     """The shape of the memory, what answers begin and end with, and how they are searched for.
 
     Raises UnsupportedModel.
     """
-    generation = generation_of(weights, config)
+    generation = load_generation_settings(weights, config)
     heads = _of_decoder(config, "attention_heads", "num_heads")
-    ends = tuple(ids_in(generation.eos_token_id))
+    ends = tuple(iterate_token_ids(generation.eos_token_id))
     if generation.decoder_start_token_id is None or not ends:
         raise UnsupportedModel(
             "nothing in the checkpoint says by which token answers start, or by which they end",
@@ -71,33 +77,33 @@ def read_source_decoding(weights: Path, config: Config, max_source_tokens: int) 
             max_source_tokens=max_source_tokens,
             decoder_start_token_id=generation.decoder_start_token_id,
             forced_bos_token_id=generation.forced_bos_token_id,
-            forced_eos_token_id=next(ids_in(generation.forced_eos_token_id), None),
+            forced_eos_token_id=next(iterate_token_ids(generation.forced_eos_token_id), None),
         ),
         defaults=_defaults(generation),
         task_prefixes=_prefixes(config),
     )
 
 
-def vocabulary_of(config: Config) -> int:
+def read_vocabulary_size(config: TransformersConfig) -> int:
     """Of the answers, which may have words of their own."""
     own = getattr(config, "decoder_vocab_size", None)
     shared = getattr(config, "share_encoder_decoder_embeddings", True)
     return int(config.vocab_size if own is None or shared else own)
 
 
-def read_suppressed_tokens(generation: Generation) -> Iterator[int]:
+def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
     """Tokens that no answer may have."""
-    yield from ids_in(generation.suppress_tokens)
+    yield from iterate_token_ids(generation.suppress_tokens)
     for words in generation.bad_words_ids or ():
         if len(words) == 1:  # longer ones forbid a sequence, not a token
             yield int(words[0])
 
 
-def _of_decoder(config: Config, name: str, otherwise: str) -> int:
+def _of_decoder(config: TransformersConfig, name: str, otherwise: str) -> int:
     return int(getattr(config, f"decoder_{name}", None) or getattr(config, otherwise))
 
 
-def _defaults(generation: Generation) -> GenerationDefaults:
+def _defaults(generation: GenerationSettings) -> GenerationDefaults:
     longest, shortest = generation.max_length, generation.min_length
     return GenerationDefaults(
         num_beams=generation.num_beams or 1,
@@ -110,7 +116,7 @@ def _defaults(generation: Generation) -> GenerationDefaults:
     )
 
 
-def _prefixes(config: Config) -> dict[str, str]:
+def _prefixes(config: TransformersConfig) -> dict[str, str]:
     """What is put before a text, by task; translation has one only where it is not ambiguous."""
     said = getattr(config, "task_specific_params", None) or {}
     found: dict[str, str] = {}

@@ -14,7 +14,7 @@ from deployments.artifacts.manifest import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
 # (the model's output, mask [B, T]) -> what the forward of `wrap_for_export` returns
-Answer = Callable[[Any, Any], Any]
+OutputFunction = Callable[[Any, Any], Any]
 
 
 def wrap_for_export(
@@ -27,7 +27,7 @@ def wrap_for_export(
     those of `input_names`. A model of vectors returns, `with_tokens`, what it pools as well: a pair
     of [B, W] and [B, T, W], the latter in the model's own type.
     """
-    answer = _POOLED[pooling] if head is ModelHead.VECTOR else _ANSWERS[head]
+    answer = _POOLED[pooling] if head is ModelHead.VECTOR else _OUTPUT_FUNCTIONS[head]
     if with_tokens and head is ModelHead.VECTOR:
         answer = _beside_tokens(answer)
     rows = copy.copy(model)
@@ -55,7 +55,7 @@ def _reads_token_types(model: TorchModel) -> bool:
     return asked and getattr(model.config, "type_vocab_size", 0) > 1
 
 
-def _export_class(base: type, answer: Answer) -> type:
+def _export_class(base: type, answer: OutputFunction) -> type:
     """A subclass of `base`: the exporter knows architectures by their classes, not by wrappers."""
     inner: Any = base
 
@@ -99,7 +99,7 @@ def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
         hook.remove()
 
 
-def _beside_tokens(pool: Answer) -> Answer:
+def _beside_tokens(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
         # As it is: a conversion would be a pass over all of it, whether somebody asks or not.
         return pool(out, mask), out.last_hidden_state
@@ -137,8 +137,8 @@ def _selected(out: Any, _mask: Any) -> Any:
     return out.logits[0].float()
 
 
-_POOLED: dict[Pooling | None, Answer] = {"mean": _mean, "cls": _first, "last": _last}
-_ANSWERS: dict[ModelHead, Answer] = {
+_POOLED: dict[Pooling | None, OutputFunction] = {"mean": _mean, "cls": _first, "last": _last}
+_OUTPUT_FUNCTIONS: dict[ModelHead, OutputFunction] = {
     ModelHead.LABELS: _logits,
     ModelHead.TOKENS: _logits,
     ModelHead.SPAN: _span,

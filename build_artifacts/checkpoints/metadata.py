@@ -9,11 +9,11 @@ from typing import Literal
 
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.architectures import (
-    Config,
-    architecture_of,
+    TransformersConfig,
     check_architecture,
-    positions_of,
-    task_of_class,
+    parse_task_class,
+    read_architecture,
+    read_max_positions,
 )
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
@@ -22,18 +22,18 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     read_object,
 )
-from build_artifacts.checkpoints.decoders import check_decoder, read_decoding
+from build_artifacts.checkpoints.decoders import check_decoder, read_generation_config
 from build_artifacts.checkpoints.encoder_decoders import (
     UNBOUNDED_TOKENS,
     check_encoder_decoder,
-    read_source_decoding,
-    vocabulary_of,
+    read_encoder_decoder_config,
+    read_vocabulary_size,
 )
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     is_cross_encoder,
-    read_embedding,
-    token_limit,
+    read_embedding_config,
+    read_max_seq_length,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
@@ -48,11 +48,11 @@ from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 
-Problem = Literal["single_label", "multi_label", "regression"]
+ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class CheckpointMetadata:
     """The part of a manifest that describes the model rather than the build."""
 
     tasks: tuple[TaskName, ...]
@@ -60,7 +60,7 @@ class ModelFacts:
     max_tokens: int
     output_width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
     labels: tuple[str, ...] = ()
-    problem_type: Problem | None = None
+    problem_type: ProblemType | None = None
     pooling: Pooling | None = None
     normalize: bool = False
     prompts: tuple[tuple[str, str], ...] = ()
@@ -74,15 +74,15 @@ class ModelFacts:
         return TASK_HEADS[self.tasks[0]]
 
     @property
-    def generating(self) -> GenerationConfig:
-        """`generation_config`, of a model whose head is NEXT_TOKEN."""
+    def required_generation_config(self) -> GenerationConfig:
+        """`generation_config` of a model with the head NEXT_TOKEN."""
         assert self.generation_config is not None, (
             "facts of such a head have a decoding; this is a bug"
         )
         return self.generation_config
 
 
-def tasks_of(
+def select_tasks(
     checkpoint: Checkpoint, adapter: Adapter | None, asked: TaskName | None
 ) -> tuple[TaskName, ...]:
     """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel.
@@ -149,7 +149,7 @@ def _own_task(checkpoint: Checkpoint) -> TaskName:
         return TaskName.FEATURE_EXTRACTION
     config = read_object(checkpoint.weights / CONFIG_NAME)
     architecture = str((config.get("architectures") or [""])[0])
-    if (task := task_of_class(architecture)) is not None:
+    if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
         f"cannot tell a task from the architecture `{architecture or 'none'}`",
@@ -157,23 +157,25 @@ def _own_task(checkpoint: Checkpoint) -> TaskName:
     )
 
 
-def read_facts(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> ModelFacts:
+def read_metadata(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> CheckpointMetadata:
     """What a merged checkpoint says of itself. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     head = TASK_HEADS[tasks[0]]
     if tasks[0] in TEXT2TEXT_TASKS:
-        return _source_facts(checkpoint, config, tasks)
+        return _encoder_decoder_metadata(checkpoint, config, tasks)
     if head is ModelHead.NEXT_TOKEN:
-        return _decoder_facts(checkpoint, config, tasks)
+        return _decoder_metadata(checkpoint, config, tasks)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_architecture(config, pooled=pooled)
     if head is ModelHead.VECTOR:
-        return _embedding_facts(checkpoint, config, tasks)
-    facts = {ModelHead.SPAN: _span_facts, ModelHead.MASKS: _mask_facts}.get(head, _label_facts)
-    return facts(checkpoint, config, tasks)
+        return _embedding_metadata(checkpoint, config, tasks)
+    metadata = {ModelHead.SPAN: _span_metadata, ModelHead.MASKS: _mask_metadata}.get(
+        head, _label_metadata
+    )
+    return metadata(checkpoint, config, tasks)
 
 
-def _load_config(weights: Path) -> Config:
+def _load_config(weights: Path) -> TransformersConfig:
     from transformers import AutoConfig
 
     try:
@@ -185,10 +187,12 @@ def _load_config(weights: Path) -> Config:
         ) from exc
 
 
-def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
-    return ModelFacts(
+def _label_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
+        architecture=read_architecture(config),
         max_tokens=_max_tokens(checkpoint, config),
         output_width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
@@ -196,7 +200,7 @@ def _label_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, 
     )
 
 
-def _problem(config: Config) -> Problem:
+def _problem(config: TransformersConfig) -> ProblemType:
     # A single label is no regression unless the config says so: transformers' pipeline puts its
     # logit through a sigmoid.
     if config.problem_type == "regression":
@@ -205,66 +209,70 @@ def _problem(config: Config) -> Problem:
     return "multi_label" if several else "single_label"
 
 
-def _span_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
-    return ModelFacts(
+def _span_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
+        architecture=read_architecture(config),
         max_tokens=_max_tokens(checkpoint, config),
         output_width=2,
     )
 
 
-def _mask_facts(checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]) -> ModelFacts:
-    return ModelFacts(
+def _mask_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
+        architecture=read_architecture(config),
         max_tokens=_max_tokens(checkpoint, config),
         output_width=config.vocab_size,
         mask_token=_mask_token(checkpoint.weights),
     )
 
 
-def _decoder_facts(
-    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
-) -> ModelFacts:
+def _decoder_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
     reach = check_decoder(config)
-    return ModelFacts(
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
+        architecture=read_architecture(config),
         max_tokens=_max_tokens(checkpoint, config, reach),
         output_width=config.vocab_size,
-        generation_config=read_decoding(checkpoint.weights, config),
+        generation_config=read_generation_config(checkpoint.weights, config),
     )
 
 
-def _source_facts(
-    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
-) -> ModelFacts:
+def _encoder_decoder_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
             f"`{tasks[0]}` takes a model with an encoder, `{config.model_type}` has none",
             hint="pass `--task text-generation`",
         )
     check_encoder_decoder(config)
-    positions = positions_of(config) or UNBOUNDED_TOKENS
+    positions = read_max_positions(config) or UNBOUNDED_TOKENS
     most = _max_tokens(checkpoint, config, positions)
-    return ModelFacts(
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
+        architecture=read_architecture(config),
         max_tokens=most,
-        output_width=vocabulary_of(config),
-        generation_config=read_source_decoding(checkpoint.weights, config, most),
+        output_width=read_vocabulary_size(config),
+        generation_config=read_encoder_decoder_config(checkpoint.weights, config, most),
     )
 
 
-def _embedding_facts(
-    checkpoint: Checkpoint, config: Config, tasks: tuple[TaskName, ...]
-) -> ModelFacts:
-    embedding = read_embedding(checkpoint)
-    return ModelFacts(
+def _embedding_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+) -> CheckpointMetadata:
+    embedding = read_embedding_config(checkpoint)
+    return CheckpointMetadata(
         tasks=tasks,
-        architecture=architecture_of(config),
-        max_tokens=_max_tokens(checkpoint, config, token_limit(checkpoint.weights)),
+        architecture=read_architecture(config),
+        max_tokens=_max_tokens(checkpoint, config, read_max_seq_length(checkpoint.weights)),
         output_width=config.hidden_size,
         pooling=embedding.pooling,
         normalize=embedding.normalize,
@@ -273,10 +281,12 @@ def _embedding_facts(
     )
 
 
-def _max_tokens(checkpoint: Checkpoint, config: Config, further_limit: Json = None) -> int:
+def _max_tokens(
+    checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
+) -> int:
     """The longest input in tokens, special tokens included: the tightest of the stated limits."""
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
-    limits = (tokenizer.get("model_max_length"), positions_of(config), further_limit)
+    limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
     if not stated:
         raise UnsupportedModel(

@@ -19,7 +19,7 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 Pooling = Literal["mean", "cls", "last"]
-SPOKEN_NAME = "config_sentence_transformers.json"
+SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
 # Poolings by their older name, a flag, and their newer one.
 _POOLINGS: Mapping[str, Pooling] = {
@@ -32,7 +32,7 @@ _POOLINGS: Mapping[str, Pooling] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
+class EmbeddingConfig:
     """How token vectors become the vector of a text."""
 
     pooling: Pooling
@@ -41,15 +41,15 @@ class Embedding:
     default_prompt: str | None
 
 
-def read_embedding(checkpoint: Checkpoint) -> Embedding:
+def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
     """The mean of the vectors where the checkpoint says nothing else. Raises UnsupportedModel."""
     modules = _modules(checkpoint)
-    spoken = read_object(checkpoint.directory / SPOKEN_NAME)
+    spoken = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     prompts = dict(spoken.get("prompts") or {})
     pooling: Pooling = "mean"
     if "Pooling" in modules:
         pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
-    return Embedding(
+    return EmbeddingConfig(
         pooling=pooling,
         normalize="Normalize" in modules,
         prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
@@ -57,7 +57,7 @@ def read_embedding(checkpoint: Checkpoint) -> Embedding:
     )
 
 
-def token_limit(weights: Path) -> Json:
+def read_max_seq_length(weights: Path) -> Json:
     """`max_seq_length`, None where it is not said. Raises UnsupportedModel."""
     sentence = read_object(weights / "sentence_bert_config.json")
     if sentence.get("do_lower_case"):
@@ -69,7 +69,7 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint was saved by sentence-transformers as a CrossEncoder."""
     config = read_object(checkpoint.weights / CONFIG_NAME)
     said = config.get("sentence_transformers") or {}
-    spoken = read_object(checkpoint.directory / SPOKEN_NAME)
+    spoken = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     return (
         "activation_fn" in said
         or "sbert_ce_default_activation_function" in config  # before version 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.find import parameter_count
-from build_artifacts.compaction.layers import Units, encoder_layers
+from build_artifacts.compaction.layers import ChannelGroups, encoder_layers
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import BuildError
 
@@ -47,7 +47,7 @@ def _check_same_model(model: TorchModel, compaction: Compaction) -> None:
         )
 
 
-def _check_constant(units: Units, chosen: Sequence[int], what: str) -> None:
+def _check_constant(units: ChannelGroups, chosen: Sequence[int], what: str) -> None:
     if varying := sorted(set(chosen) - set(units.constant())):
         raise _misfit(f"removes {what} that the model needs: {varying[:8]}")
     if len(chosen) >= units.count:

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from build_artifacts.checkpoints.models import TorchModel
-from build_artifacts.compaction.layouts import LAYOUTS, Layout
+from build_artifacts.compaction.layouts import LAYOUTS, ArchitectureLayout
 
 Linear = Any  # a torch.nn.Linear with a bias
-Tensor = Any  # a torch.Tensor
+TorchTensor = Any  # a torch.TorchTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class ChannelGroups:
     """The heads, or the feed-forward rows, of one layer."""
 
     source: Linear  # weight [units * width, inputs]
     sink: Linear  # weight [outputs, units * width]
     paired_linears: tuple[Linear, ...]  # shaped like `source`; they lose the same rows
-    activation: Callable[[Tensor], Tensor]
+    activation: Callable[[TorchTensor], TorchTensor]
     width: int  # channels per unit
 
     @property
@@ -42,7 +42,7 @@ class Units:
         return int(rows + self.sink.out_features) * self.width
 
     def constant(self) -> tuple[int, ...]:
-        """Units that add the same to every token of every input."""
+        """ChannelGroups that add the same to every token of every input."""
         channels = (self.source.weight == 0).all(dim=1) | (self.sink.weight == 0).all(dim=0)
         units = channels.view(-1, self.width).all(dim=1)
         return tuple(units.nonzero().flatten().tolist())
@@ -78,10 +78,10 @@ class Units:
 class EncoderLayer:
     """One layer of a model, opened up."""
 
-    layout: Layout
+    layout: ArchitectureLayout
     attention: Any  # torch.nn.Module
-    heads: Units
-    rows: Units
+    heads: ChannelGroups
+    rows: ChannelGroups
 
     def remove_heads(self, heads: Sequence[int]) -> None:
         """Take constant heads out, in place, and let the attention module know."""
@@ -106,7 +106,7 @@ def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
     return opened if len(opened) == len(layers) else ()
 
 
-def _opened(layer: Any, layout: Layout) -> EncoderLayer | None:
+def _opened(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
     from torch import nn
 
     modules = dict(layer.named_modules())
@@ -121,14 +121,14 @@ def _opened(layer: Any, layout: Layout) -> EncoderLayer | None:
     if not needed <= linears.keys() or not {layout.attention, layout.activation} <= modules.keys():
         return None
     attention = modules[layout.attention]
-    heads = Units(
+    heads = ChannelGroups(
         source=linears[layout.value],
         sink=linears[layout.mix],
         paired_linears=tuple(linears[path] for path in scores),
         activation=_unchanged,
         width=getattr(attention, layout.head_width),
     )
-    rows = Units(
+    rows = ChannelGroups(
         source=linears[layout.ffn_up],
         sink=linears[layout.ffn_down],
         paired_linears=(),
@@ -138,11 +138,11 @@ def _opened(layer: Any, layout: Layout) -> EncoderLayer | None:
     return EncoderLayer(layout, attention, heads, rows)
 
 
-def _unchanged(values: Tensor) -> Tensor:
+def _unchanged(values: TorchTensor) -> TorchTensor:
     return values
 
 
-def _replace(linear: Linear, name: str, values: Tensor) -> None:
+def _replace(linear: Linear, name: str, values: TorchTensor) -> None:
     from torch import nn
 
     asks = getattr(linear, name).requires_grad

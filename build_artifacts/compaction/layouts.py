@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ArchitectureLayout:
     """Names inside an architecture; dotted paths start at a layer, `layers` at the bare encoder.
 
     Heads lie side by side: head h of width w owns rows h * w to (h + 1) * w of each projection
@@ -36,9 +36,9 @@ class Layout:
     per_head_argument: int | None = None
 
 
-_BERT = Layout()
+_BERT = ArchitectureLayout()
 
-_DISTILBERT = Layout(
+_DISTILBERT = ArchitectureLayout(
     layers="transformer.layer",
     attention="attention",
     scores=("attention.q_lin", "attention.k_lin"),
@@ -68,7 +68,7 @@ _DEBERTA_V2 = replace(
 )
 
 # By `model_type`.
-LAYOUTS: Mapping[str, Layout] = {
+LAYOUTS: Mapping[str, ArchitectureLayout] = {
     "bert": _BERT,
     "camembert": _BERT,
     "data2vec-text": _BERT,

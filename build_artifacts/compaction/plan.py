@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, model_validator
+from pydantic import AfterValidator, NonNegativeInt, model_validator
+
+from deployments.artifacts.generation_config import FrozenModel
 
 
 def _ascending(indices: tuple[int, ...]) -> tuple[int, ...]:
@@ -16,11 +18,7 @@ def _ascending(indices: tuple[int, ...]) -> tuple[int, ...]:
 Indices = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_ascending)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LayerReduction(_Frozen):
+class LayerReduction(FrozenModel):
     """What one layer loses, counted from 0 as the layer was loaded."""
 
     layer: NonNegativeInt
@@ -34,7 +32,7 @@ class LayerReduction(_Frozen):
         return self
 
 
-class Compaction(_Frozen):
+class Compaction(FrozenModel):
     """Heads and feed-forward rows of an encoder that answer the same whatever the input.
 
     `cuts` names only layers that lose something, in their order. An architecture without a known

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
-from build_artifacts.checkpoints.decoders import chat_template
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.gate import DecoderAccuracyGate, DecoderCandidate, opened
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
     PERPLEXITY,
-    Generation,
-    conversations_of,
+    GenerationReport,
+    compare_samples,
 )
 from build_artifacts.decoders.measurement import DecoderThroughput, measure_throughput
-from build_artifacts.decoders.reference import Original, write_reference
+from build_artifacts.decoders.reference import DecoderReference, write_reference
 from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity, write_artifact
@@ -41,24 +41,28 @@ class DecoderBuild:
     tune_seconds: float  # for measuring all graphs; 0: do not
     search_seconds: float  # per device, after which no further candidate is begun
 
-    def artifact(self, weights: Path, facts: ModelFacts, identity: ArtifactIdentity) -> Path:
+    def artifact(
+        self, weights: Path, metadata: CheckpointMetadata, identity: ArtifactIdentity
+    ) -> Path:
         """A directory that holds the whole artifact. Raises BuildError."""
-        original = self._original(weights, facts)
-        admission = DecoderAccuracyGate(self.steps, weights, facts, original, self.recipe.gate)
+        original = self._original(weights, metadata)
+        admission = DecoderAccuracyGate(self.steps, weights, metadata, original, self.recipe.gate)
         passed = [*self._for_cpu(admission), *self._best(admission, Device.GPU)]
         paces = self._paces(passed, original)
         ranked = sorted(passed, key=lambda p: _rank(paces.get(p.recipe.name)))
         return self._sealed(admission, ranked, paces, identity)
 
-    def _original(self, weights: Path, facts: ModelFacts) -> Original:
+    def _original(self, weights: Path, metadata: CheckpointMetadata) -> DecoderReference:
         def work(into: Path) -> str:
-            write_reference(weights, facts, into)
-            perplexity = Original.read(into, facts.generating).perplexity()
-            return f"{facts.architecture}, {facts.max_tokens} tokens, perplexity {perplexity:.2f}"
+            write_reference(weights, metadata, into)
+            perplexity = DecoderReference.read(
+                into, metadata.required_generation_config
+            ).perplexity()
+            return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
         asked = self.steps.once("reference", "reference", detail, work)
-        return Original.read(asked, facts.generating)
+        return DecoderReference.read(asked, metadata.required_generation_config)
 
     def _for_cpu(self, admission: DecoderAccuracyGate) -> list[DecoderCandidate]:
         passed = self._best(admission, Device.CPU)
@@ -89,7 +93,7 @@ class DecoderBuild:
         return passed
 
     def _paces(
-        self, passed: Sequence[DecoderCandidate], original: Original
+        self, passed: Sequence[DecoderCandidate], original: DecoderReference
     ) -> dict[str, DecoderThroughput]:
         here = [graph for graph in passed if has_device(graph.recipe.device)]
         paces: dict[str, DecoderThroughput] = {}
@@ -110,23 +114,23 @@ class DecoderBuild:
         paces: Mapping[str, DecoderThroughput],
         identity: ArtifactIdentity,
     ) -> Path:
-        original, facts = admission.original, admission.facts
+        original, metadata = admission.original, admission.metadata
         tokenizer = admission.weights / TOKENIZER_NAME
         answers = {graph.recipe.name: graph.judgement.answers for graph in passed}
-        generation = Generation(
+        generation = GenerationReport(
             host=read_host(Device.CPU).name,
             threads=usable_cores(),
             paces=dict(paces),
-            conversations=conversations_of(
+            conversations=compare_samples(
                 tokenizer, original.asked.prompts, original.answers, answers
             ),
         )
 
         def work(into: Path) -> str:
-            written = _write_texts(generation, chat_template(admission.weights), into)
+            written = _write_texts(generation, read_chat_template(admission.weights), into)
             contents = ArtifactContents(
                 identity=identity,
-                facts=facts,
+                metadata=metadata,
                 candidates=tuple(_candidate(graph) for graph in passed),
                 gate=admission.gate,
                 scores={PERPLEXITY: original.perplexity()},
@@ -144,7 +148,7 @@ def _rank(pace: DecoderThroughput | None) -> float:
     return -pace.company if pace is not None else 0.0
 
 
-def _pace(graph: DecoderCandidate, original: Original, seconds: float) -> DecoderThroughput:
+def _pace(graph: DecoderCandidate, original: DecoderReference, seconds: float) -> DecoderThroughput:
     engine = opened(graph.spec, original)
     try:
         return measure_throughput(engine, seconds)
@@ -192,7 +196,7 @@ def _candidate(graph: DecoderCandidate) -> Candidate:
     )
 
 
-def _write_texts(generation: Generation, template: str | None, into: Path) -> dict[str, Path]:
+def _write_texts(generation: GenerationReport, template: str | None, into: Path) -> dict[str, Path]:
     """Files that are written rather than copied, by their names."""
     texts = {GENERATION_NAME: generation.model_dump_json(indent=2) + "\n"}
     if template is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import Floats
+from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.decoders.gate_inputs import Tokens
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.engines.decoder import LOGITS_FROM
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import onnx
 
 
-class Calibration(NamedTuple):
+class CalibrationTexts(NamedTuple):
     """Texts that a graph without an encoder reads, so that its values are seen."""
 
     texts: Sequence[Tokens]
     generation_config: GenerationConfig
 
-    def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
+    def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
         """The named values of a float graph for the tokens of all texts, [N, K]."""
         import onnx
 
@@ -37,7 +37,7 @@ class Calibration(NamedTuple):
             for name, of_texts in zip(values, seen, strict=True)
         }
 
-    def kept(self, graph: Path) -> Iterator[Mapping[str, Floats]]:
+    def kept(self, graph: Path) -> Iterator[Mapping[str, FloatArray]]:
         """What a float graph keeps of each text, by output: [heads, tokens, size].
 
         One text after the other: of a large model it is a gigabyte for a thousand tokens.
@@ -51,7 +51,7 @@ class Calibration(NamedTuple):
 
     def _run(
         self, model: onnx.ModelProto, directory: Path, outputs: Sequence[str]
-    ) -> Iterator[Sequence[Floats]]:
+    ) -> Iterator[Sequence[FloatArray]]:
         """The outputs for each text; the weights lie in `directory`."""
         import onnxruntime as ort
 

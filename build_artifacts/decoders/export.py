@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.builder import run_builder
-from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
+from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
 from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, is_supported_family
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
 from build_artifacts.decoders.rope_check import check_rope
@@ -31,31 +31,33 @@ _Numbers = tuple[int, int, int, int]  # layers, heads of keys and values, head s
 _ALWAYS = "windowed_kv_cache=false"
 
 
-def export_decoder(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+def export_decoder(
+    weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
+) -> None:
     """Write the graphs of the checkpoint in `weights`, alone with their weights, to `into`.
 
     Raises UnsupportedModel.
     """
     if recipe.engine == "torch":
-        export_program(weights, facts, recipe, into / PROGRAM_NAME)
+        export_program(weights, metadata, recipe, into / PROGRAM_NAME)
         return
     if recipe.engine == "transformers":
-        export_checkpoint(weights, facts, recipe, into)
+        export_checkpoint(weights, metadata, recipe, into)
         return
     if is_supported_family(weights):
-        _write(weights, facts, recipe, into)
+        _write(weights, metadata, recipe, into)
         return
     with TemporaryDirectory(dir=into) as beside:
         made = Path(beside, "made")
         _build(weights, recipe, made)
-        _check(facts, _told(made))
+        _check(metadata, _told(made))
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (made / name).rename(into / name)
-    check_rope(into / GRAPH_NAME, weights, facts)
-    slice_logits(into / GRAPH_NAME, facts.architecture)
+    check_rope(into / GRAPH_NAME, weights, metadata)
+    slice_logits(into / GRAPH_NAME, metadata.architecture)
 
 
-def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+def _write(weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path) -> None:
     if recipe.precision not in _WRITTEN:
         raise UnsupportedModel(
             f"there is no {recipe.precision} graph of this family ({recipe.name})",
@@ -68,7 +70,7 @@ def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) 
         )
     with TemporaryDirectory(dir=into) as beside:
         written = export_model(weights, Path(beside))
-        _check(facts, (written.layers, written.kv_heads, written.head_dim, written.vocabulary))
+        _check(metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary))
         _save(written.decoder, into / GRAPH_NAME, _WRITTEN[recipe.precision])
         if written.encoder is not None:
             _save(written.encoder, into / ENCODER_NAME, _WRITTEN[recipe.precision])
@@ -76,7 +78,7 @@ def _write(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) 
 
 def _save(graph: Path, into: Path, bits: Bits | None) -> None:
     if bits is not None:
-        quantised(graph, into, bits)
+        quantize_blocks(graph, into, bits)
         return
     import onnx_ir as ir
 
@@ -107,18 +109,18 @@ def _told(made: Path) -> _Numbers:
     )
 
 
-def _check(facts: ModelFacts, made: _Numbers) -> None:
+def _check(metadata: CheckpointMetadata, made: _Numbers) -> None:
     """The graph's own numbers must be those that the manifest is going to have."""
-    generation_config = facts.generating
+    generation_config = metadata.required_generation_config
     due = (
         generation_config.layers,
         generation_config.kv_heads,
         generation_config.head_dim,
-        facts.output_width,
+        metadata.output_width,
     )
     if made != due:
         raise UnsupportedModel(
-            f"the graph of `{facts.architecture}` has {made} layers, heads of keys and values, "
+            f"the graph of `{metadata.architecture}` has {made} layers, heads of keys and values, "
             f"values per head and words; config.json says {due}",
             hint="this release serves models whose layers are all alike",
         )

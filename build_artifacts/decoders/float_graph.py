@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import onnx
 
+FloatArray = NDArray[np.float32]
+
 ORT_DOMAIN = "com.microsoft"  # where operators are from that only ONNX Runtime has
 ATTENTION = "GroupQueryAttention"
 
 
-class Columns(NamedTuple):
-    """Columns of the weights, and of the bias, of a product."""
+class WeightColumns(NamedTuple):
+    """WeightColumns of the weights, and of the bias, of a product."""
 
     tables: tuple[str, ...]  # empty where they are none of a product of its own
     first: int
@@ -24,16 +26,19 @@ class Columns(NamedTuple):
     size: int  # of a head
 
 
-class Heads(NamedTuple):
+class AttentionWeights(NamedTuple):
     """The products that one attention reads."""
 
-    queries: Columns
-    values: Columns
+    queries: WeightColumns
+    values: WeightColumns
 
     @classmethod
     def of(cls, graph: FloatGraph, node: onnx.NodeProto) -> Self:
         """Queries, keys and values come side by side from one product, or from one each."""
-        queries, values = number_of(node, "num_heads"), number_of(node, "kv_num_heads")
+        queries, values = (
+            read_int_attribute(node, "num_heads"),
+            read_int_attribute(node, "kv_num_heads"),
+        )
         is_packed = not node.input[2]
         query_tables = graph.columns_of(node.input[0])
         value_tables = query_tables if is_packed else graph.columns_of(node.input[2])
@@ -43,11 +48,12 @@ class Heads(NamedTuple):
             size = graph.table(value_tables[0]).shape[-1] // values
         first = (queries + values) * size if is_packed else 0
         return cls(
-            Columns(query_tables, 0, queries, size), Columns(value_tables, first, values, size)
+            WeightColumns(query_tables, 0, queries, size),
+            WeightColumns(value_tables, first, values, size),
         )
 
 
-def number_of(node: onnx.NodeProto, attribute: str) -> int:
+def read_int_attribute(node: onnx.NodeProto, attribute: str) -> int:
     """An attribute that is a whole number; 0 where there is none."""
     return next((int(each.i) for each in node.attribute if each.name == attribute), 0)
 
@@ -61,7 +67,7 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
 
     if node.op_type != ATTENTION:
         return
-    queries = Heads.of(graph, node).queries
+    queries = AttentionWeights.of(graph, node).queries
     if not queries.tables:
         return
     given = next((each for each in node.attribute if each.name == "scale"), None)
@@ -71,12 +77,6 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     if given:
         node.attribute.remove(given)
     node.attribute.append(onnx.helper.make_attribute("scale", 1.0))
-
-
-if TYPE_CHECKING:
-    import onnx
-
-Floats = NDArray[np.float32]
 
 
 class FloatGraph:
@@ -108,14 +108,14 @@ class FloatGraph:
         """Whether all of them are known, and read once."""
         return all(name in self._tables and self.reads(name) == 1 for name in tables)
 
-    def table(self, name: str) -> Floats:
+    def table(self, name: str) -> FloatArray:
         """Weights, to look at."""
         import onnx
 
-        values: Floats = onnx.numpy_helper.to_array(self._tables[name])
+        values: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
         return values
 
-    def store(self, name: str, values: Floats) -> None:
+    def store(self, name: str, values: FloatArray) -> None:
         """Change weights."""
         import onnx
 
@@ -136,7 +136,7 @@ class FloatGraph:
         is_own = maker.op_type == "MatMul" and self.has_own(maker.input[1:])
         return (maker.input[1],) if is_own else ()
 
-    def scale_columns(self, tables: Sequence[str], first: int, factors: Floats) -> None:
+    def scale_columns(self, tables: Sequence[str], first: int, factors: FloatArray) -> None:
         """Multiply the channels from `first` on, which are the last axis of every table."""
         for name in tables:
             values = self.table(name).copy()

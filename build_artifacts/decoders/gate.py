@@ -8,21 +8,21 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from build_artifacts.checkpoints.metadata import ModelFacts
-from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.export import PROGRAM_NAME, export_decoder
-from build_artifacts.decoders.gate_inputs import Tokens, answer_tokens, calibration_of
+from build_artifacts.decoders.gate_inputs import Tokens, load_calibration_inputs, max_answer_tokens
 from build_artifacts.decoders.graphs.export import ENCODER_NAME
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.measurement import (
     ROWS,
-    answers_of,
     compare_decoder,
+    generate_answers,
     throughput_context,
 )
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
-from build_artifacts.decoders.reference import Original
+from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, digest_of
 from build_artifacts.search.screening_settings import engine_settings
@@ -71,15 +71,15 @@ class DecoderAccuracyGate:
 
     steps: StepRunner
     weights: Path
-    facts: ModelFacts
-    original: Original
+    metadata: CheckpointMetadata
+    original: DecoderReference
     gate: Gate
     # What came of all that was tried so far: a graph with its judgement, or why there is none.
     _tried: list[DecoderCandidate | UnsupportedModel] = field(default_factory=list, init=False)
 
     def admit(self, recipe: DecoderRecipe) -> DecoderCandidate | None:
         """The first graph of the recipe that passes; None when there is none."""
-        if self.facts.generating.encoder_decoder is not None:
+        if self.metadata.required_generation_config.encoder_decoder is not None:
             recipe = replace(
                 recipe, kv_cache_dtype=None
             )  # the decoder behind an encoder has two memories
@@ -92,7 +92,7 @@ class DecoderAccuracyGate:
         if len(error_responses) == len(self._tried):
             return error_responses[-1]
         latest = self._tried[-1]
-        message = f"no graph of `{self.facts.architecture}` for the CPU passed the accuracy gate"
+        message = f"no graph of `{self.metadata.architecture}` for the CPU passed the accuracy gate"
         if isinstance(latest, UnsupportedModel):
             return GateFailed(message, hint=f"a more accurate one cannot be made: {latest.message}")
         return GateFailed(
@@ -139,7 +139,7 @@ class DecoderAccuracyGate:
             name = weights = PROGRAM_NAME
 
         def work(into: Path) -> str:
-            export_decoder(self.weights, self.facts, recipe, into)
+            export_decoder(self.weights, self.metadata, recipe, into)
             self._round_memory(recipe, into)
             return megabytes(into / weights)
 
@@ -170,9 +170,9 @@ class DecoderAccuracyGate:
         key = f"quantise-{_key(recipe)}"
         return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
 
-    def _calibration(self) -> Calibration:
-        texts = calibration_of(self.weights, self.facts.max_tokens)
-        return Calibration(texts, self.facts.generating)
+    def _calibration(self) -> CalibrationTexts:
+        texts = load_calibration_inputs(self.weights, self.metadata.max_tokens)
+        return CalibrationTexts(texts, self.metadata.required_generation_config)
 
     def _round_memory(self, recipe: DecoderRecipe, made: Path) -> None:
         """Let the graph in `made` keep int8 where the recipe says so, and the graph allows it."""
@@ -190,9 +190,9 @@ class DecoderAccuracyGate:
             if recipe.kv_cache_dtype and has_int8_kv_cache(graph)
             else None,
             options=recipe.run,
-            generation_config=self.facts.generating,
-            vocabulary=self.facts.output_width,
-            max_tokens=self.facts.max_tokens,
+            generation_config=self.metadata.required_generation_config,
+            vocabulary=self.metadata.output_width,
+            max_tokens=self.metadata.max_tokens,
         )
 
     def _judgement(self, recipe: DecoderRecipe, spec: DecoderSpec) -> DecoderGateResult:
@@ -211,9 +211,9 @@ class DecoderAccuracyGate:
             engine = opened(spec, self.original)
             try:
                 found = compare_decoder(engine, self.original, self.gate)
-                most = answer_tokens(spec.max_tokens)
+                most = max_answer_tokens(spec.max_tokens)
                 ends = spec.generation_config.eos_token_ids
-                answers = answers_of(engine, self.original.asked.prompts, ends, most)
+                answers = generate_answers(engine, self.original.asked.prompts, ends, most)
             finally:
                 engine.close()
         except EngineFailed as exc:
@@ -226,11 +226,11 @@ class DecoderAccuracyGate:
         )
 
 
-def opened(spec: DecoderSpec, original: Original) -> DecoderEngine:
+def opened(spec: DecoderSpec, original: DecoderReference) -> DecoderEngine:
     """The graph with room for what the original was asked. Raises EngineFailed."""
     prompts = original.asked.prompts
     longest_prompt = max(map(len, prompts))
-    longest = max(*map(len, original.texts), longest_prompt + answer_tokens(spec.max_tokens))
+    longest = max(*map(len, original.texts), longest_prompt + max_answer_tokens(spec.max_tokens))
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = engine_settings(spec.device, usable_cores())
     context = max(longest, throughput_context(spec.max_tokens))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
@@ -64,7 +64,7 @@ GATE_PASSAGES: tuple[str, ...] = (
     "sold the old theatre, or they found somebody who was willing to pay for a new roof.",
 )
 
-# Asked as a user would ask a chat model, and of any other as a text to go on from.
+# GateInputs as a user would ask a chat model, and of any other as a text to go on from.
 PROMPTS: tuple[str, ...] = (
     "What is the capital of France?",
     "Write a short poem about the sea.",
@@ -112,31 +112,31 @@ CALIBRATION_PASSAGES: tuple[str, ...] = (
     "ok so i tried it again lol... still doesnt work!!! any ideas?? thx :)\n\n> did u restart?\n\n"
     "yes, twice. same error: `ConnectionResetError: [Errno 104] Connection reset by peer`",
 )
-OTHER_PROMPTS: tuple[str, ...] = (
+CALIBRATION_PROMPTS: tuple[str, ...] = (
     "Who wrote Hamlet, and when?",
     "Write a function in Python that reverses a string, and explain each line.",
     "Summarise in three bullet points why regular sleep matters.",
     "My order #48213 has not arrived yet. Please write a polite e-mail to the shop.",
 )
 
-_NEW_TOKENS = 32
+_MAX_ANSWER_TOKENS = 32
 
 Tokens = tuple[int, ...]
 
 
-class Asked(NamedTuple):
+class GateInputs(NamedTuple):
     """What the original and every graph of it read."""
 
     passages: tuple[Tokens, ...]
     prompts: tuple[Tokens, ...]
 
 
-def answer_tokens(max_tokens: int) -> int:
+def max_answer_tokens(max_tokens: int) -> int:
     """How long answers may get, of a model that reads `max_tokens`."""
-    return min(_NEW_TOKENS, max_tokens // 2)
+    return min(_MAX_ANSWER_TOKENS, max_tokens // 2)
 
 
-def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Asked:
+def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
 
     An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
@@ -148,27 +148,27 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> As
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
     sources = (tokenizer.encode(text).ids for text in (*GATE_PASSAGES, *PROMPTS))
-    return Asked((), tuple(truncate_source(ids, max_tokens) for ids in sources))
+    return GateInputs((), tuple(truncate_source(ids, max_tokens) for ids in sources))
 
 
-def calibration_of(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
+def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
     """Other texts, which are only read: the gate must not judge by those that a graph was made for.
 
     Raises UnsupportedModel.
     """
-    asked = _asked(weights, max_tokens, CALIBRATION_PASSAGES, OTHER_PROMPTS)
+    asked = _asked(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
     return (*asked.passages, *asked.prompts)
 
 
 def _asked(
     weights: Path, max_tokens: int, passages: Sequence[str], prompts: Sequence[str]
-) -> Asked:
+) -> GateInputs:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
     written, is_chat = _written(weights, prompts)
-    room = max_tokens - answer_tokens(max_tokens)
-    return Asked(
+    room = max_tokens - max_answer_tokens(max_tokens)
+    return GateInputs(
         tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in passages),
         tuple(
             tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-room:])
@@ -184,7 +184,7 @@ def truncate_source(ids: Sequence[int], most: int) -> Tokens:
 
 def _written(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
     """The prompts as the model is to read them, and whether its chat template wrote them."""
-    template = chat_template(weights)
+    template = read_chat_template(weights)
     if template is None:
         return prompts, False
     from transformers import AutoTokenizer
@@ -195,7 +195,7 @@ def _written(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool
             weights, trust_remote_code=False, local_files_only=True
         )
         return tokenizer.apply_chat_template(
-            chats, chat_template=template, tokenize=False, add_generation_prompt=True
+            chats, read_chat_template=template, tokenize=False, add_generation_prompt=True
         ), True
     except Exception as exc:  # a template is a program, and raises what it likes
         raise UnsupportedModel(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from build_artifacts.console import columns
 from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.measurement import DecoderThroughput
+from deployments.artifacts.generation_config import FrozenModel
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.errors import ArtifactError
 
@@ -28,11 +29,7 @@ _HEADER = (
 _SHOWN = 100  # characters of an answer
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Answer(_Frozen):
+class Answer(FrozenModel):
     """The likeliest token each time, up to an end token or the most that were asked for."""
 
     tokens: Tokens
@@ -40,7 +37,7 @@ class Answer(_Frozen):
     same_tokens: int  # leading ones that are the original's
 
 
-class Conversation(_Frozen):
+class SampleComparison(FrozenModel):
     """A prompt as the model read it, and what came of it."""
 
     prompt: str
@@ -48,26 +45,26 @@ class Conversation(_Frozen):
     candidates: dict[str, Answer]  # by name
 
 
-class Generation(_Frozen):
+class GenerationReport(FrozenModel):
     """How the candidates speak, and how fast on the machine that built them."""
 
     host: str
     threads: int
     paces: dict[str, DecoderThroughput]  # by the name of the candidate; not all are measured
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[SampleComparison, ...]
 
-    def same_share(self, candidate: str) -> float:
+    def matching_token_share(self, candidate: str) -> float:
         """Share of the original's tokens that the candidate said before it first differed."""
         said = sum(c.candidates[candidate].same_tokens for c in self.conversations)
         return said / max(1, sum(len(c.original.tokens) for c in self.conversations))
 
 
-def conversations_of(
+def compare_samples(
     tokenizer_file: Path,
     prompts: Sequence[Tokens],
     original: Sequence[Tokens],
     candidates: Mapping[str, Sequence[Tokens]],
-) -> tuple[Conversation, ...]:
+) -> tuple[SampleComparison, ...]:
     """Prompts and answers as texts."""
     from tokenizers import Tokenizer
 
@@ -78,7 +75,7 @@ def conversations_of(
         return Answer(tokens=tokens, text=text, same_tokens=common_prefix_length(tokens, due))
 
     return tuple(
-        Conversation(
+        SampleComparison(
             prompt=tokenizer.decode(list(prompt), skip_special_tokens=False),
             original=answer(original[i], original[i]),
             candidates={name: answer(given[i], original[i]) for name, given in candidates.items()},
@@ -93,16 +90,16 @@ def common_prefix_length(given: Tokens, due: Tokens) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(due)))
 
 
-def read_generation(directory: Path) -> Generation:
+def read_generation_report(directory: Path) -> GenerationReport:
     """The generation.json of a sealed artifact. Raises ArtifactError."""
     path = directory / GENERATION_NAME
     try:
-        return Generation.model_validate_json(path.read_bytes())
+        return GenerationReport.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as exc:
         raise ArtifactError(f"{path}: {str(exc).splitlines()[0]}") from exc
 
 
-def told(manifest: ArtifactManifest, generation: Generation) -> str:
+def told(manifest: ArtifactManifest, generation: GenerationReport) -> str:
     """All of it for a terminal."""
     rows = [_row(manifest, generation, candidate) for candidate in manifest.candidates]
     blocks = [
@@ -116,7 +113,7 @@ def told(manifest: ArtifactManifest, generation: Generation) -> str:
 
 
 def _row(
-    manifest: ArtifactManifest, generation: Generation, candidate: Candidate
+    manifest: ArtifactManifest, generation: GenerationReport, candidate: Candidate
 ) -> tuple[str, ...]:
     pace = generation.paces.get(candidate.name)
     speeds = () if pace is None else (pace.alone, pace.company, pace.prompt)
@@ -126,7 +123,7 @@ def _row(
         f"{graph_bytes(manifest, candidate) / 1e6:.1f}",
         f"{candidate.scores[PERPLEXITY]:.2f}",
         "-" if agreement is None else f"{agreement:.1%}",
-        f"{generation.same_share(candidate.name):.1%}",
+        f"{generation.matching_token_share(candidate.name):.1%}",
         *([f"{speed:.0f}" for speed in speeds] or ["-"] * 3),
     )
 
@@ -138,7 +135,7 @@ def graph_bytes(manifest: ArtifactManifest, candidate: Candidate) -> int:
     return sum(file.size for file in named)
 
 
-def _dialogue(conversation: Conversation) -> str:
+def _dialogue(conversation: SampleComparison) -> str:
     said = {"original": conversation.original, **conversation.candidates}
     width = max(len(name) for name in said)
     lines = [f"{name:<{width}}  {_short(answer.text)}" for name, answer in said.items()]

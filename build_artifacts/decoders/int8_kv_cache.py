@@ -26,8 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.calibration import Calibration
-from build_artifacts.decoders.float_graph import ATTENTION, ORT_DOMAIN, Floats, number_of
+from build_artifacts.decoders.calibration import CalibrationTexts
+from build_artifacts.decoders.float_graph import (
+    ATTENTION,
+    ORT_DOMAIN,
+    FloatArray,
+    read_int_attribute,
+)
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 LARGEST = 127
@@ -41,9 +46,9 @@ class ChannelScales:
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
         """The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours."""
         self._pairs, self._interleaved = pairs, interleaved
-        self._largest: Floats = np.zeros((), np.float32)
+        self._largest: FloatArray = np.zeros((), np.float32)
 
-    def see(self, kept: Floats) -> None:
+    def see(self, kept: FloatArray) -> None:
         """Take the values of one text into account, [heads, tokens, size]."""
         sizes = np.abs(kept)
         rotated = kept[..., : 2 * self._pairs]
@@ -55,15 +60,15 @@ class ChannelScales:
         self._largest = np.maximum(self._largest, sizes.max(axis=1))
 
     @property
-    def table(self) -> Floats:
+    def table(self) -> FloatArray:
         """[heads, size]."""
-        scales: Floats = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
+        scales: FloatArray = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
         return scales.astype(np.float32)
 
 
 def collect_scales(
-    texts: Iterable[Mapping[str, Floats]], scales: Mapping[str, ChannelScales]
-) -> Mapping[str, Floats]:
+    texts: Iterable[Mapping[str, FloatArray]], scales: Mapping[str, ChannelScales]
+) -> Mapping[str, FloatArray]:
     """The tables of all memories, by name, once each text was seen in them."""
     for text in texts:
         for name, scale in scales.items():
@@ -90,7 +95,7 @@ _FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
 
 
-def quantize_kv_cache(graph: Path, calibration: Calibration) -> None:
+def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     """Let `graph` keep int8, unless it has attention of other kinds; its weights stay as they are.
 
     It must answer texts already, with a memory of floats.
@@ -126,7 +131,7 @@ def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]
         return False
     if len(node.output) != 1 + len(KV_NAMES) or not answers >= set(node.output[1:]):
         return False
-    return not number_of(node, "do_rotary") or node.input[_COSINES] in tables
+    return not read_int_attribute(node, "do_rotary") or node.input[_COSINES] in tables
 
 
 def _unseen(
@@ -136,7 +141,7 @@ def _unseen(
     scales: dict[str, ChannelScales] = {}
     for node in nodes:
         _, keys, values = node.output
-        interleaved = bool(number_of(node, "rotary_interleaved"))
+        interleaved = bool(read_int_attribute(node, "rotary_interleaved"))
         scales[keys] = ChannelScales(_pairs(node, tables), interleaved=interleaved)
         scales[values] = ChannelScales()
     return scales
@@ -144,7 +149,7 @@ def _unseen(
 
 def _pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
     """Pairs of channels that are rotated."""
-    return tables[node.input[_COSINES]].dims[-1] if number_of(node, "do_rotary") else 0
+    return tables[node.input[_COSINES]].dims[-1] if read_int_attribute(node, "do_rotary") else 0
 
 
 class _Writer:
@@ -157,7 +162,7 @@ class _Writer:
         self._lengths = ""  # of any attention: all have the same
         self._nodes: list[onnx.NodeProto] = []  # of the way that is being written
 
-    def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[Floats]) -> None:
+    def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
         """Put both ways of attending in the place of one; what they need is called `name`/..
 
         `scales` are those of keys and of values, [heads, size].
@@ -221,7 +226,7 @@ class _Writer:
         queries, *new = self._parted(node, name, size)
         if pairs:
             partial = 2 * pairs if 2 * pairs < size else 0
-            queries = self._rotated(node, queries, number_of(node, "num_heads"), partial)
+            queries = self._rotated(node, queries, read_int_attribute(node, "num_heads"), partial)
             new[0] = self._rotated(node, new[0], heads, partial)
         self._constant(f"{name}/by_heads", np.array([0, 0, heads, size]))
         self._constant(f"{name}/side_by_side", np.array([0, 0, heads * size]))
@@ -244,7 +249,9 @@ class _Writer:
         """Queries, keys and values, which may come side by side."""
         if node.input[_KEY]:
             return list(node.input[_QUERY : _KEY + 2])
-        counts = [number_of(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")]
+        counts = [
+            read_int_attribute(node, key) for key in ("num_heads", "kv_num_heads", "kv_num_heads")
+        ]
         self._constant(f"{name}/sizes", np.array([count * size for count in counts]))
         parts = [f"{name}/{part}" for part in ("queries", *KV_NAMES)]
         self._op("Split", [node.input[_QUERY], f"{name}/sizes"], parts, axis=2)
@@ -260,7 +267,7 @@ class _Writer:
             domain=ORT_DOMAIN,
             num_heads=heads,
             rotary_embedding_dim=partial,
-            interleaved=number_of(node, "rotary_interleaved"),
+            interleaved=read_int_attribute(node, "rotary_interleaved"),
         )
         return turned
 

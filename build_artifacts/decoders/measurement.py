@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.decoders.gate_inputs import Tokens
-from build_artifacts.decoders.reference import Floats, Original, perplexity, seen, truncate_at_eos
+from build_artifacts.decoders.reference import DecoderReference, perplexity, seen, truncate_at_eos
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, TokenColumn
 
@@ -100,16 +101,16 @@ class ParityMetrics(NamedTuple):
     is_finite: bool
 
 
-class Tally:
+class LogitAccumulator:
     """Sums up logits as they come, because all of them would fill the memory."""
 
-    def __init__(self, original: Original) -> None:
+    def __init__(self, original: DecoderReference) -> None:
         self._original = original
         count = len(original.logits)
         self._choices = np.full(count, -1)
         self._products, self._squares, self._surprises = np.zeros((3, count))
 
-    def add(self, places: NDArray[np.int64], logits: Floats) -> None:
+    def add(self, places: NDArray[np.int64], logits: FloatArray) -> None:
         """Take the logits [n, V] after the tokens at `places` among all."""
         found = seen(logits)
         self._choices[places] = found.choices
@@ -141,13 +142,13 @@ class DecoderParity(NamedTuple):
     reasons: tuple[str, ...]  # why it may not be sealed
 
 
-def compare_decoder(engine: DecoderEngine, original: Original, gate: Gate) -> DecoderParity:
+def compare_decoder(engine: DecoderEngine, original: DecoderReference, gate: Gate) -> DecoderParity:
     """Read the texts at once and token by token, and hold the worse against the gate.
 
     `engine` has ROWS rows or more, each with room for every text. Raises EngineFailed.
     """
     texts, starts = original.texts, np.array(original.starts)
-    whole, stepwise = Tally(original), Tally(original)
+    whole, stepwise = LogitAccumulator(original), LogitAccumulator(original)
     # A decoder behind an encoder only ever reads token by token.
     for text, ids in enumerate(() if original.sources else texts):
         logits = engine.prefill(0, ids, 0, all_logits=True)
@@ -194,7 +195,7 @@ def _judged(
     return DecoderParity(parity, worst, tuple(reasons))
 
 
-def _cosine(a: Floats, b: Floats) -> float:
+def _cosine(a: FloatArray, b: FloatArray) -> float:
     """Of all numbers at once; NaN where one of them is not finite."""
     x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
     return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)
@@ -202,7 +203,7 @@ def _cosine(a: Floats, b: Floats) -> float:
 
 def steps(
     engine: DecoderEngine, texts: Sequence[Tokens], sources: Sequence[Tokens] = ()
-) -> Iterator[tuple[list[int], int, Floats]]:
+) -> Iterator[tuple[list[int], int, FloatArray]]:
     """Read texts token by token, ROWS at a time: which n are left, place of the token, [n, V].
 
     With `sources` an encoder reads them first, and the first token of each text with them. Logits
@@ -220,7 +221,7 @@ def steps(
             yield left, place, engine.decode(ids, np.full(len(left), place))
 
 
-def answers_of(
+def generate_answers(
     engine: DecoderEngine, prompts: Sequence[Tokens], eos_token_ids: Sequence[int], most: int
 ) -> tuple[Tokens, ...]:
     """The likeliest token each time, at most `most`, all prompts in company. Raises EngineFailed.

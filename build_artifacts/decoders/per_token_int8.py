@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.calibration import Calibration
-from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatGraph, Floats, scale_queries
+from build_artifacts.decoders.calibration import CalibrationTexts
+from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatArray, FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ _MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
 _MOST_NOISE = 0.05
 
 
-def quantize_per_token(graph: Path, into: Path, calibration: Calibration | None = None) -> None:
+def quantize_per_token(
+    graph: Path, into: Path, calibration: CalibrationTexts | None = None
+) -> None:
     """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it.
 
     With a calibration the graph reads its texts first, and is made easier to round.
@@ -82,7 +84,7 @@ def _is_worth_it(table: onnx.TensorProto) -> bool:
     return is_matrix and int(np.prod(table.dims)) >= _FEWEST_VALUES
 
 
-class _Rows(NamedTuple):
+class _QuantizedRows(NamedTuple):
     """Rows in int8, by the names of the values."""
 
     values: str
@@ -100,11 +102,11 @@ class _PerTokenRewriter:
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
         self._fixed: dict[str, np.float32] = {}  # input -> the scale of all its rows
-        self._quantised: dict[str, _Rows] = {}  # by input
+        self._quantised: dict[str, _QuantizedRows] = {}  # by input
         if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
-    def learn(self, seen: Mapping[str, Floats]) -> None:
+    def learn(self, seen: Mapping[str, FloatArray]) -> None:
         """Even out the values that were seen, [tokens, K], and fix the scales of some."""
         graph = FloatGraph(self._model)
         for value, rows in seen.items():
@@ -134,14 +136,14 @@ class _PerTokenRewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend([*kept, *self._added.values()])
 
-    def _weights(self, name: str) -> Floats | None:
+    def _weights(self, name: str) -> FloatArray | None:
         """A table that is worth quantising."""
         import onnx
 
         table = self._tables.get(name)
         if table is None or not _is_worth_it(table):
             return None
-        weights: Floats = onnx.numpy_helper.to_array(table)
+        weights: FloatArray = onnx.numpy_helper.to_array(table)
         return weights
 
     def _turn(self, node: onnx.NodeProto) -> None:
@@ -165,27 +167,27 @@ class _PerTokenRewriter:
         if rows.scales is not None:
             self._node("Mul", [product, rows.scales], output)
 
-    def _rows(self, value: str) -> _Rows:
+    def _rows(self, value: str) -> _QuantizedRows:
         """What products of `value` read; made once for all of them."""
         if value not in self._quantised:
             is_fixed = value in self._fixed
             self._quantised[value] = (self._in_steps if is_fixed else self._by_largest)(value)
         return self._quantised[value]
 
-    def _in_steps(self, value: str) -> _Rows:
-        rows = _Rows(f"{value}_int8", f"{value}_step")
+    def _in_steps(self, value: str) -> _QuantizedRows:
+        rows = _QuantizedRows(f"{value}_int8", f"{value}_step")
         self._constant(rows.step, np.array(self._fixed[value]))
         self._node("QuantizeLinear", [value, rows.step, _SHIFT], rows.values)
         return rows
 
-    def _by_largest(self, value: str) -> _Rows:
+    def _by_largest(self, value: str) -> _QuantizedRows:
         sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
         self._node("Abs", [value], sizes)
         self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
         # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
         self._node("Div", [value, scales], shares)
         self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
-        return _Rows(f"{value}_int8", _STEP, scales)
+        return _QuantizedRows(f"{value}_int8", _STEP, scales)
 
     def _lookup(self, node: onnx.NodeProto) -> None:
         import onnx
@@ -216,17 +218,17 @@ class _PerTokenRewriter:
             self._added[name] = onnx.numpy_helper.from_array(values, name)
 
 
-def _scales(weights: Floats, axis: int) -> Floats:
+def _scales(weights: FloatArray, axis: int) -> FloatArray:
     largest = np.abs(weights).max(axis=axis, keepdims=True)
     return np.where(largest == 0, 1, largest / _LARGEST).astype(np.float32)
 
 
-def _rounded(weights: Floats, scales: Floats) -> NDArray[np.int8]:
+def _rounded(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
     rounded: NDArray[np.int8] = np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)
     return rounded
 
 
-def static_scale(rows: Floats) -> np.float32 | None:
+def static_scale(rows: FloatArray) -> np.float32 | None:
     """One scale for all rows like these, [N, K]; None where most would be too coarse with it.
 
     Rounding to steps of `scale` adds noise of scale / sqrt(12) to each value.

@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.decoders.gate_inputs import Asked, Tokens, answer_tokens, load_gate_inputs
+from build_artifacts.decoders.gate_inputs import (
+    GateInputs,
+    Tokens,
+    load_gate_inputs,
+    max_answer_tokens,
+)
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ModelHead
@@ -24,11 +29,11 @@ _ASKED_NAME = "asked.npz"
 _PARTS = ("passages", "prompts", "answers")
 _ROWS_AT_ONCE = 128
 
-Floats = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Original:
+class DecoderReference:
     """What the original answered; kept in `directory`, for logits are as large as the vocabulary.
 
     It read `texts`: the passages, and each prompt with its own answer. `logits` is [N, V] over the
@@ -36,18 +41,18 @@ class Original:
     the decoder reads: the start token, and the answer without its last.
     """
 
-    asked: Asked
+    asked: GateInputs
     answers: tuple[Tokens, ...]  # to the prompts, with the end token where one came
-    logits: Floats
+    logits: FloatArray
     decoder_start_token_id: int | None = None  # of a model with an encoder
 
     @classmethod
-    def read(cls, directory: Path, generation_config: GenerationConfig) -> Original:
+    def read(cls, directory: Path, generation_config: GenerationConfig) -> DecoderReference:
         """What `write_reference` wrote."""
         with np.load(directory / _ASKED_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_parts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
-        return cls(Asked(passages, prompts), answers, logits, _start_token(generation_config))
+        return cls(GateInputs(passages, prompts), answers, logits, _start_token(generation_config))
 
     @cached_property
     def texts(self) -> tuple[Tokens, ...]:
@@ -77,11 +82,11 @@ class Original:
         return np.array(known + [-1] * (len(self.logits) - len(known)), dtype=np.int64)
 
     @cached_property
-    def own(self) -> Seen:
+    def own(self) -> LogitSummary:
         """Its own logits, summed up."""
         rows = range(0, len(self.logits), _ROWS_AT_ONCE)
         parts = [seen(self.logits[row : row + _ROWS_AT_ONCE]) for row in rows]
-        return Seen(*map(np.concatenate, zip(*parts, strict=True)))
+        return LogitSummary(*map(np.concatenate, zip(*parts, strict=True)))
 
     def perplexity(self) -> float:
         """Of the passages."""
@@ -90,7 +95,7 @@ class Original:
         return perplexity(self.own.log_totals[places] - taken)
 
 
-class Seen(NamedTuple):
+class LogitSummary(NamedTuple):
     """Rows of logits [n, V] in a few numbers each, [n]."""
 
     choices: NDArray[np.int64]  # the likeliest token
@@ -99,11 +104,11 @@ class Seen(NamedTuple):
     squares: NDArray[np.float64]  # of all logits, summed
 
 
-def seen(logits: Floats) -> Seen:
+def seen(logits: FloatArray) -> LogitSummary:
     """What rows of logits come to."""
     best = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64)
     shares = np.exp(logits - best[:, 1:].astype(np.float32)).sum(axis=1, dtype=np.float64)
-    return Seen(
+    return LogitSummary(
         choices=logits.argmax(axis=1),
         gaps=(1 - np.exp(best[:, 0] - best[:, 1])) / shares,
         log_totals=best[:, 1] + np.log(shares),
@@ -134,7 +139,7 @@ def _start_token(generation_config: GenerationConfig) -> int | None:
 
 
 def _texts(
-    asked: Asked, answers: Sequence[Tokens], decoder_start_token_id: int | None
+    asked: GateInputs, answers: Sequence[Tokens], decoder_start_token_id: int | None
 ) -> tuple[Tokens, ...]:
     if decoder_start_token_id is not None:
         return tuple((decoder_start_token_id, *answer[:-1]) for answer in answers)
@@ -142,27 +147,32 @@ def _texts(
     return (*asked.passages, *((*prompt, *answer) for prompt, answer in pairs))
 
 
-def write_reference(weights: Path, facts: ModelFacts, into: Path) -> None:
+def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
     """Ask the checkpoint in `weights`, and keep what it answers in `into`.
 
     Raises UnsupportedModel.
     """
-    decoder_start_token_id = _start_token(facts.generating)
+    decoder_start_token_id = _start_token(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None
-    asked = load_gate_inputs(weights, facts.max_tokens, has_encoder=has_encoder)
+    asked = load_gate_inputs(weights, metadata.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
-    answers = _answers(model, asked.prompts, facts.generating, answer_tokens(facts.max_tokens))
+    answers = _answers(
+        model,
+        asked.prompts,
+        metadata.required_generation_config,
+        max_answer_tokens(metadata.max_tokens),
+    )
     texts = _texts(asked, answers, decoder_start_token_id)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,
         mode="w+",
         dtype=np.float32,
-        shape=(sum(map(len, texts)), facts.output_width),
+        shape=(sum(map(len, texts)), metadata.output_width),
     )
     _read(model, asked.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(
-            f"`{facts.architecture}` answers NaN or Inf in fp32 torch already",
+            f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
             hint="the checkpoint is damaged: download or save it again",
         )
     logits.flush()
@@ -177,7 +187,7 @@ def _read(
     model: TorchModel,
     sources: Sequence[Tokens] | None,
     texts: Sequence[Tokens],
-    logits: Floats,
+    logits: FloatArray,
 ) -> None:
     import torch
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import Config
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
 _CHOSEN_TYPE = "longrope"
 
 
-class _Layer(NamedTuple):
+class _RopeLayer(NamedTuple):
     """What one attention of the graph rotates by: the names of its tables."""
 
     number: int
@@ -45,7 +45,7 @@ class _Layer(NamedTuple):
     sines: str
 
 
-def check_rope(graph: Path, weights: Path, facts: ModelFacts) -> None:
+def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:
     """Hold the tables of `graph` against the rotations of the checkpoint in `weights`.
 
     Raises UnsupportedModel, naming type and architecture, where they differ at any position that
@@ -55,7 +55,7 @@ def check_rope(graph: Path, weights: Path, facts: ModelFacts) -> None:
 
     model = onnx.load(graph, load_external_data=False)
     rotations = _ReferenceRope(weights)
-    places = _places(facts.max_tokens)
+    places = _places(metadata.max_tokens)
     found = {tensor.name: tensor for tensor in model.graph.initializer}
     checked = set()
     for layer in _layers(model):
@@ -68,7 +68,7 @@ def check_rope(graph: Path, weights: Path, facts: ModelFacts) -> None:
             continue
         if made is None or not _is_near(made, rotations.tables(kind, places), places):
             raise UnsupportedModel(
-                f"the graph of `{facts.architecture}` rotates otherwise than the model does, whose "
+                f"the graph of `{metadata.architecture}` rotates otherwise than the model does, whose "
                 f"rope type is `{rotations.type_of(kind)}`",
                 hint="onnxruntime-genai's model builder does not know this type as transformers "
                 "does; if it only lengthens the context, build from a copy whose config.json has "
@@ -86,7 +86,7 @@ class _ReferenceRope:
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
         with torch.device("meta"):  # only to learn which module is the model's
             base = AutoModelForCausalLM.from_config(config).base_model
-        self._config: Config = base.config
+        self._config: TransformersConfig = base.config
         self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
         self._by_kind = "layer_type" in signature(self._module.forward).parameters
 
@@ -112,16 +112,18 @@ class _ReferenceRope:
         return cosines, sines
 
 
-def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
+def _layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
     """Those that rotate; some architectures have layers that do not."""
     attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     for number, node in enumerate(attentions):
         names = list(node.input)
         if len(names) > _SINES and names[_COSINES]:
-            yield _Layer(number, names[_COSINES], names[_SINES])
+            yield _RopeLayer(number, names[_COSINES], names[_SINES])
 
 
-def _read(found: Mapping[str, onnx.TensorProto], layer: _Layer, directory: Path) -> _Tables | None:
+def _read(
+    found: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
+) -> _Tables | None:
     """The tables of a layer; None where they are not simply stored."""
     from onnx import numpy_helper
 

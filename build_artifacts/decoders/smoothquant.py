@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from build_artifacts.decoders.float_graph import ATTENTION, FloatGraph, Floats, Heads
+from build_artifacts.decoders.float_graph import ATTENTION, AttentionWeights, FloatArray, FloatGraph
 
 # How much of a channel's size the weights take over: 0.5 to 0.7 are best for SmolLM2-135M.
 _MIGRATED = 0.6
@@ -37,18 +37,18 @@ class _ScaleTarget(NamedTuple):
     heads: int = 1
     copies: int = 1
 
-    def shared(self, sizes: Floats) -> Floats:
+    def shared(self, sizes: FloatArray) -> FloatArray:
         """The largest of each channel's copies: [K] -> [K / copies]."""
-        largest: Floats = sizes.reshape(self.heads, self.copies, -1).max(axis=1).ravel()
+        largest: FloatArray = sizes.reshape(self.heads, self.copies, -1).max(axis=1).ravel()
         return np.maximum(largest, _LEAST)
 
-    def spread(self, factors: Floats) -> Floats:
+    def spread(self, factors: FloatArray) -> FloatArray:
         """The other way: [K / copies] -> [K]."""
         each = factors.reshape(self.heads, 1, -1)
         return np.repeat(each, self.copies, axis=1).ravel()
 
 
-def smooth_activations(graph: FloatGraph, value: str, seen: Floats) -> Floats:
+def smooth_activations(graph: FloatGraph, value: str, seen: FloatArray) -> FloatArray:
     """Even out a value that products read, of which [tokens, K] were `seen`: seen afterwards.
 
     It stays as it is where nothing can divide it, or something else reads it too.
@@ -95,7 +95,7 @@ def _divisors(graph: FloatGraph, value: str) -> Iterator[_ScaleTarget]:
             if tables := graph.columns_of(factor):
                 yield _ScaleTarget(tables)
     elif maker.op_type == ATTENTION:
-        heads = Heads.of(graph, maker)
+        heads = AttentionWeights.of(graph, maker)
         queries, (tables, first, count, _) = heads.queries, heads.values
         if tables:
             yield _ScaleTarget(tables, first, heads=count, copies=queries.heads // count)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
@@ -25,9 +25,11 @@ _DTYPES: Mapping[Precision, Dtype] = {
 _ALL_IN_ONE = "1000TB"  # a file of more is two
 
 
-def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+def export_checkpoint(
+    weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
+) -> None:
     """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
-    check_recipe(facts, recipe, _DTYPES)
+    check_recipe(metadata, recipe, _DTYPES)
     if recipe.run.tensor_parallel_size > 1 and _quantisation(recipe.precision) is not None:
         raise UnsupportedModel(
             f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
@@ -39,16 +41,16 @@ def export_checkpoint(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, i
         dtype=_DTYPES[recipe.precision],
         quantisation=_quantisation(recipe.precision),
     )
-    check_model(model, facts, recipe.run.attention)
-    _check_plan(model, facts, recipe.run.tensor_parallel_size)
+    check_model(model, metadata, recipe.run.attention)
+    _check_plan(model, metadata, recipe.run.tensor_parallel_size)
     model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
 
 
-def _check_plan(model: TorchModel, facts: ModelFacts, tensor_parallel_size: int) -> None:
+def _check_plan(model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int) -> None:
     """Each GPU must get its share of the heads, or it would have no room for what it computes."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
-    heads = facts.generating.kv_heads
+    heads = metadata.required_generation_config.kv_heads
     found = get_kv_heads_per_rank(
         getattr(model, "_tp_plan", None) or {}, heads, tensor_parallel_size
     )
@@ -59,7 +61,7 @@ def _check_plan(model: TorchModel, facts: ModelFacts, tensor_parallel_size: int)
         )
     if found * tensor_parallel_size != heads:
         raise UnsupportedModel(
-            f"transformers has no plan of how to share the heads of `{facts.architecture}`",
+            f"transformers has no plan of how to share the heads of `{metadata.architecture}`",
             hint="leave out `--tensor-parallel-size`",
         )
 
@@ -89,22 +91,28 @@ _MOST_ROWS = 4_096
 _ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
 
 
-def export_program(weights: Path, facts: ModelFacts, recipe: DecoderRecipe, path: Path) -> None:
+def export_program(
+    weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, path: Path
+) -> None:
     """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
-    check_recipe(facts, recipe, _GRAPH_DTYPES)
+    check_recipe(metadata, recipe, _GRAPH_DTYPES)
     if recipe.run.tensor_parallel_size > 1 or recipe.run.kv_offload:
         raise UnsupportedModel(
             f"programs have no `tensor_parallel_size` and no `kv_offload` ({recipe.name})",
             hint='these are for the engine "transformers"',
         )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
-    check_model(model, facts, recipe.run.attention)
-    write_traced(lambda: _traced(model, facts, recipe.run.attention), facts, path, in_place=True)
+    check_model(model, metadata, recipe.run.attention)
+    write_traced(
+        lambda: _traced(model, metadata, recipe.run.attention), metadata, path, in_place=True
+    )
 
 
-def check_recipe(facts: ModelFacts, recipe: DecoderRecipe, known: Collection[str]) -> None:
+def check_recipe(
+    metadata: CheckpointMetadata, recipe: DecoderRecipe, known: Collection[str]
+) -> None:
     """Raise UnsupportedModel for what no model through torch can be, of `known` precisions."""
-    if facts.generating.encoder_decoder is not None:
+    if metadata.required_generation_config.encoder_decoder is not None:
         raise UnsupportedModel(
             f"{recipe.engine} does not run models with an encoder ({recipe.name})",
             hint="their ONNX graphs are not affected",
@@ -117,35 +125,35 @@ def check_recipe(facts: ModelFacts, recipe: DecoderRecipe, known: Collection[str
         )
 
 
-def check_model(model: TorchModel, facts: ModelFacts, attention: Attention) -> None:
+def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
     """Raise UnsupportedModel for one that cannot be run over rows."""
     if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         raise UnsupportedModel(
-            f"rotations of `{facts.architecture}` change with the length of a text, and rows of "
+            f"rotations of `{metadata.architecture}` change with the length of a text, and rows of "
             "several lengths go together",
             hint="its ONNX graphs are not affected",
         )
     if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
         raise UnsupportedModel(
-            f"torch's fused attention has no soft cap, and `{facts.architecture}` wants one",
+            f"torch's fused attention has no soft cap, and `{metadata.architecture}` wants one",
             hint="its ONNX graphs are not affected",
         )
     window = getattr(model.config, "sliding_window", None)
     layers = getattr(model.config, "layer_types", None) or ["sliding_attention"]
-    if window is not None and window < facts.max_tokens and "sliding_attention" in layers:
+    if window is not None and window < metadata.max_tokens and "sliding_attention" in layers:
         raise UnsupportedModel(
-            f"layers of `{facts.architecture}` look back {window} tokens only, through torch "
+            f"layers of `{metadata.architecture}` look back {window} tokens only, through torch "
             "they would see all of a row",
             hint="its ONNX graphs are not affected",
         )
 
 
 def _traced(
-    model: TorchModel, facts: ModelFacts, attention: Attention
+    model: TorchModel, metadata: CheckpointMetadata, attention: Attention
 ) -> torch.export.ExportedProgram:
     import torch
 
-    generation_config = facts.generating
+    generation_config = metadata.required_generation_config
     shape = (_ROWS, generation_config.kv_heads, _ROOM, generation_config.head_dim)
     memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
     example = {
@@ -156,7 +164,8 @@ def _traced(
     }
     rows = torch.export.Dim("rows", min=1, max=_MOST_ROWS)
     tokens, wanted, room = (
-        torch.export.Dim(name, min=1, max=facts.max_tokens) for name in ("tokens", "wanted", "room")
+        torch.export.Dim(name, min=1, max=metadata.max_tokens)
+        for name in ("tokens", "wanted", "room")
     )
     shapes = {
         "input_ids": {0: rows, 1: tokens},

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.metadata import Problem
+from build_artifacts.checkpoints.metadata import ProblemType
 from deployments.errors import BadSetting, EngineFailed, ServeError
 from deployments.messages import Call, Text, TokenizedItem, Truncation
 from deployments.tokenization.encodings import open_tokenizer
@@ -33,7 +33,7 @@ class EvaluatedModel:
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
     labels: tuple[str, ...] = ()
-    problem_type: Problem | None = None
+    problem_type: ProblemType | None = None
     prompt: str = ""  # stands before every sentence of an embedding model
     mask_token: int | None = None
 

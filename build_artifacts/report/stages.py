@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.metadata import read_facts
+from build_artifacts.checkpoints.metadata import read_metadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
@@ -49,8 +49,8 @@ def rebuild_prepared(
         step.found(f"revision {checkpoint.source.revision[:20]}")
     if manifest.source.adapter is not None:
         checkpoint = cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
-    facts = read_facts(checkpoint, manifest.tasks)
-    return cached_prepare(steps, checkpoint.weights, facts, None)
+    metadata = read_metadata(checkpoint, manifest.tasks)
+    return cached_prepare(steps, checkpoint.weights, metadata, None)
 
 
 def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
@@ -157,10 +157,10 @@ class RebuiltStages:
     def before(self, served: ServedVariants | None, scores: Mapping[str, float]) -> Iterator[Stage]:
         """From the original, whose own `scores` are known, to the float form of what is served."""
         size = weights_bytes(self._prepared.weights)
-        facts, compaction = self._prepared.facts, self._prepared.compaction
+        metadata, compaction = self._prepared.metadata, self._prepared.compaction
 
         def original() -> TorchModel:
-            return load_model(self._prepared.weights, head=facts.head, dtype="float32")
+            return load_model(self._prepared.weights, head=metadata.head, dtype="float32")
 
         yield self._eager(BASELINE, "the original in fp32, eager", size, original, scores)
         if not compaction.is_empty:
@@ -205,7 +205,7 @@ class RebuiltStages:
     ) -> Stage:
         def opened(settings: EncoderSettings) -> EncoderEngine:
             return TorchReferenceEngine(
-                Original(model(), self._prepared.facts), settings.intra_op_threads
+                Original(model(), self._prepared.metadata), settings.intra_op_threads
             )
 
         # Passes at once would share torch's one pool of threads.

@@ -157,9 +157,9 @@ def spec_of(recipe: CandidateRecipe, graph: Path, prepared: PreparedModel) -> Gr
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
-        options=_readable(recipe.options, prepared.facts.max_tokens),
-        head=prepared.facts.head,
-        mask_token=prepared.facts.mask_token,
+        options=_readable(recipe.options, prepared.metadata.max_tokens),
+        head=prepared.metadata.head,
+        mask_token=prepared.metadata.mask_token,
     )
 
 

@@ -67,7 +67,7 @@ class CandidateGraphs:
 
         def work(into: Path) -> str:
             items = self._prepared.reference.items
-            order = rank_by_sensitivity(floating, items, self._prepared.facts.mask_token)
+            order = rank_by_sensitivity(floating, items, self._prepared.metadata.mask_token)
             (into / _ORDER_NAME).write_text(json.dumps(order), encoding="utf-8")
             return f"{len(order)} products ranked"
 
@@ -80,7 +80,7 @@ class CandidateGraphs:
     def _program(self, source: TorchProgramRecipe) -> Path:
         def work(into: Path) -> str:
             path = into / _PROGRAM_NAME
-            save_program(self._prepared.model(source.dtype), self._prepared.facts, path)
+            save_program(self._prepared.model(source.dtype), self._prepared.metadata, path)
             return megabytes(path)
 
         detail = f"{source.dtype} torch program"
@@ -89,7 +89,7 @@ class CandidateGraphs:
     def _export(self, source: ExportRecipe) -> Path:
         def work(into: Path) -> str:
             model = self._prepared.model(source.dtype)
-            return megabytes(export(model, self._prepared.facts, source, into / _GRAPH_NAME))
+            return megabytes(export(model, self._prepared.metadata, source, into / _GRAPH_NAME))
 
         fused = f", fused for {source.fusions}" if source.fusions else ""
         opset = f", opset {source.opset}" if source.opset else ""
@@ -112,11 +112,11 @@ class CandidateGraphs:
 
     def _difference(self, before: Path, after: Path) -> float:
         """How far the answers of two graphs are apart, as a share of the largest."""
-        facts, items = self._prepared.facts, self._prepared.reference.items
+        metadata, items = self._prepared.metadata, self._prepared.reference.items
         # Alone at a length beyond any window of local attention, and in padded company.
-        long = build_batch(items, Shape(items=1, tokens=min(facts.max_tokens, _LONG_TOKENS)))
+        long = build_batch(items, Shape(items=1, tokens=min(metadata.max_tokens, _LONG_TOKENS)))
         batches = [long, collate(items[:_CHECK_BATCH_ITEMS])]
-        return largest_difference(before, after, batches, facts.mask_token)
+        return largest_difference(before, after, batches, metadata.mask_token)
 
     def _quantised(
         self, floating: Path, recipe: CandidateRecipe, scheme: Quantisation, kept: tuple[str, ...]

@@ -13,7 +13,7 @@ import numpy as np
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
@@ -22,7 +22,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import Evaluation, scores_of
 from build_artifacts.recipes import Dtype
 from build_artifacts.search.probes import tokenize_probes
-from build_artifacts.steps.dequantize import dequantise
+from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.merge import merge
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
@@ -35,21 +35,21 @@ from deployments.tuning.parity import ReferenceOutputs, run_probes
 class Original:
     """An Engine over an eager torch model, which stays as it was; for builds and reports only."""
 
-    def __init__(self, model: TorchModel, facts: ModelFacts) -> None:
+    def __init__(self, model: TorchModel, metadata: CheckpointMetadata) -> None:
         self.info = EngineInfo(compute_type="cpu-fp32")
-        self._facts = facts
-        self._rows = wrap_for_export(model, facts.head, facts.pooling)
-        self._names = input_names(model, facts.head)
+        self._metadata = metadata
+        self._rows = wrap_for_export(model, metadata.head, metadata.pooling)
+        self._names = input_names(model, metadata.head)
 
     def run(self, batch: Batch) -> Outputs:
         """One forward pass, on as many threads as torch is set to."""
         import torch
 
-        feeds = feeds_of(batch, self._names, self._facts.mask_token)
+        feeds = feeds_of(batch, self._names, self._metadata.mask_token)
         inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
         with torch.inference_mode():
             raw = np.asarray(self._rows(**inputs).numpy(), dtype=np.float32)
-        return Outputs(split(self._facts.head, raw, batch, feeds.mask_counts))
+        return Outputs(split(self._metadata.head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
         """Nothing to give back that the caller does not hold."""
@@ -67,7 +67,7 @@ class PreparedModel:
     """
 
     weights: Path  # directory of the merged checkpoint
-    facts: ModelFacts
+    metadata: CheckpointMetadata
     reference_dir: Path
     evaluation: Evaluation | None
 
@@ -90,7 +90,7 @@ class PreparedModel:
 
     def model(self, dtype: Dtype) -> TorchModel:
         """The model in torch without what is to spare. Raises UnsupportedModel."""
-        model = load_model(self.weights, head=self.facts.head, dtype=dtype)
+        model = load_model(self.weights, head=self.metadata.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
@@ -100,7 +100,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
     assert file is not None, "there is nothing to dequantise; this is a bug"
 
     def work(into: Path) -> str:
-        dequantise(checkpoint, into)
+        dequantize(checkpoint, into)
         return ""
 
     directory = steps.once("dequantise", "unpack", f"weights of {file.name} to fp32", work)
@@ -119,34 +119,34 @@ def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) ->
 
 
 def cached_prepare(
-    steps: StepRunner, weights: Path, facts: ModelFacts, evaluation: Evaluation | None
+    steps: StepRunner, weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None
 ) -> PreparedModel:
     """What candidates made of `weights` are held against. Raises UnsupportedModel."""
 
     def work(into: Path) -> str:
-        prepare(weights, facts, evaluation, into)
-        prepared = PreparedModel(weights, facts, into, evaluation)
+        prepare(weights, metadata, evaluation, into)
+        prepared = PreparedModel(weights, metadata, into, evaluation)
         scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
-        return f"{facts.architecture}, {facts.max_tokens} tokens{scores}"
+        return f"{metadata.architecture}, {metadata.max_tokens} tokens{scores}"
 
     detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
     directory = steps.once("reference", "reference", detail, work)
-    return PreparedModel(weights, facts, directory, evaluation)
+    return PreparedModel(weights, metadata, directory, evaluation)
 
 
-def prepare(weights: Path, facts: ModelFacts, evaluation: Evaluation | None, into: Path) -> None:
+def prepare(weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None, into: Path) -> None:
     """Write to `into` what the original answers, and what it has to spare.
 
     The answers are those of the model as it came: a compaction that changed them would be found.
     Raises UnsupportedModel.
     """
-    model = load_model(weights, head=facts.head, dtype="float32")
-    original = Original(model, facts)
-    items = tokenize_probes(weights, facts)
+    model = load_model(weights, head=metadata.head, dtype="float32")
+    original = Original(model, metadata)
+    items = tokenize_probes(weights, metadata)
     given = tuple(run_probes(original, items, 1))
     if not all(np.isfinite(answer).all() for answer in given):
         raise UnsupportedModel(
-            f"`{facts.architecture}` answers NaN or Inf in fp32 torch already",
+            f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
             hint="the checkpoint is damaged: download or save it again",
         )
     ReferenceOutputs(items, given).write(into / REFERENCE_NAME)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from deployments.artifacts.manifest import TOKENIZER_NAME, ModelHead, TaskName
 from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
 from deployments.tasks.zero_shot import has_entailment_label
@@ -26,24 +26,24 @@ MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
 
 
-def tokenize_probes(directory: Path, facts: ModelFacts) -> tuple[TokenizedItem, ...]:
+def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[TokenizedItem, ...]:
     """The probes as the model is going to see them, by the tokenizer.json in `directory`.
 
     Question answering, ranking and the judging of entailment get pairs; a model that fills masks
     gets some.
     """
-    paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(facts.tasks)
-    judging = facts.head is ModelHead.LABELS and has_entailment_label(facts.labels)
+    paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(metadata.tasks)
+    judging = metadata.head is ModelHead.LABELS and has_entailment_label(metadata.labels)
     texts = PAIRS if paired or judging else PROBES
-    if facts.head is not ModelHead.MASKS:
-        return tokenize_texts(directory, facts.max_tokens, texts)
-    items = tokenize_texts(directory, min(facts.max_tokens, MASKED_PROBE_TOKENS), texts)
-    per_probe = MASKED_REFERENCE_BYTES // (4 * facts.output_width * len(items))
+    if metadata.head is not ModelHead.MASKS:
+        return tokenize_texts(directory, metadata.max_tokens, texts)
+    items = tokenize_texts(directory, min(metadata.max_tokens, MASKED_PROBE_TOKENS), texts)
+    per_probe = MASKED_REFERENCE_BYTES // (4 * metadata.output_width * len(items))
     special = _special_ids(directory)
-    assert facts.mask_token is not None, "facts of a head MASKS name its token; this is a bug"
-    masked = [_masked(item, facts.mask_token, special, max(1, per_probe)) for item in items]
+    assert metadata.mask_token is not None, "facts of a head MASKS name its token; this is a bug"
+    masked = [_masked(item, metadata.mask_token, special, max(1, per_probe)) for item in items]
     # A text of nothing but unknown characters has no token to ask for.
-    return tuple(item for item in masked if facts.mask_token in item.ids)
+    return tuple(item for item in masked if metadata.mask_token in item.ids)
 
 
 def tokenize_texts(

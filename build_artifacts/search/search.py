@@ -188,7 +188,7 @@ class CandidateSearch:
     def _contest(self, settings: EncoderSettings, seconds: float) -> MeasurementPlan:
         return MeasurementPlan(
             settings=settings,
-            shapes=supported_shapes(self.prepared.facts.max_tokens),
+            shapes=supported_shapes(self.prepared.metadata.max_tokens),
             items=self.prepared.reference.items,
             seconds=seconds,
         )
@@ -236,7 +236,7 @@ class CandidateSearch:
                 {recipe.name: spec for recipe, spec in specs.items()},
                 engine_settings(device, 1),
                 self.prepared.reference.items,
-                self.prepared.facts.max_tokens,
+                self.prepared.metadata.max_tokens,
             )
             (into / _TRIAL_NAME).write_text(trial.model_dump_json(), encoding="utf-8")
             return trial.describe()

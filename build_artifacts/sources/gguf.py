@@ -11,15 +11,15 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
-    damaged,
+    corrupt_file,
     is_plain_file,
-    unreadable,
+    unreadable_source,
 )
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.foreign import GGUF_SUFFIX
 from build_artifacts.sources.hub import Hub
-from build_artifacts.sources.local import id_part
+from build_artifacts.sources.local import sanitize_id
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import MODEL_ID, file_sha256
@@ -43,9 +43,9 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
             magic = opened.read(len(_MAGIC))
         digest = file_sha256(file)
     except OSError as exc:
-        raise unreadable(file, str(exc.strerror)) from exc
+        raise unreadable_source(file, str(exc.strerror)) from exc
     if magic != _MAGIC:
-        raise damaged(file, "not a GGUF file")
+        raise corrupt_file(file, "not a GGUF file")
     directory = scratch / "gguf"
     directory.mkdir()
     _write_descriptions(file, directory)
@@ -66,7 +66,7 @@ def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
         return file, f"{version}+", default_id(package)
     local = Path(ref).expanduser()
     if is_plain_file(local):
-        return local.resolve(), "", f"local/{id_part(local.stem)}"
+        return local.resolve(), "", f"local/{sanitize_id(local.stem)}"
     return _on_hub(ref, hub)
 
 

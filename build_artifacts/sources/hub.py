@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint
+from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import ModelSource
@@ -67,7 +67,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
             f"`{model_id}` has no safetensors weights",
             hint="name a revision that has them: `ID@REVISION`",
         )
-    patterns = [f"*{suffix}" for suffix in COUNTED_SUFFIXES]
+    patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES]
     directory = hub.download(model_id, listing.commit, patterns)
     return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
 

@@ -9,7 +9,7 @@ from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     content_digest,
     is_plain_file,
-    unreadable,
+    unreadable_source,
 )
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
@@ -27,7 +27,7 @@ def find_directory(ref: str) -> Path | None:
     except (RuntimeError, ValueError):  # `~` of a user who does not exist, a null byte
         return None
     except OSError as exc:
-        raise unreadable(Path(ref), str(exc.strerror)) from exc
+        raise unreadable_source(Path(ref), str(exc.strerror)) from exc
     raise not_a_directory(path)
 
 
@@ -42,10 +42,10 @@ def not_a_directory(path: Path) -> BuildError:
 def resolve_directory(directory: Path) -> Checkpoint:
     """The checkpoint in `directory`, pinned by the digest of its files."""
     source = ModelSource(ref=str(directory), revision=content_digest(directory))
-    return Checkpoint(directory, source, default_id=f"local/{id_part(directory.name)}")
+    return Checkpoint(directory, source, default_id=f"local/{sanitize_id(directory.name)}")
 
 
-def id_part(name: str) -> str:
+def sanitize_id(name: str) -> str:
     """`name` reduced to what a model id may contain."""
     plain = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", name)
     return re.sub(r"-{2,}", "-", plain).strip("-.") or "model"

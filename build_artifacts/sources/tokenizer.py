@@ -13,11 +13,11 @@ from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
-    damaged,
+    corrupt_file,
     hashed_files,
     is_plain_file,
     read_object,
-    unreadable,
+    unreadable_source,
 )
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound
@@ -29,16 +29,16 @@ _ADDED_NAME = "added_tokens.json"
 # Vocabularies that need a package this project does without.
 _UNREAD = ("*.model", "*.tiktoken", "bpe.codes")
 
-Vocabulary = dict[str, int]  # token -> id
+VocabularyFiles = dict[str, int]  # token -> id
 
 
-def with_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     """`checkpoint` when it has a tokenizer.json, else the same with one, laid out under `into`.
 
     That one has links to the files of `checkpoint`. Raises SourceNotFound, SourceUnreadable or
     UnsupportedModel.
     """
-    tokenizer = fast_tokenizer(checkpoint.weights, into / "tokenizer")
+    tokenizer = write_fast_tokenizer(checkpoint.weights, into / "tokenizer")
     _check(tokenizer)
     if tokenizer.parent == checkpoint.weights:
         return checkpoint
@@ -51,7 +51,7 @@ def with_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     return Checkpoint(twin, checkpoint.source, checkpoint.default_id)
 
 
-def fast_tokenizer(weights: Path, into: Path) -> Path:
+def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     """The checkpoint's own tokenizer.json, or one made of its vocabulary in `into`.
 
     Raises SourceNotFound, SourceUnreadable or UnsupportedModel.
@@ -94,7 +94,7 @@ def _converted(weights: Path) -> Any:
     return tokenizer.backend_tokenizer
 
 
-def _vocabulary(weights: Path, name: str) -> Vocabulary:
+def _vocabulary(weights: Path, name: str) -> VocabularyFiles:
     path = weights / name
     if name == _PAIRS_NAME:
         return read_object(path) | read_object(weights / _ADDED_NAME)
@@ -102,9 +102,9 @@ def _vocabulary(weights: Path, name: str) -> Vocabulary:
         with path.open(encoding="utf-8") as lines:
             words = {line.rstrip("\n"): number for number, line in enumerate(lines)}
     except ValueError as exc:
-        raise damaged(path, str(exc)) from exc
+        raise corrupt_file(path, str(exc)) from exc
     except OSError as exc:
-        raise unreadable(path, str(exc.strerror)) from exc
+        raise unreadable_source(path, str(exc.strerror)) from exc
     return words | read_object(weights / _ADDED_NAME)
 
 
@@ -114,4 +114,4 @@ def _check(path: Path) -> None:
     try:
         Tokenizer.from_file(str(path))
     except Exception as exc:  # the library raises bare Exception
-        raise damaged(path, first_line(exc)) from exc
+        raise corrupt_file(path, first_line(exc)) from exc

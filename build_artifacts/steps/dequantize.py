@@ -10,7 +10,7 @@ from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
 
-def dequantise(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     """The checkpoint under `into`, its weights as safetensors. Raises UnsupportedModel."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.architectures import min_trace_tokens
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import ExportRecipe
@@ -52,7 +52,9 @@ ANSWER_OUTPUT = "output"
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
-def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Path) -> Path:
+def export(
+    model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe, graph: Path
+) -> Path:
     """Write the graph of `model`, which is left as it was, to `graph`. Raises UnsupportedModel.
 
     The model must have been loaded in the recipe's dtype.
@@ -61,8 +63,8 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
     from transformers.exporters import OnnxConfig, OnnxExporter
 
     _check_size(model)
-    names = input_names(model, facts.head)
-    inputs, shapes = sample(names, min_trace_tokens(model.config), facts.max_tokens)
+    names = input_names(model, metadata.head)
+    inputs, shapes = sample(names, min_trace_tokens(model.config), metadata.max_tokens)
     config = OnnxConfig(
         dynamic=True,
         dynamic_shapes=shapes,
@@ -70,15 +72,15 @@ def export(model: TorchModel, facts: ModelFacts, recipe: ExportRecipe, graph: Pa
         ort_fusions=recipe.fusions,
     )
     try:
-        rows = wrap_for_export(model, facts.head, facts.pooling, with_tokens=True)
+        rows = wrap_for_export(model, metadata.head, metadata.pooling, with_tokens=True)
         program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code
         raise UnsupportedModel(
-            f"`{facts.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
+            f"`{metadata.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
             hint="the log has the whole story; another architecture may work",
         ) from exc
     batch_rope_tables(program.graph)
-    if facts.head is ModelHead.VECTOR:
+    if metadata.head is ModelHead.VECTOR:
         answer, tokens = program.graph.outputs
         answer.name, tokens.name = ANSWER_OUTPUT, TOKENS_OUTPUT
     onnx_ir.save(program, str(graph))

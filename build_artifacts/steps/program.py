@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.architectures import min_trace_tokens
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.export import sample
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def save_program(model: TorchModel, facts: ModelFacts, path: Path) -> None:
+def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) -> None:
     """Write the program of `model`, which is left as it was. Raises UnsupportedModel."""
     from transformers.exporters import DynamoConfig, DynamoExporter
 
-    names = input_names(model, facts.head)
-    inputs, shapes = sample(names, min_trace_tokens(model.config), facts.max_tokens)
+    names = input_names(model, metadata.head)
+    inputs, shapes = sample(names, min_trace_tokens(model.config), metadata.max_tokens)
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
-    rows = wrap_for_export(model, facts.head, facts.pooling)
-    write_traced(lambda: DynamoExporter().export(rows, inputs, config=config).program, facts, path)
+    rows = wrap_for_export(model, metadata.head, metadata.pooling)
+    write_traced(
+        lambda: DynamoExporter().export(rows, inputs, config=config).program, metadata, path
+    )
 
 
 def write_traced(
     trace: Callable[[], torch.export.ExportedProgram],
-    facts: ModelFacts,
+    metadata: CheckpointMetadata,
     path: Path,
     *,
     in_place: bool = False,
@@ -46,6 +48,6 @@ def write_traced(
         raise
     except Exception as exc:  # exporters raise whatever the tracer met in the model's code
         raise UnsupportedModel(
-            f"`{facts.architecture}` cannot become a torch program: {first_line(exc)}",
+            f"`{metadata.architecture}` cannot become a torch program: {first_line(exc)}",
             hint="the log has the whole story; its ONNX graphs are not affected",
         ) from exc

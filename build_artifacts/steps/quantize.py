@@ -34,9 +34,9 @@ CALIBRATION_TOKENS = 128
 # of 128 bins there is but one such range, the whole; the time grows with the square of the bins.
 _ENTROPY_BINS = 512
 # Of a float graph that NNCF is given: at 1.3 GB (BERT-large) it took 17 GB of memory.
-MAX_SMOOTH_BYTES = 600 << 20
+MAX_NNCF_BYTES = 600 << 20
 # Rows of a weight that share a scale where a node is kept from int8: smaller blocks are slower.
-KEPT_BLOCK = 128
+EXCLUDED_BLOCK_SIZE = 128
 
 
 def quantise(
@@ -82,7 +82,7 @@ def _quantise(
         _weights_only(_loaded(graph), scheme.block, None, into)
         return
     if kept:
-        _weights_only(model, KEPT_BLOCK, kept, into)
+        _weights_only(model, EXCLUDED_BLOCK_SIZE, kept, into)
 
 
 def _loaded(graph: Path) -> onnx.ModelProto:
@@ -180,7 +180,7 @@ def _write_entropy_ranges(
 def _smooth(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
     import onnx
 
-    if graph.stat().st_size > MAX_SMOOTH_BYTES:
+    if graph.stat().st_size > MAX_NNCF_BYTES:
         raise UnsupportedModel(
             f"NNCF needs a dozen times the {graph.stat().st_size / 1e9:.1f} GB of the graph",
             hint="its other int8 candidates need less",

@@ -10,7 +10,7 @@ from build_artifacts.sources.gguf import is_gguf, resolve_gguf
 from build_artifacts.sources.hub import Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, resolve_directory
 from build_artifacts.sources.package import PREFIX, resolve_package
-from build_artifacts.sources.tokenizer import with_fast_tokenizer
+from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
 from deployments.artifacts.store import MODEL_ID
 
 
@@ -23,7 +23,7 @@ def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
         return resolve_gguf(ref, scratch, hub)
     checkpoint = _locate(ref, scratch, hub)
     check_checkpoint(checkpoint)
-    return with_fast_tokenizer(checkpoint, scratch / "converted")
+    return ensure_fast_tokenizer(checkpoint, scratch / "converted")
 
 
 def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:

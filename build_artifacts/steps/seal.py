@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.search.gate import AcceptedGraph
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.storage.workspace import BUILDING_NAME, remove_atomically
@@ -47,7 +47,7 @@ class ArtifactContents:
     """An artifact of any kind: what its manifest says, and its files."""
 
     identity: ArtifactIdentity
-    facts: ModelFacts
+    metadata: CheckpointMetadata
     candidates: tuple[Candidate, ...]  # those of a device in order, its portable default first
     gate: Gate
     scores: Mapping[str, float]
@@ -72,7 +72,7 @@ def assemble(sealing: EncoderArtifact, into: Path) -> None:
     names = _graph_names(sealing.graphs)
     contents = ArtifactContents(
         identity=sealing.identity,
-        facts=prepared.facts,
+        metadata=prepared.metadata,
         candidates=tuple(_candidate(passed, names[passed.graph]) for passed in sealing.graphs),
         gate=sealing.gate,
         scores=prepared.scores,
@@ -90,7 +90,7 @@ def assemble(sealing: EncoderArtifact, into: Path) -> None:
 
 def write_artifact(contents: ArtifactContents, into: Path) -> None:
     """Copy the files to their places under `into`, and write the manifest with their digests."""
-    identity, facts = contents.identity, contents.facts
+    identity, metadata = contents.identity, contents.metadata
     for name, source in contents.files.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         if source != into / name:
@@ -98,18 +98,18 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
     manifest = ArtifactManifest(
         id=identity.id,
         version=identity.version,
-        tasks=facts.tasks,
-        architecture=facts.architecture,
-        max_tokens=facts.max_tokens,
-        output_width=facts.output_width,
-        labels=facts.labels,
-        problem_type=facts.problem_type,
-        pooling=facts.pooling,
-        normalize=facts.normalize,
-        prompts=dict(facts.prompts),
-        default_prompt=facts.default_prompt,
-        mask_token=facts.mask_token,
-        generation_config=facts.generation_config,
+        tasks=metadata.tasks,
+        architecture=metadata.architecture,
+        max_tokens=metadata.max_tokens,
+        output_width=metadata.output_width,
+        labels=metadata.labels,
+        problem_type=metadata.problem_type,
+        pooling=metadata.pooling,
+        normalize=metadata.normalize,
+        prompts=dict(metadata.prompts),
+        default_prompt=metadata.default_prompt,
+        mask_token=metadata.mask_token,
+        generation_config=metadata.generation_config,
         pruned=contents.pruned,
         source=identity.source,
         gate=contents.gate,

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.float_graph import ATTENTION
 from build_artifacts.decoders.int8_kv_cache import quantize_kv_cache
 from deployments.config import EncoderSettings
@@ -154,8 +154,8 @@ def opened(graph: Path, rows: int = 4) -> OnnxDecoder:
     return OnnxDecoder(spec_for(graph), EncoderSettings(), slots=rows, context=CONTEXT)
 
 
-def calibration_for(graph: Path) -> Calibration:
-    return Calibration(SHOWN, spec_for(graph).generation_config)
+def calibration_for(graph: Path) -> CalibrationTexts:
+    return CalibrationTexts(SHOWN, spec_for(graph).generation_config)
 
 
 def int8_graph(path: Path, change: Change = packed) -> Path:

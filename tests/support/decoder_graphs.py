@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from build_artifacts.decoders.gate_inputs import Asked
-from build_artifacts.decoders.reference import Original
+from build_artifacts.decoders.gate_inputs import GateInputs
+from build_artifacts.decoders.reference import DecoderReference
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import Device, EngineOptions
 from deployments.config import EncoderSettings
@@ -72,7 +72,7 @@ def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
     return OnnxDecoder(spec_of(graph), EncoderSettings(), slots=rows, context=CONTEXT)
 
 
-def original_of(graph: Path) -> Original:
+def build_reference(graph: Path) -> DecoderReference:
     """The original whose answers are those of `graph`, to a dozen random texts."""
     draw = np.random.default_rng(5)
 
@@ -80,10 +80,10 @@ def original_of(graph: Path) -> Original:
         lengths = draw.integers(shortest, longest, count)
         return tuple(tuple(draw.integers(0, VOCABULARY - 1, n).tolist()) for n in lengths)
 
-    asked = Asked(passages=texts(10, 3, 40), prompts=texts(3, 2, 9))
+    asked = GateInputs(passages=texts(10, 3, 40), prompts=texts(3, 2, 9))
     answers = texts(3, 4, 8)
     read = (*asked.passages, *(p + a for p, a in zip(asked.prompts, answers, strict=True)))
     engine = open_graph(graph)
     logits = np.concatenate([engine.prefill(0, ids, 0, all_logits=True).copy() for ids in read])
     engine.close()
-    return Original(asked, answers, logits)
+    return DecoderReference(asked, answers, logits)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import ModelFacts, read_facts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.manifest import Device, ModelSource, TaskName
@@ -17,9 +17,9 @@ PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp3
 WHOLE = replace(PROGRAM, name="gpu-fp32-transformers", engine="transformers")
 
 
-def facts_of(checkpoint: Path) -> ModelFacts:
+def read_checkpoint_metadata(checkpoint: Path) -> CheckpointMetadata:
     source = ModelSource(ref="tiny", revision="0")
-    return read_facts(Checkpoint(checkpoint, source, "x/tiny"), (TaskName.TEXT_GENERATION,))
+    return read_metadata(Checkpoint(checkpoint, source, "x/tiny"), (TaskName.TEXT_GENERATION,))
 
 
 def program_spec(
@@ -30,30 +30,30 @@ def program_spec(
     broken_token: int | None = None,
 ) -> DecoderSpec:
     """The program of a checkpoint, written to `into`; what `broken_token` means is no number."""
-    facts, path = facts_of(checkpoint), into / "model.safetensors"
-    export_program(checkpoint, facts, recipe, path)
+    metadata, path = read_checkpoint_metadata(checkpoint), into / "model.safetensors"
+    export_program(checkpoint, metadata, recipe, path)
     if broken_token is not None:
         _break(path, broken_token)
-    return spec_of(path, facts, recipe)
+    return spec_of(path, metadata, recipe)
 
 
 def whole_spec(checkpoint: Path, into: Path, recipe: DecoderRecipe = WHOLE) -> DecoderSpec:
     """A checkpoint as transformers is to run it, written to `into`."""
-    facts = facts_of(checkpoint)
-    export_checkpoint(checkpoint, facts, recipe, into)
-    return spec_of(into / "model.safetensors", facts, recipe)
+    metadata = read_checkpoint_metadata(checkpoint)
+    export_checkpoint(checkpoint, metadata, recipe, into)
+    return spec_of(into / "model.safetensors", metadata, recipe)
 
 
-def spec_of(path: Path, facts: ModelFacts, recipe: DecoderRecipe) -> DecoderSpec:
+def spec_of(path: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe) -> DecoderSpec:
     return DecoderSpec(
         path=path,
         engine=recipe.engine,
         device=recipe.device,
         precision=recipe.precision,
         options=recipe.run,
-        generation_config=facts.generating,
-        vocabulary=facts.output_width,
-        max_tokens=facts.max_tokens,
+        generation_config=metadata.required_generation_config,
+        vocabulary=metadata.output_width,
+        max_tokens=metadata.max_tokens,
     )
 
 

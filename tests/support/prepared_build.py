@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildBudget
 from build_artifacts.recipes import (
@@ -69,15 +69,15 @@ class PreparedBuild:
     @classmethod
     def of(cls, source: Path, root: Path) -> PreparedBuild:
         checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")
-        facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
+        metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
         runner = RecordingRunner(root)
 
         def work(into: Path) -> str:
-            prepare(source, facts, None, into)
+            prepare(source, metadata, None, into)
             return ""
 
         directory = runner.steps.once("reference", "reference", "", work)
-        prepared = PreparedModel(source, facts, directory, None)
+        prepared = PreparedModel(source, metadata, directory, None)
         return cls(prepared, CandidateGraphs(runner.steps, prepared), runner)
 
     @property

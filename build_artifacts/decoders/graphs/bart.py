@@ -7,22 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.decoders.graphs.graph import GraphWriter, Value
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.float_graph import FloatArray
+from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
-    Config,
-    CrossMemory,
+    CrossAttentionInputs,
     EncoderInputs,
     HeadShape,
     ModelGraphs,
-    RowMemory,
+    SelfAttentionInputs,
 )
-from build_artifacts.decoders.graphs.operators import sinusoids, stretched_sinusoids
-from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights, Side, embedding_names
+from build_artifacts.decoders.graphs.operators import Value, sinusoids, stretched_sinusoids
+from build_artifacts.decoders.graphs.weights import CheckpointWeights, Side, embedding_names
 
 _EPSILON = 1e-5  # of torch's LayerNorm, which no config of the family changes
 _FAIRSEQ_OFFSET = 2  # rows that fairseq's tables have before that of the first token
 
-Table = Callable[[int, int], Array]  # rows and width to positions
+Table = Callable[[int, int], FloatArray]  # rows and width to positions
 Sublayer = Callable[[Value], Value]
 
 
@@ -37,13 +38,13 @@ class BartLike:
     offset: int | None
     table: Table | None = None  # where positions are not learned
 
-    def __call__(self, config: Config, checkpoint: Path) -> ModelGraphs:
+    def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         """The graphs. Raises UnsupportedModel."""
         weights = CheckpointWeights(checkpoint, base="model.")
-        decoder = _Decoder(self, config, weights)
+        decoder = _BartDecoder(self, config, weights)
         vocabulary = decoder.draw()
         return ModelGraphs(
-            encoder=_Encoder(self, config, weights).draw(),
+            encoder=_BartEncoder(self, config, weights).draw(),
             decoder=decoder.graph,
             layers=config.decoder_layers,
             shape=decoder.shape,
@@ -51,11 +52,11 @@ class BartLike:
         )
 
 
-class _Stack:
+class _BartStack:
     """What encoder and decoder have in common."""
 
     def __init__(
-        self, layout: BartLike, config: Config, weights: CheckpointWeights, side: Side
+        self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights, side: Side
     ) -> None:
         self.graph = GraphWriter(side, weights)
         self._layout, self._config, self._side = layout, config, side
@@ -80,7 +81,7 @@ class _Stack:
         rows, width = config.max_position_embeddings, config.d_model
         offset = config.pad_token_id + 1 if layout.offset is None else layout.offset
 
-        def read() -> Array:
+        def read() -> FloatArray:
             if layout.table is None or name in weights:
                 table = weights.read(name)
             else:
@@ -112,8 +113,10 @@ class _Stack:
         return self._norm(hidden, f"{self._side}.layer_norm")
 
 
-class _Encoder(_Stack):
-    def __init__(self, layout: BartLike, config: Config, weights: CheckpointWeights) -> None:
+class _BartEncoder(_BartStack):
+    def __init__(
+        self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights
+    ) -> None:
         super().__init__(layout, config, weights, "encoder")
         self._source = EncoderInputs(self.graph)
 
@@ -141,11 +144,13 @@ class _Encoder(_Stack):
         return self._feed_forward(name, hidden)
 
 
-class _Decoder(_Stack):
-    def __init__(self, layout: BartLike, config: Config, weights: CheckpointWeights) -> None:
+class _BartDecoder(_BartStack):
+    def __init__(
+        self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights
+    ) -> None:
         super().__init__(layout, config, weights, "decoder")
-        self._rows = RowMemory(self.graph)
-        self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)
+        self._rows = SelfAttentionInputs(self.graph)
+        self._cross = CrossAttentionInputs(self.graph, self._rows.tokens, self.shape)
 
     def draw(self) -> int:
         """Draw all of it; returns the size of the vocabulary."""

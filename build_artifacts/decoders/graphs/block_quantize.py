@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import ORT_DOMAIN
-from build_artifacts.decoders.graphs.graph import Value
-from build_artifacts.decoders.graphs.weights import Array
+from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatArray
+from build_artifacts.decoders.graphs.operators import Value
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,10 +29,10 @@ class _QuantizedBlocks(NamedTuple):
     """A weight [K, N] column by column, in ceil(K / 32) blocks."""
 
     packed: NDArray[np.uint8]  # [N, blocks, bytes of a block]
-    scales: Array  # [N, blocks]
+    scales: FloatArray  # [N, blocks]
 
 
-def quantised(graph: Path, into: Path, bits: Bits) -> None:
+def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
     """Write a copy of the float `graph` to `into`, its weights to a file beside it.
 
     `into` must be in another directory. Weights are read one at a time.
@@ -94,7 +93,7 @@ def _look_up(node: ir.Node, table: Value) -> ir.Node:
     return _made("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
 
 
-def _in_blocks(weight: Array, bits: Bits) -> _QuantizedBlocks:
+def _in_blocks(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         DefaultWeightOnlyQuantizer,
@@ -108,7 +107,7 @@ def _in_blocks(weight: Array, bits: Bits) -> _QuantizedBlocks:
     return _QuantizedBlocks(packed, scales.reshape(packed.shape[:2]))
 
 
-def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: Array) -> list[Value]:
+def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray) -> list[Value]:
     """The two as tensors of the graph; what two operators read is kept once."""
     import onnx_ir as ir
 
@@ -130,7 +129,7 @@ def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: Array) -> li
 def _made(op_type: str, inputs: list[Value], attributes: dict[str, int], old: ir.Node) -> ir.Node:
     import onnx_ir as ir
 
-    output = ir.Value(name=f"{old.name}:quantised")
+    output = ir.Value(name=f"{old.name}:quantize_blocks")
     return ir.node(op_type, inputs, attributes, domain=ORT_DOMAIN, outputs=[output], name=old.name)
 
 

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
-from build_artifacts.checkpoints.decoders import ids_in
-from build_artifacts.checkpoints.encoder_decoders import Generation, generation_of
+from build_artifacts.checkpoints.decoders import iterate_token_ids
+from build_artifacts.checkpoints.encoder_decoders import (
+    GenerationSettings,
+    load_generation_settings,
+)
 from build_artifacts.decoders.graphs.bart import (
     BART,
     BLENDERBOT,
@@ -18,7 +22,7 @@ from build_artifacts.decoders.graphs.bart import (
     PEGASUS,
 )
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
-from build_artifacts.decoders.graphs.kv_inputs import Config, Family, ModelGraphs
+from build_artifacts.decoders.graphs.kv_inputs import GraphFamily, ModelGraphs
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.errors import UnsupportedModel
 
@@ -26,7 +30,7 @@ DECODER_NAME = "decoder.onnx"
 ENCODER_NAME = "encoder.onnx"
 
 # By `model_type` of config.json.
-FAMILIES: Mapping[str, Family] = {
+GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
     "gpt2": build_gpt2,
     "bart": BART,
     "plbart": BART,
@@ -62,7 +66,7 @@ class ExportedModel:
 
 def is_supported_family(checkpoint: Path) -> bool:
     """Whether `export_model` knows the family of a checkpoint."""
-    return _model_type(checkpoint) in FAMILIES
+    return _model_type(checkpoint) in GRAPH_FAMILIES
 
 
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
@@ -71,26 +75,26 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel.
     """
     model_type = _model_type(checkpoint)
-    if model_type not in FAMILIES:
+    if model_type not in GRAPH_FAMILIES:
         raise UnsupportedModel(
             f"there is no graph for the model type `{model_type or 'none'}`",
-            hint=f"these are written: {', '.join(FAMILIES)}",
+            hint=f"these are written: {', '.join(GRAPH_FAMILIES)}",
         )
     config = _config(checkpoint)
-    drafts = FAMILIES[model_type](config, checkpoint)
+    drafts = GRAPH_FAMILIES[model_type](config, checkpoint)
     decoder, encoder = into / DECODER_NAME, None
     drafts.decoder.save(decoder)
     if drafts.encoder is not None:
         encoder = into / ENCODER_NAME
         drafts.encoder.save(encoder)
-    return _written(drafts, generation_of(checkpoint, config), decoder, encoder)
+    return _written(drafts, load_generation_settings(checkpoint, config), decoder, encoder)
 
 
 def _model_type(checkpoint: Path) -> str:
     return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))
 
 
-def _config(checkpoint: Path) -> Config:
+def _config(checkpoint: Path) -> TransformersConfig:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -104,7 +108,7 @@ def _config(checkpoint: Path) -> Config:
 
 
 def _written(
-    drafts: ModelGraphs, generation: Generation, decoder: Path, encoder: Path | None
+    drafts: ModelGraphs, generation: GenerationSettings, decoder: Path, encoder: Path | None
 ) -> ExportedModel:
     start = generation.decoder_start_token_id
     if start is None and encoder is not None:
@@ -117,5 +121,5 @@ def _written(
         head_dim=drafts.shape.size,
         vocabulary=drafts.vocabulary,
         decoder_start_token=start,
-        eos_token_ids=tuple(ids_in(generation.eos_token_id)),
+        eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )

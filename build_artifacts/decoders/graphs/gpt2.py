@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_artifacts.decoders.graphs.graph import GraphWriter, Value
-from build_artifacts.decoders.graphs.kv_inputs import Config, HeadShape, ModelGraphs, RowMemory
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.graph import GraphWriter
+from build_artifacts.decoders.graphs.kv_inputs import HeadShape, ModelGraphs, SelfAttentionInputs
+from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
 
 
-def build_gpt2(config: Config, checkpoint: Path) -> ModelGraphs:
+def build_gpt2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     """The graph of a GPT-2. Raises UnsupportedModel."""
     if config.add_cross_attention:
         raise UnsupportedModel(
@@ -19,7 +21,7 @@ def build_gpt2(config: Config, checkpoint: Path) -> ModelGraphs:
         )
     weights = CheckpointWeights(checkpoint, base="transformer.")
     graph = GraphWriter("decoder", weights)
-    memory = RowMemory(graph)
+    memory = SelfAttentionInputs(graph)
     words = graph.op("Gather", graph.stored("wte.weight"), memory.ids)
     hidden = graph.op(
         "Add", words, graph.op("Gather", graph.stored("wpe.weight"), memory.positions())
@@ -38,7 +40,11 @@ def build_gpt2(config: Config, checkpoint: Path) -> ModelGraphs:
 
 
 def _layer(
-    graph: GraphWriter, memory: RowMemory, layer: int, hidden: Value, config: Config
+    graph: GraphWriter,
+    memory: SelfAttentionInputs,
+    layer: int,
+    hidden: Value,
+    config: TransformersConfig,
 ) -> Value:
     name, epsilon = f"h.{layer}", config.layer_norm_epsilon
     normed = graph.layer_norm(hidden, f"{name}.ln_1", epsilon)
@@ -52,7 +58,7 @@ def _layer(
     return graph.op("Add", hidden, graph.linear(active, [f"{name}.mlp.c_proj"], stored="columns"))
 
 
-def _heads(config: Config, layer: int) -> HeadShape:
+def _heads(config: TransformersConfig, layer: int) -> HeadShape:
     size = config.n_embd // config.n_head
     scale = size**-0.5 if config.scale_attn_weights else 1.0
     if config.scale_attn_by_inverse_layer_idx:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import ORT_DOMAIN
-from build_artifacts.decoders.graphs.operators import activated
-from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights
+from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatArray
+from build_artifacts.decoders.graphs.operators import Value, activated
+from build_artifacts.decoders.graphs.weights import CheckpointWeights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Value = Any  # an onnx_ir.Value; the library is not typed
 Kind = Literal["FLOAT", "INT64"]
 # How a checkpoint has a projection's weight: [out, in], as torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
@@ -98,7 +97,7 @@ class GraphWriter:
         return self._kept(name, ir.tensor(array, name=name)) if known is None else known
 
     def weight(
-        self, name: str, shape: Sequence[int], read: Callable[[], Array] | None = None
+        self, name: str, shape: Sequence[int], read: Callable[[], FloatArray] | None = None
     ) -> Value:
         """A tensor of the checkpoint, or what `read` makes of some; read when all is saved."""
         import onnx_ir as ir
@@ -190,11 +189,11 @@ class _FusedLinear:
     def has_bias(self) -> bool:
         return f"{self.modules[0]}.bias" in self.weights
 
-    def columns(self) -> Array:
+    def columns(self) -> FloatArray:
         read = [self.weights.read(f"{module}.weight") for module in self.modules]
         return np.concatenate([w.T if self.stored == "rows" else w for w in read], axis=1)
 
-    def bias(self) -> Array:
+    def bias(self) -> FloatArray:
         return np.concatenate([self.weights.read(f"{module}.bias") for module in self.modules])
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.float_graph import ORT_DOMAIN
-from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, Value, create_node
+from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, create_node
+from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.errors import UnsupportedModel
 from deployments.engines.decoder import KV_NAMES, LOGITS_FROM
 
@@ -29,7 +31,7 @@ class EncoderInputs:
 
     def positions(self) -> Value:
         """Of each token, the same in every text: [S]."""
-        return counted(self._graph, size_of(self._graph, self.ids))
+        return arange(self._graph, read_length(self._graph, self.ids))
 
     def attend(
         self, parts: Sequence[Value], shape: HeadShape, name: str, bias: Value | None = None
@@ -61,9 +63,6 @@ class EncoderInputs:
             graph.output(turned, f"cross.{layer}.{part}", "B", shape.heads, "S", shape.size)
 
 
-Config = Any  # a transformers config
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraphs:
     """The graphs of one model."""
@@ -76,7 +75,7 @@ class ModelGraphs:
 
 
 # Reads config.json and the weights. Raises UnsupportedModel.
-Family = Callable[[Config, Path], ModelGraphs]
+GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
 # Added to the scores of padding: none of it counts then, and the sum is a finite number.
 MASKED_SCORE = -1e30
@@ -112,7 +111,7 @@ class HeadShape:
         return {"kv_num_heads": self.heads, **self.attributes}
 
 
-class RowMemory:
+class SelfAttentionInputs:
     """What a decoder is fed, B rows and T tokens each, and attention over what they have read.
 
     T may be above 1 for a single row only.
@@ -124,19 +123,19 @@ class RowMemory:
         mask = graph.input("attention_mask", "INT64", "B", "M")
         self._wanted_from = graph.input(LOGITS_FROM, "INT64", 1)
         self._sums = sum_rows(graph, mask)
-        self._room = size_of(graph, mask)
+        self._room = read_length(graph, mask)
         self._lengths = lengths_before_last(graph, self._sums)
         self._total = graph.op("Cast", self._room, to=INT32)
-        self.tokens = size_of(graph, self.ids)
+        self.tokens = read_length(graph, self.ids)
 
     def positions(self) -> Value:
         """Of each token within its row, [B, T]."""
         first = self._graph.op("Sub", self._sums, self.tokens)
-        return self._graph.op("Add", first, counted(self._graph, self.tokens))
+        return self._graph.op("Add", first, arange(self._graph, self.tokens))
 
     def places(self) -> Value:
         """0 to M - 1, [M]."""
-        return counted(self._graph, self._room)
+        return arange(self._graph, self._room)
 
     def attend(
         self, layer: int, joined: Value, shape: HeadShape, bias: Value | None = None
@@ -163,7 +162,7 @@ class RowMemory:
         return self._graph.op("Slice", hidden, self._wanted_from, end, axis)
 
 
-class CrossMemory:
+class CrossAttentionInputs:
     """What the encoder made of B sources, padded to C: a key and a value per layer and token.
 
     `cross_mask` [B, C] is 1 where a source's tokens are, from the left.
@@ -175,7 +174,7 @@ class CrossMemory:
         # A row that nobody uses has no source: it reads one token of noise.
         sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
-        self._total = graph.op("Cast", size_of(graph, mask), to=INT32)
+        self._total = graph.op("Cast", read_length(graph, mask), to=INT32)
         self._mask = graph.op("Cast", mask, to=INT32)
         self._is_step = graph.op("Equal", tokens, graph.constant(1))
         empty = [graph.op("Shape", mask, end=1), graph.constant([0, shape.heads * shape.size])]
@@ -218,11 +217,11 @@ def lengths_before_last(graph: GraphWriter, sums: Value) -> Value:
     return graph.op("Cast", graph.op("Squeeze", less, graph.constant([1])), to=INT32)
 
 
-def size_of(graph: GraphWriter, value: Value) -> Value:
+def read_length(graph: GraphWriter, value: Value) -> Value:
     """The second size of [B, N]: N, a scalar."""
     return graph.op("Squeeze", graph.op("Shape", value, start=1, end=2))
 
 
-def counted(graph: GraphWriter, size: Value) -> Value:
+def arange(graph: GraphWriter, size: Value) -> Value:
     """0 to N - 1, [N]."""
     return graph.op("Range", graph.constant(0), size, graph.constant(1))

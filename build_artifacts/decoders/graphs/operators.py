@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.graphs.weights import Array
+from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.errors import UnsupportedModel
 
 Value = Any  # an onnx_ir.Value; the library is not typed
@@ -58,7 +58,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Append, Value], Value]] = {
 }
 
 
-def sinusoids(positions: int, width: int) -> Array:
+def sinusoids(positions: int, width: int) -> FloatArray:
     """[positions, width]: the sines of all speeds, then their cosines."""
     speeds = 10_000.0 ** (-2.0 * np.arange((width + 1) // 2) / width)
     angles = np.arange(positions)[:, None] * speeds
@@ -66,7 +66,7 @@ def sinusoids(positions: int, width: int) -> Array:
     return table.astype(np.float32)
 
 
-def stretched_sinusoids(positions: int, width: int) -> Array:
+def stretched_sinusoids(positions: int, width: int) -> FloatArray:
     """[positions, width], as fairseq has them: the slowest speed is exactly 1 / 10,000.
 
     In single precision throughout, as they were when such models learned to read them.

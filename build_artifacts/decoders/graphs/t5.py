@@ -6,28 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
-from build_artifacts.decoders.graphs.graph import GraphWriter, Value
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.float_graph import FloatArray
+from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
-    Config,
-    CrossMemory,
+    CrossAttentionInputs,
     EncoderInputs,
     HeadShape,
     ModelGraphs,
-    RowMemory,
+    SelfAttentionInputs,
 )
-from build_artifacts.decoders.graphs.operators import distance_buckets
-from build_artifacts.decoders.graphs.weights import Array, CheckpointWeights, Side, embedding_names
+from build_artifacts.decoders.graphs.operators import Value, distance_buckets
+from build_artifacts.decoders.graphs.weights import CheckpointWeights, Side, embedding_names
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 
 
-def build_t5(config: Config, checkpoint: Path) -> ModelGraphs:
+def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     """The graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
     weights = CheckpointWeights(checkpoint)
-    decoder = _Decoder(config, weights)
+    decoder = _T5Decoder(config, weights)
     vocabulary = decoder.draw()
     return ModelGraphs(
-        encoder=_Encoder(config, weights).draw(),
+        encoder=_T5Encoder(config, weights).draw(),
         decoder=decoder.graph,
         layers=config.num_decoder_layers,
         shape=decoder.shape,
@@ -35,10 +36,10 @@ def build_t5(config: Config, checkpoint: Path) -> ModelGraphs:
     )
 
 
-class _Stack:
+class _T5Stack:
     """What encoder and decoder have in common."""
 
-    def __init__(self, config: Config, weights: CheckpointWeights, side: Side) -> None:
+    def __init__(self, config: TransformersConfig, weights: CheckpointWeights, side: Side) -> None:
         self.graph = GraphWriter(side, weights)
         self.shape = HeadShape(config.num_heads, config.d_kv, scale=1.0)
         self._config, self._side = config, side
@@ -84,7 +85,7 @@ class _Stack:
             farthest=farthest,
         )
 
-        def read() -> Array:
+        def read() -> FloatArray:
             return graph.weights.read(module)[buckets].T
 
         table = graph.weight("bias_by_distance", (config.num_heads, len(buckets)), read)
@@ -94,8 +95,8 @@ class _Stack:
         return graph.op("Gather", table, graph.op("Clip", columns, *ends), axis=1)
 
 
-class _Encoder(_Stack):
-    def __init__(self, config: Config, weights: CheckpointWeights) -> None:
+class _T5Encoder(_T5Stack):
+    def __init__(self, config: TransformersConfig, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "encoder")
         self._source = EncoderInputs(self.graph)
 
@@ -127,11 +128,11 @@ class _Encoder(_Stack):
         return self._feed_forward(f"{name}.layer.1", hidden)
 
 
-class _Decoder(_Stack):
-    def __init__(self, config: Config, weights: CheckpointWeights) -> None:
+class _T5Decoder(_T5Stack):
+    def __init__(self, config: TransformersConfig, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "decoder")
-        self._rows = RowMemory(self.graph)
-        self._cross = CrossMemory(self.graph, self._rows.tokens, self.shape)
+        self._rows = SelfAttentionInputs(self.graph)
+        self._cross = CrossAttentionInputs(self.graph, self._rows.tokens, self.shape)
 
     def draw(self) -> int:
         """Draw all of it; returns the size of the vocabulary."""

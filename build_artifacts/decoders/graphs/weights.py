@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.errors import UnsupportedModel
 
-Array = NDArray[np.float32]
 Side = Literal["encoder", "decoder"]
 
 _SINGLE = "model.safetensors"
@@ -45,7 +45,7 @@ class CheckpointWeights:
         """Raises UnsupportedModel where there is no such tensor."""
         return tuple(self._file(name).get_slice(self._stored[name]).get_shape())
 
-    def read(self, name: str) -> Array:
+    def read(self, name: str) -> FloatArray:
         """A copy of the tensor. Raises UnsupportedModel where there is none."""
         tensor: NDArray[np.generic] = self._file(name).get_tensor(self._stored[name])
         return tensor.astype(np.float32, copy=False)

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
@@ -89,7 +89,7 @@ class Subject:
     """A checkpoint at work: what it says of itself, and what torch answers."""
 
     source: Path
-    facts: ModelFacts
+    metadata: CheckpointMetadata
     reference: ReferenceOutputs
 
     @classmethod
@@ -103,14 +103,14 @@ class Subject:
             layers=case.layers,
         )
         checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
-        facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
-        items = tokenize_texts(source, facts.max_tokens, TEXTS)
-        original = Original(load_model(source, head=facts.head, dtype="float32"), facts)
-        return cls(source, facts, ReferenceOutputs(items, tuple(run_probes(original, items, 1))))
+        metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
+        items = tokenize_texts(source, metadata.max_tokens, TEXTS)
+        original = Original(load_model(source, head=metadata.head, dtype="float32"), metadata)
+        return cls(source, metadata, ReferenceOutputs(items, tuple(run_probes(original, items, 1))))
 
     def export(self, recipe: ExportRecipe, graph: Path) -> Path:
-        model = load_model(self.source, head=self.facts.head, dtype=recipe.dtype)
-        return export(model, self.facts, recipe, graph)
+        model = load_model(self.source, head=self.metadata.head, dtype=recipe.dtype)
+        return export(model, self.metadata, recipe, graph)
 
     def engine(self, graph: Path) -> EncoderEngine:
         spec = GraphSpec(
@@ -119,8 +119,8 @@ class Subject:
             precision="fp32",
             engine="onnxruntime",
             options=EngineOptions(),
-            head=self.facts.head,
-            mask_token=self.facts.mask_token,
+            head=self.metadata.head,
+            mask_token=self.metadata.mask_token,
         )
         return open_engine(spec, EncoderSettings())
 
@@ -131,7 +131,7 @@ class Subject:
         for given in (alone, company):
             for mine, theirs in zip(given, self.reference.outputs, strict=True):
                 np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
-        return compare_outputs(self.reference, alone, company, EXACT, self.facts.head)
+        return compare_outputs(self.reference, alone, company, EXACT, self.metadata.head)
 
 
 def operators(graph: Path) -> list[str]:
@@ -141,8 +141,8 @@ def operators(graph: Path) -> list[str]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_path: Path) -> None:
     subject = Subject.of(case, tmp_path)
-    facts = subject.facts
-    assert (facts.tasks, facts.max_tokens, facts.labels) == (case.tasks, longest(case), case.labels)
+    metadata = subject.metadata
+    assert (metadata.tasks, metadata.max_tokens, metadata.labels) == (case.tasks, longest(case), case.labels)
     graph = subject.export(SDPA, tmp_path / "graph.onnx")
     assert [path.name for path in tmp_path.glob("graph*")] == ["graph.onnx"]
     assert operators(graph).count("Attention") == case.layers * case.sdpa
@@ -160,7 +160,7 @@ def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_
     rounded = run_probes(subject.engine(quantised), subject.reference.items, 1)
     # A tiny random model is no measure of accuracy; that it still tells texts apart is asked.
     lenient = Gate(cosine_mean=0.8, cosine_worst=-1, top1_agreement=0)
-    judged = compare_outputs(subject.reference, rounded, rounded, lenient, facts.head)
+    judged = compare_outputs(subject.reference, rounded, rounded, lenient, metadata.head)
     assert judged.passed, judged.reasons
 
 
@@ -200,7 +200,7 @@ def test_only_the_mask_rows_meet_the_vocabulary(filler: tuple[Subject, Path]) ->
     subject, graph = filler
     model = onnx.load(graph)
     masks, width = shape(model.graph.output[0])
-    assert width == subject.facts.output_width
+    assert width == subject.metadata.output_width
     assert ("mask_positions", [masks]) in [(v.name, shape(v)) for v in model.graph.input]
     batch_and_tokens = set(shape(model.graph.input[0]))
     wide = [shape(v) for v in model.graph.value_info if width in shape(v)]
@@ -218,7 +218,7 @@ def test_a_text_without_a_mask_has_an_empty_answer_and_takes_none_from_its_neigh
     subject, graph = filler
     engine = subject.engine(graph)
     without, with_one = subject.reference.items[:2]
-    width = subject.facts.output_width
+    width = subject.metadata.output_width
     assert [a.shape for a in run_probes(engine, [without, without], 2)] == [(0, width)] * 2
     empty, answer = run_probes(engine, [without, with_one], 2)
     assert empty.shape == (0, width)
@@ -238,4 +238,4 @@ def test_an_architecture_that_cannot_be_traced_is_refused_by_name(
     write_json(tmp_path / "config.json", {"model_type": model_type, **changes})
     checkpoint = Checkpoint(tmp_path, ModelSource(ref="here", revision="1"), "local/model")
     with pytest.raises(UnsupportedModel, match=said):
-        read_facts(checkpoint, FILL)
+        read_metadata(checkpoint, FILL)

@@ -19,7 +19,7 @@ from build_artifacts.errors import (
     UnsupportedModel,
 )
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.local import id_part, resolve_directory
+from build_artifacts.sources.local import resolve_directory, sanitize_id
 from build_artifacts.steps.resolve import resolve
 from tests.support.builders import write_json
 
@@ -336,7 +336,7 @@ def test_a_source_that_is_nothing_is_refused_without_asking_the_hub(
     ],
 )
 def test_a_directory_s_name_becomes_an_id(tmp_path: Path, name: str, part: str) -> None:
-    assert id_part(name) == part
+    assert sanitize_id(name) == part
     if name != "...":
         (tmp_path / name).mkdir()
         assert resolve_directory(tmp_path / name).default_id == f"local/{part}"

@@ -7,7 +7,7 @@ import pytest
 
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.merge import merge
@@ -79,9 +79,9 @@ def test_an_adapter_with_any_head_is_merged_and_answers_like_peft(
     )
     adapter = read_adapter(directory)
     merged = merge(pinned(embedding_source), adapter, tmp_path / "merged")
-    tasks = tasks_of(merged, None, None)
+    tasks = select_tasks(merged, None, None)
     assert tasks == (adapter.task,)
-    assert read_facts(merged, tasks).labels == labels
+    assert read_metadata(merged, tasks).labels == labels
 
     named = {"num_labels": len(labels)} if labels else {}
     base = getattr(transformers, LOADERS[head]).from_pretrained(embedding_source, **named)

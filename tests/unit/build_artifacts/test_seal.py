@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 from build_artifacts.recipes import (
     CPU_FP32,
@@ -49,7 +49,7 @@ from tests.support.fakes import item
 
 VERSION = "0123456789ab"
 EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)
-FACTS = ModelFacts(
+FACTS = CheckpointMetadata(
     tasks=(TaskName.TEXT_CLASSIFICATION,),
     architecture="BertForSequenceClassification",
     max_tokens=16,

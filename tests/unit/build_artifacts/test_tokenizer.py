@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.tokenizer import fast_tokenizer
+from build_artifacts.sources.tokenizer import write_fast_tokenizer
 from build_artifacts.steps.resolve import resolve
 from tests.support.builders import tiny_tokenizer, write_json
 
@@ -75,19 +75,19 @@ def test_a_list_of_words_becomes_the_tokenizer_it_stands_for(
 @pytest.mark.parametrize(("lowercase", "expected"), [(True, "good"), (False, "[UNK]")])
 def test_case_is_what_the_files_say(tmp_path: Path, lowercase: bool, expected: str) -> None:
     directory = with_words(tmp_path / "model", "bert", do_lower_case=lowercase)
-    made = fast_tokenizer(directory, tmp_path / "made")
+    made = write_fast_tokenizer(directory, tmp_path / "made")
     assert Tokenizer.from_file(str(made)).encode("Good").tokens == ["[CLS]", expected, "[SEP]"]
 
 
 def test_byte_pairs_become_a_tokenizer(tmp_path: Path) -> None:
-    made = fast_tokenizer(with_pairs(tmp_path / "model", "roberta"), tmp_path / "made")
+    made = write_fast_tokenizer(with_pairs(tmp_path / "model", "roberta"), tmp_path / "made")
     tokens = Tokenizer.from_file(str(made)).encode("Good film").tokens
     assert tokens == ["<s>", "G", "oo", "d", "Ġ", "f", "i", "l", "m", "</s>"]
 
 
 def test_a_tokenizer_that_is_there_is_left_alone(tmp_path: Path, embedding_source: Path) -> None:
     own = embedding_source / "tokenizer.json"
-    assert fast_tokenizer(embedding_source, tmp_path / "made") == own
+    assert write_fast_tokenizer(embedding_source, tmp_path / "made") == own
     assert not (tmp_path / "made").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_vocabulary_of_another_kind_of_tokenizer_is_refused(
     tmp_path: Path, model_type: str, sentence: str
 ) -> None:
     with pytest.raises(SourceNotFound, match=sentence) as caught:
-        fast_tokenizer(with_words(tmp_path / "model", model_type), tmp_path / "made")
+        write_fast_tokenizer(with_words(tmp_path / "model", model_type), tmp_path / "made")
     assert "save_pretrained" in caught.value.hint
     assert "\n" not in caught.value.message
     assert not (tmp_path / "made").exists()
@@ -154,13 +154,13 @@ def test_byte_pairs_without_their_merges_are_refused(tmp_path: Path) -> None:
     directory = with_pairs(tmp_path / "model", "roberta")
     (directory / "merges.txt").unlink()
     with pytest.raises(SourceNotFound, match=r"`vocab.json` cannot be converted"):
-        fast_tokenizer(directory, tmp_path / "made")
+        write_fast_tokenizer(directory, tmp_path / "made")
 
 
 def test_tokens_that_were_added_later_count(tmp_path: Path) -> None:
     directory = with_words(tmp_path / "model", "bert")
     number = len((directory / "vocab.txt").read_text(encoding="utf-8").splitlines())
     write_json(directory / "added_tokens.json", {"[NAME]": number})
-    made = fast_tokenizer(directory, tmp_path / "made")
+    made = write_fast_tokenizer(directory, tmp_path / "made")
     added = json.loads(made.read_bytes())["added_tokens"]
     assert ("[NAME]", number) in [(token["content"], token["id"]) for token in added]

@@ -13,12 +13,12 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import read_facts
+from build_artifacts.checkpoints.metadata import read_metadata
 from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
     graph_bytes,
-    read_generation,
+    read_generation_report,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
@@ -93,8 +93,8 @@ def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None
     for candidate in manifest.candidates:
         assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
         assert candidate.parity.batched_cosine_worst > 0.9999
-    assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
-    assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
+    assert (built.directory / "read_chat_template.jinja").read_text(encoding="utf-8") == CHATML
+    assert {"read_chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
 
 
 @pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])
@@ -114,7 +114,7 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
 def test_what_was_said_is_told_by_the_report(
     built: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generation = read_generation(built.directory)
+    generation = read_generation_report(built.directory)
     assert set(generation.paces) == {"cpu-int8"}
     assert len(generation.conversations) == 8
     for conversation in generation.conversations:
@@ -122,7 +122,7 @@ def test_what_was_said_is_told_by_the_report(
         answer = conversation.candidates["gpu-fp16"]
         due = conversation.original
         assert answer.tokens[: answer.same_tokens] == due.tokens[: answer.same_tokens]
-    assert generation.same_share("gpu-fp16") > 0.3
+    assert generation.matching_token_share("gpu-fp16") > 0.3
 
     store = str(built.directory.parents[1])
     assert main(["report", built.manifest.id, "--store", store]) == 0
@@ -244,20 +244,20 @@ def test_a_model_with_an_encoder_is_built_and_served(
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.output_width,)
     finally:
         engine.close()
-    told = read_generation(built.directory)
+    told = read_generation_report(built.directory)
     assert all(len(talk.original.tokens) > 0 for talk in told.conversations)
 
 
 def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
-    t5 = read_facts(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
+    t5 = read_metadata(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
     assert t5.generation_config is not None
     assert t5.generation_config.task_prefixes == {"summarization": "summarize: "}, (
         "two languages, no prefix"
     )
     marian = tiny_writer(tmp_path / "marian", make_marian)
-    facts = read_facts(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
-    assert facts.generation_config is not None
+    metadata = read_metadata(Checkpoint(marian, SOURCE, "x/marian"), (TaskName.TRANSLATION,))
+    assert metadata.generation_config is not None
     assert (
-        facts.generation_config.defaults.num_beams,
-        facts.generation_config.defaults.max_new_tokens,
+        metadata.generation_config.defaults.num_beams,
+        metadata.generation_config.defaults.max_new_tokens,
     ) == (2, 39)

@@ -43,7 +43,7 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import missing_requirement, open_decoder
 from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 from deployments.engines.torch_decoder import TorchDecoder
-from tests.support.decoder_programs import WHOLE, facts_of, whole_spec
+from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, whole_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 from tests.unit.build_artifacts.decoders.test_build import LENIENT, request_of
 from tests.unit.build_artifacts.decoders.test_torch_export import check, check_step, logits_of
@@ -103,12 +103,14 @@ def test_bitsandbytes_rounds_weights(
 
 
 def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Path) -> None:
-    facts = facts_of(llama)
+    metadata = read_checkpoint_metadata(llama)
     source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
-    behind_encoder = facts.generating.model_copy(update={"encoder_decoder": source})
+    behind_encoder = metadata.required_generation_config.model_copy(
+        update={"encoder_decoder": source}
+    )
     with pytest.raises(UnsupportedModel, match="with an encoder"):
         export_checkpoint(
-            tmp_path, replace(facts, generation_config=behind_encoder), WHOLE, tmp_path
+            tmp_path, replace(metadata, generation_config=behind_encoder), WHOLE, tmp_path
         )
     two = EngineOptions(tensor_parallel_size=2)
     for recipe, said in (
@@ -117,7 +119,7 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Pa
         (replace(DECODER_GPU_NF4_BNB, run=two), "rounded cannot be spread"),
     ):
         with pytest.raises(UnsupportedModel, match=said):
-            export_checkpoint(tmp_path, facts, recipe, tmp_path)
+            export_checkpoint(tmp_path, metadata, recipe, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +143,7 @@ def test_what_rows_cannot_have_is_refused(
 ) -> None:
     model = SimpleNamespace(config=SimpleNamespace(**config))
     with pytest.raises(UnsupportedModel, match=said) if said else nullcontext():
-        check_model(model, facts_of(llama), attention)
+        check_model(model, read_checkpoint_metadata(llama), attention)
 
 
 def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
     )
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
-        options=EngineOptions(), generation_config=facts_of(llama).generating, vocabulary=9, max_tokens=9,
+        options=EngineOptions(), generation_config=read_checkpoint_metadata(llama).generation_config, vocabulary=9, max_tokens=9,
     )  # fmt: skip
     assert (
         missing_requirement(spec, GeneratorSettings())

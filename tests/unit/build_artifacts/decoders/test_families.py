@@ -12,7 +12,7 @@ import transformers
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.recipes import DECODER_FP32
@@ -54,18 +54,18 @@ def test_a_graph_of_the_family_says_what_transformers_says(
     made.mkdir()
     model = write_model(architecture, source)
     checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")
-    facts = read_facts(checkpoint, tasks_of(checkpoint, None, None))
-    export_decoder(source, facts, DECODER_FP32, made)
+    metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
+    export_decoder(source, metadata, DECODER_FP32, made)
     spec = DecoderSpec(
         path=made / GRAPH_NAME,
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
-        generation_config=facts.generating,
-        vocabulary=facts.output_width,
-        max_tokens=facts.max_tokens,
+        generation_config=metadata.generation_config,
+        vocabulary=metadata.output_width,
+        max_tokens=metadata.max_tokens,
     )
-    ids = np.random.default_rng(0).integers(8, facts.output_width, TOKENS)
+    ids = np.random.default_rng(0).integers(8, metadata.output_width, TOKENS)
     with torch.inference_mode():
         expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
     engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)

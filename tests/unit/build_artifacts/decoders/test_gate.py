@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders import gate as admitting
 from build_artifacts.decoders import int8_kv_cache
 from build_artifacts.decoders.gate import DecoderAccuracyGate, DecoderCandidate
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
-from build_artifacts.decoders.reference import Original
+from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32, DECODER_INT4, DECODER_INT8, DecoderRecipe
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Device, Gate, KvCacheDtype, TaskName
 from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
-from tests.support.decoder_graphs import CONTEXT, VOCABULARY, original_of, spec_of
+from tests.support.decoder_graphs import CONTEXT, VOCABULARY, build_reference, spec_of
 from tests.support.prepared_build import RecordingRunner
 
 TTFT, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
@@ -35,7 +35,9 @@ class Builder:
         self.attention: Change = packed
         self.refuses = False
 
-    def export(self, weights: Path, facts: ModelFacts, recipe: DecoderRecipe, into: Path) -> None:
+    def export(
+        self, weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
+    ) -> None:
         self.asked.append((recipe.options, recipe.kv_cache_dtype))
         if self.refuses:
             raise UnsupportedModel("no such graph", hint="none")
@@ -47,7 +49,7 @@ class Builder:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     builder = Builder()
     monkeypatch.setattr(admitting, "export_decoder", builder.export)
-    monkeypatch.setattr(admitting, "calibration_of", lambda weights, most_tokens: SHOWN)
+    monkeypatch.setattr(admitting, "load_calibration_inputs", lambda weights, most_tokens: SHOWN)
     return builder
 
 
@@ -57,8 +59,8 @@ def runner(tmp_path: Path) -> RecordingRunner:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
-    return original_of(float_graph(tmp_path_factory.mktemp("original") / "model.onnx"))
+def original(tmp_path_factory: pytest.TempPathFactory) -> DecoderReference:
+    return build_reference(float_graph(tmp_path_factory.mktemp("original") / "model.onnx"))
 
 
 @pytest.fixture
@@ -67,8 +69,8 @@ def crude(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.01)
 
 
-def facts_of(task: TaskName, generation_config: GenerationConfig) -> ModelFacts:
-    return ModelFacts(
+def build_metadata(task: TaskName, generation_config: GenerationConfig) -> CheckpointMetadata:
+    return CheckpointMetadata(
         tasks=(task,),
         architecture="Tiny",
         max_tokens=CONTEXT,
@@ -77,20 +79,25 @@ def facts_of(task: TaskName, generation_config: GenerationConfig) -> ModelFacts:
     )
 
 
-def admission_of(runner: RecordingRunner, original: Original, gate: Gate) -> DecoderAccuracyGate:
-    facts = facts_of(TaskName.TEXT_GENERATION, spec_of(Path()).generation_config)
-    return DecoderAccuracyGate(runner.steps, Path(), facts, original, gate)
+def build_gate(
+    runner: RecordingRunner, original: DecoderReference, gate: Gate
+) -> DecoderAccuracyGate:
+    metadata = build_metadata(TaskName.TEXT_GENERATION, spec_of(Path()).generation_config)
+    return DecoderAccuracyGate(runner.steps, Path(), metadata, original, gate)
 
 
 def admit(
-    runner: RecordingRunner, original: Original, recipe: DecoderRecipe, gate: Gate | None = None
+    runner: RecordingRunner,
+    original: DecoderReference,
+    recipe: DecoderRecipe,
+    gate: Gate | None = None,
 ) -> DecoderCandidate | None:
-    return admission_of(runner, original, gate or Gate()).admit(recipe)
+    return build_gate(runner, original, gate or Gate()).admit(recipe)
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT8], ids=lambda recipe: recipe.name)
 def test_a_graph_that_passes_keeps_int8(
-    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
@@ -103,7 +110,7 @@ def test_a_graph_that_passes_keeps_int8(
 
 
 def test_a_gate_that_is_missed_is_tried_without_int8_last(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
     assert builder.asked == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
@@ -119,7 +126,7 @@ def test_a_gate_that_is_missed_is_tried_without_int8_last(
 @pytest.mark.usefixtures("crude")
 @pytest.mark.parametrize("recipe", [PLAIN, DECODER_INT8], ids=lambda recipe: recipe.name)
 def test_what_passes_without_int8_is_a_graph_of_floats(
-    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
     assert passed is not None
@@ -132,7 +139,7 @@ def test_what_passes_without_int8_is_a_graph_of_floats(
 
 
 def test_rounded_weights_and_memory_share_one_graph_of_floats(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
     assert builder.asked == [((), None)]
@@ -141,7 +148,7 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
 
 
 def test_a_recipe_without_int8_is_tried_as_it_is(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     passed = admit(runner, original, replace(SEVERAL, kv_cache_dtype=None))
     assert passed is not None
@@ -155,7 +162,7 @@ def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
     builder: Builder, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     builder.attention = sinking
-    original = original_of(float_graph(tmp_path / "model.onnx", sinking))
+    original = build_reference(float_graph(tmp_path / "model.onnx", sinking))
     passed = admit(runner, original, PLAIN)
     assert passed is not None
     assert passed.spec.kv_cache_dtype is None
@@ -163,7 +170,7 @@ def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
 
 
 def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     builder.attention = sinking
     assert admit(runner, original, SEVERAL, HOPELESS) is None
@@ -172,24 +179,26 @@ def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)
 def test_a_model_with_an_encoder_never_keeps_int8(
-    builder: Builder, runner: RecordingRunner, original: Original, recipe: DecoderRecipe
+    builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     builder.refuses = True
     source = EncoderDecoderConfig(max_source_tokens=CONTEXT, decoder_start_token_id=1)
     generation_config = spec_of(Path()).generation_config.model_copy(
         update={"encoder_decoder": source}
     )
-    facts = facts_of(TaskName.TRANSLATION, generation_config)
-    assert DecoderAccuracyGate(runner.steps, Path(), facts, original, Gate()).admit(recipe) is None
+    metadata = build_metadata(TaskName.TRANSLATION, generation_config)
+    assert (
+        DecoderAccuracyGate(runner.steps, Path(), metadata, original, Gate()).admit(recipe) is None
+    )
     assert builder.asked == [(options, None) for options in (recipe.options, *recipe.other_options)]
     assert not any("memory" in line for line in runner.told.getvalue().splitlines())
 
 
 def test_where_there_was_no_graph_at_all_the_refusal_is_told(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     builder.refuses = True
-    admission = admission_of(runner, original, Gate())
+    admission = build_gate(runner, original, Gate())
     assert [admission.admit(recipe) for recipe in (SEVERAL, DECODER_FP32)] == [None, None]
     failure = admission.failure()
     assert isinstance(failure, UnsupportedModel)
@@ -197,9 +206,9 @@ def test_where_there_was_no_graph_at_all_the_refusal_is_told(
 
 
 def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
-    admission = admission_of(runner, original, HOPELESS)
+    admission = build_gate(runner, original, HOPELESS)
     assert admission.admit(DECODER_FP32) is None
     failure = admission.failure()
     assert isinstance(failure, GateFailed)
@@ -209,9 +218,9 @@ def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
 
 
 def test_a_fallback_that_cannot_be_made_is_told_where_others_missed_the_gate(
-    builder: Builder, runner: RecordingRunner, original: Original
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
-    admission = admission_of(runner, original, HOPELESS)
+    admission = build_gate(runner, original, HOPELESS)
     assert admission.admit(SEVERAL) is None
     builder.refuses = True
     assert admission.admit(DECODER_FP32) is None

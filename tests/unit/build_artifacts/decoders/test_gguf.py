@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.decoders import chat_template
-from build_artifacts.checkpoints.metadata import read_facts, tasks_of
+from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
 from build_artifacts.sources.package import unpack
-from build_artifacts.steps.dequantize import dequantise
+from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.resolve import resolve
 from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
@@ -54,24 +54,24 @@ def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
     found = resolve(str(file), tmp_path, HuggingFaceHub())
     assert found.source.revision == file_sha256(file)
     assert found.default_id == "local/tiny"
-    assert tasks_of(found, None, None) == (TaskName.TEXT_GENERATION,)
+    assert select_tasks(found, None, None) == (TaskName.TEXT_GENERATION,)
 
     (tmp_path / "whole").mkdir()
-    whole = dequantise(found, tmp_path / "whole")
+    whole = dequantize(found, tmp_path / "whole")
     made, due = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
     assert made.keys() == due.keys()
     for name, weights in due.items():
         np.testing.assert_array_equal(made[name], weights, err_msg=name)
-    assert chat_template(whole.weights) == CHATML
+    assert read_chat_template(whole.weights) == CHATML
 
-    facts = read_facts(whole, (TaskName.TEXT_GENERATION,))
+    metadata = read_metadata(whole, (TaskName.TEXT_GENERATION,))
     tokenizer = Tokenizer.from_file(str(whole.weights / "tokenizer.json"))
-    assert facts.generation_config is not None
-    assert facts.generation_config.eos_token_ids == (tokenizer.token_to_id(TURN_END),)
+    assert metadata.generation_config is not None
+    assert metadata.generation_config.eos_token_ids == (tokenizer.token_to_id(TURN_END),)
     assert (
-        facts.generation_config.layers,
-        facts.generation_config.kv_heads,
-        facts.generation_config.head_dim,
+        metadata.generation_config.layers,
+        metadata.generation_config.kv_heads,
+        metadata.generation_config.head_dim,
     ) == (2, 2, 16)
     own = Tokenizer.from_file(str(llama / "tokenizer.json"))
     text = "<|im_start|>the thing: ünder 1+1<|im_end|>"

@@ -27,7 +27,7 @@ from tests.support.attention_graphs import (
 )
 from tests.support.decoder_graphs import CONTEXT
 
-Floats = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 LONGEST = max(map(len, OTHERS))
 PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # of three rows
 FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # an answer
@@ -52,12 +52,14 @@ def decoder(kept: Path) -> Iterator[OnnxDecoder]:
     decoder.close()
 
 
-def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> Floats:
+def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> FloatArray:
     """After every token, [T, V]."""
     return decoder.prefill(row, text, 0, all_logits=True).copy()
 
 
-def read_singly(decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1) -> Floats:
+def read_singly(
+    decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1
+) -> FloatArray:
     """After every token, [T, V], in the last of the first `rows` rows; the others read too."""
     found = []
     for place, token in enumerate(text, start):
@@ -67,7 +69,7 @@ def read_singly(decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows:
     return np.stack(found)
 
 
-def distance(found: Floats, due: Floats) -> float:
+def distance(found: FloatArray, due: FloatArray) -> float:
     return float(np.linalg.norm(found - due) / np.linalg.norm(due))
 
 

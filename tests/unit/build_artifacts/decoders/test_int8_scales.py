@@ -13,10 +13,10 @@ from onnx import numpy_helper
 from build_artifacts.decoders.int8_kv_cache import ChannelScales
 from tests.support.attention_graphs import KINDS, int8_graph
 
-Floats = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 
-def scales_of(values: Floats, pairs: int = 0, *, interleaved: bool = False) -> Floats:
+def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) -> FloatArray:
     """By one text, [tokens, heads, size]."""
     scales = ChannelScales(pairs, interleaved=interleaved)
     scales.see(values.swapaxes(0, 1))
@@ -98,7 +98,7 @@ def test_the_graph_says_which_channels_share_a_scale(
         assert shared(values) == []
 
 
-def shared(scales: Floats) -> list[tuple[int, int]]:
+def shared(scales: FloatArray) -> list[tuple[int, int]]:
     """Channels of one scale, in all heads."""
     heads = scales.reshape(-1, scales.shape[-1])
     size = heads.shape[1]

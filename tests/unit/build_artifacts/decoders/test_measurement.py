@@ -10,20 +10,20 @@ import pytest
 
 from build_artifacts.decoders.measurement import (
     LIMITS,
-    answers_of,
     compare_decoder,
+    generate_answers,
     measure_throughput,
     steps,
 )
-from build_artifacts.decoders.reference import Original, perplexity, seen
+from build_artifacts.decoders.reference import DecoderReference, perplexity, seen
 from deployments.artifacts.manifest import Gate
 from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.engines.onnx_decoder import OnnxDecoder
 from tests.support.decoder_graphs import (
     ENDS,
+    build_reference,
     damaged,
     open_graph,
-    original_of,
     tiny_graph,
 )
 
@@ -34,11 +34,11 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(graph: Path) -> Original:
-    return original_of(graph)
+def original(graph: Path) -> DecoderReference:
+    return build_reference(graph)
 
 
-def test_the_same_graph_passes_with_full_marks(graph: Path, original: Original) -> None:
+def test_the_same_graph_passes_with_full_marks(graph: Path, original: DecoderReference) -> None:
     found = compare_decoder(open_graph(graph), original, Gate())
     assert found.reasons == ()
     assert found.parity is not None
@@ -49,7 +49,7 @@ def test_the_same_graph_passes_with_full_marks(graph: Path, original: Original) 
 
 
 def test_a_damaged_graph_is_left_out_with_the_reasons(
-    tmp_path: Path, graph: Path, original: Original
+    tmp_path: Path, graph: Path, original: DecoderReference
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
     found = compare_decoder(open_graph(other), original, Gate())
@@ -59,7 +59,9 @@ def test_a_damaged_graph_is_left_out_with_the_reasons(
     assert any("next-token agreement" in reason for reason in found.reasons)
 
 
-def test_numbers_that_are_none_never_pass(tmp_path: Path, graph: Path, original: Original) -> None:
+def test_numbers_that_are_none_never_pass(
+    tmp_path: Path, graph: Path, original: DecoderReference
+) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
     anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
     found = compare_decoder(open_graph(other), original, anything)
@@ -69,7 +71,7 @@ def test_numbers_that_are_none_never_pass(tmp_path: Path, graph: Path, original:
 
 @pytest.mark.parametrize("limit", Gate.model_fields)
 def test_the_limits_that_are_read_are_those_that_are_named(
-    tmp_path: Path, graph: Path, original: Original, limit: str
+    tmp_path: Path, graph: Path, original: DecoderReference, limit: str
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
     usual = compare_decoder(open_graph(other), original, Gate())
@@ -103,7 +105,7 @@ class Mixing:
         self._inner.close()
 
 
-def test_rows_that_change_one_another_are_found(graph: Path, original: Original) -> None:
+def test_rows_that_change_one_another_are_found(graph: Path, original: DecoderReference) -> None:
     found = compare_decoder(Mixing(open_graph(graph)), original, Gate())
     assert any("alone to company" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
@@ -128,23 +130,25 @@ class Lonely(Mixing):
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
-    graph: Path, original: Original, wrong: float
+    graph: Path, original: DecoderReference, wrong: float
 ) -> None:
     found = compare_decoder(Lonely(open_graph(graph), wrong), original, Gate())
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 
 
-def test_texts_of_all_lengths_are_read_to_their_ends(graph: Path, original: Original) -> None:
+def test_texts_of_all_lengths_are_read_to_their_ends(
+    graph: Path, original: DecoderReference
+) -> None:
     read = [(text, place) for left, place, _ in steps(open_graph(graph), original.texts)
             for text in left]  # fmt: skip
     due = [(text, place) for text, ids in enumerate(original.texts) for place in range(len(ids))]
     assert sorted(read) == due
 
 
-def test_answers_are_those_of_one_prompt_alone(graph: Path, original: Original) -> None:
+def test_answers_are_those_of_one_prompt_alone(graph: Path, original: DecoderReference) -> None:
     prompts = original.asked.prompts
-    together = answers_of(open_graph(graph), prompts, ENDS, 12)
+    together = generate_answers(open_graph(graph), prompts, ENDS, 12)
     engine = open_graph(graph)
     for prompt, answer in zip(prompts, together, strict=True):
         ids = list(prompt)
@@ -156,7 +160,7 @@ def test_answers_are_those_of_one_prompt_alone(graph: Path, original: Original) 
 
 def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
     graph = tiny_graph(tmp_path / "sure.onnx", saying=(1, 2, 3, ENDS[0]))
-    assert answers_of(open_graph(graph), [(9, 1), (2,)], ENDS, 12) == ((2, 3, 95), (3, 95))
+    assert generate_answers(open_graph(graph), [(9, 1), (2,)], ENDS, 12) == ((2, 3, 95), (3, 95))
 
 
 def test_logits_are_summed_up_as_probabilities_say() -> None:

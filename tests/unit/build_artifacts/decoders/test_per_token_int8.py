@@ -9,18 +9,18 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.decoders.calibration import Calibration
+from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.per_token_int8 import quantize_per_token, static_scale
 from deployments.machine import CpuInfo
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
 from tests.support.outlier_models import graph_with_outliers
 
 HIDDEN, INNER, WORDS = 64, 96, 200
-Array = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, Array]:
+def tables() -> dict[str, FloatArray]:
     random = np.random.default_rng(5)
     drawn = {
         "head": random.normal(size=(HIDDEN, WORDS)),  # turned, it is the word table too
@@ -33,7 +33,7 @@ def tables() -> dict[str, Array]:
 
 
 @pytest.fixture(scope="module")
-def graph(tables: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ids [B, T] -> words -> two products of one value, and one of their product -> scores."""
     nodes = [
         helper.make_node("Transpose", ["head"], ["words"], perm=[1, 0]),
@@ -69,9 +69,9 @@ def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def scores(path: Path, ids: NDArray[np.int64]) -> Array:
+def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found: Array = session.run(["scores"], {"ids": ids})[0]
+    found: FloatArray = session.run(["scores"], {"ids": ids})[0]
     return found
 
 
@@ -106,7 +106,9 @@ def test_small_tables_stay_as_they_are_and_large_ones_are_gone(quantised: Path) 
     assert [node.op_type for node in model.graph.node].count("Transpose") == 0
 
 
-def test_a_row_of_zeros_gives_zeros(graph: Path, tables: dict[str, Array], tmp_path: Path) -> None:
+def test_a_row_of_zeros_gives_zeros(
+    graph: Path, tables: dict[str, FloatArray], tmp_path: Path
+) -> None:
     model = onnx.load(graph)
     drop_text = tables["head"].copy()
     drop_text[:, 3] = 0
@@ -137,7 +139,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
     for into in (plain, taught):
         into.parent.mkdir()
     quantize_per_token(path, plain)
-    quantize_per_token(path, taught, Calibration(TEXTS[:4], spec_of(path).generation_config))
+    quantize_per_token(path, taught, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
     assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
@@ -148,7 +150,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
 
 def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).generation_config))
+    quantize_per_token(path, into, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     engine = open_graph(into)
     for row in range(4):
         engine.prefill(row, TEXTS[row], 0)
@@ -163,7 +165,7 @@ def test_a_processor_that_would_overflow_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
-    quantize_per_token(path, into, Calibration(TEXTS[:4], spec_of(path).generation_config))
+    quantize_per_token(path, into, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     here = logits_of(into)
     old = CpuInfo("old", "1", ("avx2",), "x86_64")
     monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: old)
@@ -180,7 +182,7 @@ def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
     assert static_scale(np.zeros((4, 8), np.float32)) is None
 
 
-def logits_of(graph: Path) -> Array:
+def logits_of(graph: Path) -> FloatArray:
     """After every token of the texts that were not read before."""
     engine = open_graph(graph)
     read = [engine.prefill(0, text, 0, all_logits=True).copy() for text in TEXTS[4:]]

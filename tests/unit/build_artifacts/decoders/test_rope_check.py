@@ -22,7 +22,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 
-from build_artifacts.checkpoints.metadata import ModelFacts
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.errors import UnsupportedModel
@@ -47,9 +47,9 @@ YARN = {
 Tables = tuple[np.ndarray, np.ndarray]
 
 
-def facts_of(tokens: int = POSITIONS) -> ModelFacts:
+def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
     tasks = (TaskName.TEXT_GENERATION,)
-    return ModelFacts(
+    return CheckpointMetadata(
         tasks=tasks, architecture="TinyForCausalLM", max_tokens=tokens, output_width=96
     )
 
@@ -105,7 +105,7 @@ def test_tables_of_transformers_own_pass(
     weights = write_checkpoint(tmp_path, config)
     tables = {"all": tables_of(LlamaRotaryEmbedding(config))}
     graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables, dtype)
-    check_rope(graph, weights, facts_of())
+    check_rope(graph, weights, build_metadata())
 
 
 @pytest.mark.parametrize("rope_type", ["yarn", "linear", "longrope"])
@@ -115,7 +115,7 @@ def test_a_type_that_the_graph_ignores_is_refused_by_name(tmp_path: Path, rope_t
     factors = {f"{length}_factor": [2.0] * (HEAD // 2) for length in ("short", "long")}
     weights = write_checkpoint(tmp_path, llama(YARN | factors | {"rope_type": rope_type}))
     with pytest.raises(UnsupportedModel, match=rf"`TinyForCausalLM` .* type is `{rope_type}`"):
-        check_rope(graph, weights, facts_of(POSITIONS // 4))
+        check_rope(graph, weights, build_metadata(POSITIONS // 4))
 
 
 def test_what_is_wrong_at_the_far_end_only_is_found(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_what_is_wrong_at_the_far_end_only_is_found(tmp_path: Path) -> None:
     graph = write_graph(tmp_path / "model.onnx", ["all"], {"all": (cosines, sines)})
     weights = write_checkpoint(tmp_path, config)
     with pytest.raises(UnsupportedModel, match="rope type is `default`"):
-        check_rope(graph, weights, facts_of())
-    check_rope(graph, weights, facts_of(tokens=100_000))
+        check_rope(graph, weights, build_metadata())
+    check_rope(graph, weights, build_metadata(tokens=100_000))
 
 
 def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None
     short = {"all": (cosines[:4096], sines[:4096])}
     graph = write_graph(tmp_path / "model.onnx", ["all"], short)
     weights = write_checkpoint(tmp_path, config)
-    check_rope(graph, weights, facts_of(tokens=4096))
+    check_rope(graph, weights, build_metadata(tokens=4096))
     with pytest.raises(UnsupportedModel):
-        check_rope(graph, weights, facts_of(tokens=4097))
+        check_rope(graph, weights, build_metadata(tokens=4097))
 
 
 def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
     tables = {"all": tables_of(PhiRotaryEmbedding(config))}
     assert tables["all"][0].shape == (POSITIONS, HEAD // 4)
     graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
-    check_rope(graph, write_checkpoint(tmp_path, config), facts_of())
+    check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 
 def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
@@ -155,33 +155,33 @@ def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
     tables = {kind: tables_of(module, kind) for kind in kinds}
     weights = write_checkpoint(tmp_path, config)
     right = write_graph(tmp_path / "right.onnx", [*kinds], tables)
-    check_rope(right, weights, facts_of())
+    check_rope(right, weights, build_metadata())
     wrong = write_graph(tmp_path / "wrong.onnx", [kinds[1], kinds[1]], tables)
     with pytest.raises(UnsupportedModel):
-        check_rope(wrong, weights, facts_of())
+        check_rope(wrong, weights, build_metadata())
 
 
 def test_a_layer_without_rotations_is_left_alone(tmp_path: Path) -> None:
     config = SmolLM3Config(**SIZES, no_rope_layers=[0, 1], rope_parameters=dict(DEFAULT))
     tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
     graph = write_graph(tmp_path / "model.onnx", [None, "all"], tables)
-    check_rope(graph, write_checkpoint(tmp_path, config), facts_of())
+    check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 
 def test_tables_that_are_computed_are_trusted_of_one_type_only(tmp_path: Path) -> None:
     graph = write_graph(tmp_path / "model.onnx", ["computed"], {})
     pairs = [1.0] * (HEAD // 2)
     split = {"rope_type": "longrope", "short_factor": pairs, "long_factor": pairs}
-    check_rope(graph, write_checkpoint(tmp_path, llama(YARN | split)), facts_of(1024))
+    check_rope(graph, write_checkpoint(tmp_path, llama(YARN | split)), build_metadata(1024))
     with pytest.raises(UnsupportedModel, match="rope type is `default`"):
-        check_rope(graph, write_checkpoint(tmp_path, llama(DEFAULT)), facts_of(1024))
+        check_rope(graph, write_checkpoint(tmp_path, llama(DEFAULT)), build_metadata(1024))
 
 
 @pytest.mark.slow
 def test_the_builder_s_own_graph_is_refused_where_it_ignores_the_type(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "llama")
     config = LlamaConfig.from_pretrained(source)
-    facts = ModelFacts(
+    metadata = CheckpointMetadata(
         tasks=(TaskName.TEXT_GENERATION,),
         architecture="LlamaForCausalLM",
         max_tokens=config.max_position_embeddings,
@@ -189,10 +189,10 @@ def test_the_builder_s_own_graph_is_refused_where_it_ignores_the_type(tmp_path: 
         generation_config=GenerationConfig(layers=2, kv_heads=2, head_dim=16, eos_token_ids=(2,)),
     )
     (tmp_path / "plain").mkdir()
-    export_decoder(source, facts, DECODER_FP32, tmp_path / "plain")
+    export_decoder(source, metadata, DECODER_FP32, tmp_path / "plain")
 
     linear = {"rope_parameters": DEFAULT | {"rope_type": "linear", "factor": 4.0}}
     write_json(source / "config.json", config.to_dict() | linear)
     (tmp_path / "linear").mkdir()
     with pytest.raises(UnsupportedModel, match=r"`LlamaForCausalLM` .* type is `linear`"):
-        export_decoder(source, facts, DECODER_FP32, tmp_path / "linear")
+        export_decoder(source, metadata, DECODER_FP32, tmp_path / "linear")

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
-from build_artifacts.decoders.calibration import Calibration
-from build_artifacts.decoders.float_graph import FloatGraph, Floats, scale_queries
+from build_artifacts.decoders.calibration import CalibrationTexts
+from build_artifacts.decoders.float_graph import FloatArray, FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of, tiny_graph
 from tests.support.outlier_models import LOUD_CHANNELS, graph_with_outliers
@@ -24,18 +24,18 @@ def path(tmp_path: Path) -> Path:
     return graph_with_outliers(tmp_path / "model.onnx")
 
 
-def logits_of(graph: Path) -> Floats:
+def logits_of(graph: Path) -> FloatArray:
     engine = open_graph(graph)
     read = [engine.prefill(row, text, 0, all_logits=True).copy() for row, text in enumerate(TEXTS)]
     engine.close()
     return np.stack(read)
 
 
-def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, Floats]:
-    return Calibration(TEXTS, spec_of(graph).generation_config).observe(graph, values)
+def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
+    return CalibrationTexts(TEXTS, spec_of(graph).generation_config).observe(graph, values)
 
 
-def spread_of(values: Floats) -> float:
+def spread_of(values: FloatArray) -> float:
     """The largest channel, as a multiple of the median one."""
     sizes = np.abs(values).max(axis=0)
     return float(sizes.max() / np.median(sizes))

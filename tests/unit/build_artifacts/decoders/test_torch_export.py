@@ -13,7 +13,7 @@ import pytest
 from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import build as decoder_build
 from build_artifacts.decoders import gate as decoder_gate
-from build_artifacts.decoders.generation_report import graph_bytes, read_generation
+from build_artifacts.decoders.generation_report import graph_bytes, read_generation_report
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.pipeline import BuildResult, build
@@ -30,7 +30,7 @@ from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.torch_decoder import TorchDecoder
-from tests.support.decoder_programs import PROGRAM, facts_of, program_spec
+from tests.support.decoder_programs import PROGRAM, program_spec, read_checkpoint_metadata
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 from tests.unit.build_artifacts.decoders.test_build import LENIENT, request_of
 
@@ -101,29 +101,31 @@ def test_layers_with_a_window_are_refused(llama: Path, tmp_path: Path) -> None:
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, sliding_window=16,
     )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(tmp_path)
-    facts = replace(facts_of(llama), max_tokens=64)
+    metadata = replace(read_checkpoint_metadata(llama), max_tokens=64)
     with pytest.raises(UnsupportedModel, match="look back 16 tokens only"):
-        export_program(tmp_path, facts, PROGRAM, tmp_path / "p")
+        export_program(tmp_path, metadata, PROGRAM, tmp_path / "p")
 
 
 def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     llama: Path, tmp_path: Path
 ) -> None:
-    facts, path = facts_of(llama), tmp_path / "p"
+    metadata, path = read_checkpoint_metadata(llama), tmp_path / "p"
     source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
-    behind_encoder = facts.generating.model_copy(update={"encoder_decoder": source})
+    behind_encoder = metadata.required_generation_config.model_copy(
+        update={"encoder_decoder": source}
+    )
     with pytest.raises(UnsupportedModel, match="with an encoder"):
-        export_program(tmp_path, replace(facts, generation_config=behind_encoder), PROGRAM, path)
+        export_program(tmp_path, replace(metadata, generation_config=behind_encoder), PROGRAM, path)
     for recipe in (
         replace(PROGRAM, precision="int4"),
         replace(PROGRAM, options=("block_size=16",)),
         replace(PROGRAM, rowwise=True),
     ):
         with pytest.raises(UnsupportedModel, match="torch has no"):
-            export_program(tmp_path, facts, recipe, path)
+            export_program(tmp_path, metadata, recipe, path)
     for run in (EngineOptions(tensor_parallel_size=2), EngineOptions(kv_offload=True)):
         with pytest.raises(UnsupportedModel, match="programs have no `tensor_parallel_size`"):
-            export_program(tmp_path, facts, replace(PROGRAM, run=run), path)
+            export_program(tmp_path, metadata, replace(PROGRAM, run=run), path)
     assert not path.exists()
 
 
@@ -140,7 +142,7 @@ def test_what_a_program_cannot_say_is_told_with_the_architecture(
         modeling_llama.LlamaRMSNorm, "forward", lambda self, hidden: spectral(hidden)
     )
     with pytest.raises(UnsupportedModel, match=r"`LlamaForCausalLM` cannot .* `aten\.\w*fft"):
-        export_program(llama, facts_of(llama), PROGRAM, tmp_path / "p")
+        export_program(llama, read_checkpoint_metadata(llama), PROGRAM, tmp_path / "p")
 
 
 class Admitting:
@@ -191,7 +193,7 @@ def test_the_faster_engine_for_a_gpu_comes_first(built: BuildResult) -> None:
         "gpu-fp16": "onnxruntime",
         "gpu-fp16-torch": "torch",
     }
-    paces = read_generation(built.directory).paces
+    paces = read_generation_report(built.directory).paces
     first, second = (paces[candidate.name].company for candidate in for_gpu)
     assert first >= second
 

@@ -148,7 +148,7 @@ def test_an_adapter_is_merged_again(
         update={"tasks": (TaskName.TEXT_CLASSIFICATION,), "source": source}
     )
     prepared = recovered(manifest, tmp_path / "work", adapter)
-    assert prepared.facts.labels == ("SAD", "GLAD", "MAD")
+    assert prepared.metadata.labels == ("SAD", "GLAD", "MAD")
     ids = torch.from_numpy(prepared.reference.items[1].ids.astype("int64"))[None]
     with torch.inference_mode():
         merged = prepared.model("float32")(ids).logits[0].numpy()

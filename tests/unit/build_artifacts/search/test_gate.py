@@ -160,10 +160,10 @@ def with_pairs(workshop: PreparedBuild, directory: Path) -> PreparedModel:
     (directory / "scores.json").write_text('{"spearman": 1.0}', encoding="utf-8")
     pairs = directory / "pairs.tsv"
     pairs.write_text("a good film\ta great film\t1\nthe river\tbad food\t5\n", encoding="utf-8")
-    facts = workshop.prepared.facts
-    model = EvaluatedModel(directory=workshop.prepared.weights, max_tokens=facts.max_tokens)
-    evaluation = load_evaluation(pairs, facts.tasks[0], model)
-    return PreparedModel(workshop.prepared.weights, facts, directory, evaluation)
+    metadata = workshop.prepared.metadata
+    model = EvaluatedModel(directory=workshop.prepared.weights, max_tokens=metadata.max_tokens)
+    evaluation = load_evaluation(pairs, metadata.tasks[0], model)
+    return PreparedModel(workshop.prepared.weights, metadata, directory, evaluation)
 
 
 @pytest.mark.parametrize(("limit", "passes"), [(199.0, False), (201.0, True)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, ModelFacts
+from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, CheckpointMetadata
 from build_artifacts.search import probes
 from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
 from deployments.artifacts.manifest import TaskName
@@ -16,8 +16,8 @@ MAX_TOKENS = 200
 MASK = SPECIAL_TOKENS.index("[MASK]")
 
 
-def facts(*tasks: TaskName, width: int = 8, mask_token: int | None = None) -> ModelFacts:
-    return ModelFacts(
+def metadata(*tasks: TaskName, width: int = 8, mask_token: int | None = None) -> CheckpointMetadata:
+    return CheckpointMetadata(
         tasks=tasks,
         architecture="B",
         max_tokens=MAX_TOKENS,
@@ -50,7 +50,7 @@ def test_the_pairs_are_many_different_and_of_all_lengths() -> None:
 
 
 def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
-    items = tokenize_probes(directory, facts(*EMBEDDING_TASKS))
+    items = tokenize_probes(directory, metadata(*EMBEDDING_TASKS))
     assert len(items) == len(PROBES)
     assert max(len(item.ids) for item in items) == MAX_TOKENS
     assert all(item.second_segment_start == len(item.ids) for item in items)
@@ -59,21 +59,21 @@ def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        facts(TaskName.QUESTION_ANSWERING),
-        facts(TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION),
-        facts(TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING),
-        replace(facts(TaskName.TEXT_CLASSIFICATION), labels=("no", "Entailment")),
+        metadata(TaskName.QUESTION_ANSWERING),
+        metadata(TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION),
+        metadata(TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING),
+        replace(metadata(TaskName.TEXT_CLASSIFICATION), labels=("no", "Entailment")),
     ],
 )
-def test_what_reads_pairs_is_given_pairs(directory: Path, model: ModelFacts) -> None:
+def test_what_reads_pairs_is_given_pairs(directory: Path, model: CheckpointMetadata) -> None:
     items = tokenize_probes(directory, model)
     assert len(items) == len(PAIRS)
     assert all(0 < item.second_segment_start < len(item.ids) for item in items)
 
 
 def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> None:
-    filled = tokenize_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK))
-    whole = tokenize_probes(directory, facts(*EMBEDDING_TASKS))
+    filled = tokenize_probes(directory, metadata(TaskName.FILL_MASK, mask_token=MASK))
+    whole = tokenize_probes(directory, metadata(*EMBEDDING_TASKS))
     known = [item for item in whole if (item.ids >= len(SPECIAL_TOKENS)).any()]
     assert len(PROBES) > len(known) > len(PROBES) * 0.9  # some are unknown characters throughout
     for probe, before in zip(filled, known, strict=True):
@@ -85,7 +85,7 @@ def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> N
 
 def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
     first, second = (
-        tokenize_probes(directory, facts(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
+        tokenize_probes(directory, metadata(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
     )
     assert [a.ids.tolist() for a in first] == [b.ids.tolist() for b in second]
 
@@ -94,7 +94,7 @@ def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
 def test_a_large_vocabulary_is_asked_for_fewer_masks(
     directory: Path, width: int, masks: int
 ) -> None:
-    asked = facts(TaskName.FILL_MASK, width=width, mask_token=MASK)
+    asked = metadata(TaskName.FILL_MASK, width=width, mask_token=MASK)
     items = tokenize_probes(directory, asked)
     counts = [int((item.ids == MASK).sum()) for item in items]
     assert (min(counts), max(counts)) == (1, masks)

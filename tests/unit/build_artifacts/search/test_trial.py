@@ -63,8 +63,8 @@ def specs_of(workshop: PreparedBuild, *names: str) -> dict[str, GraphSpec]:
 
 
 def held_on(workshop: PreparedBuild, specs: Mapping[str, GraphSpec]) -> SpeedScreening:
-    items, facts = workshop.prepared.reference.items, workshop.prepared.facts
-    return screen_speed(specs, EncoderSettings(), items, facts.max_tokens)
+    items, metadata = workshop.prepared.reference.items, workshop.prepared.metadata
+    return screen_speed(specs, EncoderSettings(), items, metadata.max_tokens)
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:

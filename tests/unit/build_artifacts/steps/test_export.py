@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
@@ -27,9 +27,9 @@ SETTINGS = EncoderSettings()
 TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
 
 
-def facts_of(source: Path) -> ModelFacts:
+def read_checkpoint_metadata(source: Path) -> CheckpointMetadata:
     checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
-    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
 
 
 @pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPAN])
@@ -39,19 +39,19 @@ def test_a_half_precision_graph_answers_like_single_precision(
     """The GPU encoder's graph, on the CPU provider."""
     assert isinstance(GPU_FP16.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
-    facts = facts_of(source)
+    metadata = read_checkpoint_metadata(source)
     half = load_model(source, head=head, dtype="float16")
     spec = GraphSpec(
-        path=export(half, facts, GPU_FP16.source, tmp_path / "graph.onnx"),
+        path=export(half, metadata, GPU_FP16.source, tmp_path / "graph.onnx"),
         device=Device.GPU,
         precision="fp16",
         engine="onnxruntime",
         options=EngineOptions(),
         head=head,
-        mask_token=facts.mask_token,
+        mask_token=metadata.mask_token,
     )
-    items = tokenize_texts(source, facts.max_tokens, TEXTS)
-    single = Original(load_model(source, head=head, dtype="float32"), facts)
+    items = tokenize_texts(source, metadata.max_tokens, TEXTS)
+    single = Original(load_model(source, head=head, dtype="float32"), metadata)
     given = run_probes(open_engine(spec, EncoderSettings()), items, 2)
     for mine, due in zip(given, run_probes(single, items, 1), strict=True):
         assert mine.dtype == np.float32
@@ -85,21 +85,21 @@ def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
         source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
         model = load_model(source, head=head, dtype="float32")
         assert isinstance(CPU_FP32.source, ExportRecipe)
-        graph = export(model, facts_of(source), CPU_FP32.source, tmp_path / f"{head}.onnx")
+        graph = export(model, read_checkpoint_metadata(source), CPU_FP32.source, tmp_path / f"{head}.onnx")
         assert [output.name for output in onnx.load(graph).graph.output] == names
 
 
 def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
     assert isinstance(CPU_FP32.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", layers=1)
-    facts = facts_of(source)
-    model = load_model(source, head=facts.head, dtype="float32")
-    items = tokenize_texts(source, facts.max_tokens, TEXTS)
-    kind, before = type(model), run_probes(Original(model, facts), items, 1)
-    export(model, facts, CPU_FP32.source, tmp_path / "graph.onnx")
+    metadata = read_checkpoint_metadata(source)
+    model = load_model(source, head=metadata.head, dtype="float32")
+    items = tokenize_texts(source, metadata.max_tokens, TEXTS)
+    kind, before = type(model), run_probes(Original(model, metadata), items, 1)
+    export(model, metadata, CPU_FP32.source, tmp_path / "graph.onnx")
     assert type(model) is kind
     assert model.training is False
-    for mine, due in zip(run_probes(Original(model, facts), items, 1), before, strict=True):
+    for mine, due in zip(run_probes(Original(model, metadata), items, 1), before, strict=True):
         np.testing.assert_array_equal(mine, due)
 
 
@@ -121,5 +121,5 @@ def test_a_model_that_cannot_be_traced_is_refused_by_name(tmp_path: Path) -> Non
     source = tiny_checkpoint(tmp_path / "model", layers=1)
     model = untraceable(load_model(source, head=ModelHead.VECTOR, dtype="float32"))
     with pytest.raises(UnsupportedModel, match="`BertModel` cannot be exported"):
-        export(model, facts_of(source), CPU_FP32.source, tmp_path / "graph.onnx")
+        export(model, read_checkpoint_metadata(source), CPU_FP32.source, tmp_path / "graph.onnx")
     assert not (tmp_path / "graph.onnx").exists()

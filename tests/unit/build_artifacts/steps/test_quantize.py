@@ -20,7 +20,7 @@ from build_artifacts.recipes import (
     StaticInt8,
     WeightOnlyInt8,
 )
-from build_artifacts.steps.quantize import KEPT_BLOCK, quantise
+from build_artifacts.steps.quantize import EXCLUDED_BLOCK_SIZE, quantise
 from deployments.tuning.parity import cosines
 from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
@@ -128,7 +128,7 @@ def test_kept_nodes_keep_their_activations(
     blocks = [n for n in onnx.load(graph).graph.node if n.op_type == "MatMulNBits"]
     assert len(blocks) == 3
     assert all(name in {n.name.removesuffix("_Q8") for n in blocks} for name in kept)
-    assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {KEPT_BLOCK}
+    assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {EXCLUDED_BLOCK_SIZE}
     # int8 weights still: hardly larger, and no further from the original.
     assert graph.stat().st_size < 1.2 * every.stat().st_size
     assert likeness(plain, graph) > likeness(plain, every) - 0.001

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from build_artifacts.decoders.graphs import block_quantize
-from build_artifacts.decoders.graphs.block_quantize import Bits, quantised
+from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
 from build_artifacts.decoders.graphs.export import ExportedModel
 from tests.support.slot_driver import Rows
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
@@ -21,11 +21,11 @@ PROMPT = [40, 9, 62, 41, 40, 11]
 
 
 def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
-    quantised(written.decoder, into / written.decoder.name, bits)
+    quantize_blocks(written.decoder, into / written.decoder.name, bits)
     small = replace(written, decoder=into / written.decoder.name)
     if written.encoder is None:
         return small
-    quantised(written.encoder, into / written.encoder.name, bits)
+    quantize_blocks(written.encoder, into / written.encoder.name, bits)
     return replace(small, encoder=into / written.encoder.name)
 
 
@@ -72,7 +72,7 @@ def test_a_quarter_or_an_eighth_is_left_of_the_products(made: Make, tmp_path: Pa
     sizes = {}
     for bits in (8, 4):
         (tmp_path / str(bits)).mkdir()
-        quantised(graph, tmp_path / str(bits) / graph.name, bits)
+        quantize_blocks(graph, tmp_path / str(bits) / graph.name, bits)
         sizes[bits] = _product_bytes(tmp_path / str(bits) / graph.name)
     before = _product_bytes(graph)
     # A scale of four bytes for every 32 values comes on top.

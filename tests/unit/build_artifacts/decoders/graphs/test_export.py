@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from build_artifacts.checkpoints.encoder_decoders import read_source_decoding
+from build_artifacts.checkpoints.encoder_decoders import read_encoder_decoder_config
 from build_artifacts.decoders.graphs.export import export_model, is_supported_family
 from build_artifacts.errors import UnsupportedModel
 from tests.support.slot_driver import Rows
@@ -109,7 +109,7 @@ def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], 
         suppress_tokens=[11],
     )
     config = transformers.AutoConfig.from_pretrained(checkpoint)
-    generation_config = read_source_decoding(checkpoint, config, 20)
+    generation_config = read_encoder_decoder_config(checkpoint, config, 20)
     assert generation_config.eos_token_ids == (3, 5)
     assert generation_config.suppressed_token_ids == (11, 1)
     assert generation_config.encoder_decoder is not None

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.decoders import chat_template
+from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import ModelFacts, read_facts, tasks_of
-from build_artifacts.decoders.graphs.export import FAMILIES
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
+from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import ModelSource, TaskName
@@ -39,19 +39,19 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def facts_of(directory: Path) -> ModelFacts:
+def read_checkpoint_metadata(directory: Path) -> CheckpointMetadata:
     checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
-    return read_facts(checkpoint, tasks_of(checkpoint, None, None))
+    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
 
 
 def ends_of(directory: Path) -> tuple[int, ...]:
-    generation_config = facts_of(directory).generation_config
+    generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     return generation_config.eos_token_ids
 
 
 def defaults_of(directory: Path) -> GenerationDefaults:
-    generation_config = facts_of(directory).generation_config
+    generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     return generation_config.defaults
 
@@ -61,21 +61,21 @@ def id_of(directory: Path, token: str) -> int:
 
 
 def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
-    facts = facts_of(directory)
-    assert facts.tasks == (TaskName.TEXT_GENERATION,)
-    assert (facts.output_width, facts.max_tokens) == (320, 512)
-    assert facts.generation_config is not None
+    metadata = read_checkpoint_metadata(directory)
+    assert metadata.tasks == (TaskName.TEXT_GENERATION,)
+    assert (metadata.output_width, metadata.max_tokens) == (320, 512)
+    assert metadata.generation_config is not None
     assert (
-        facts.generation_config.layers,
-        facts.generation_config.kv_heads,
-        facts.generation_config.head_dim,
+        metadata.generation_config.layers,
+        metadata.generation_config.kv_heads,
+        metadata.generation_config.head_dim,
     ) == (3, 2, 16)
 
 
 def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: Path) -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     write_json(directory / "config.json", config | {"head_dim": 32})
-    generation_config = facts_of(directory).generation_config
+    generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     assert (generation_config.kv_heads, generation_config.head_dim) == (4, 32)
 
@@ -88,7 +88,7 @@ def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> Non
 
 def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
     assert ends_of(directory) == (7,)
-    (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    (directory / "read_chat_template.jinja").write_text(CHATML, encoding="utf-8")
     assert ends_of(directory) == (7, id_of(directory, TURN_END))
 
 
@@ -108,13 +108,13 @@ def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
 def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
     write_json(directory / "config.json", LLAMA | {"eos_token_id": None})
     with pytest.raises(UnsupportedModel, match="by which token a text ends") as caught:
-        facts_of(directory)
+        read_checkpoint_metadata(directory)
     assert "generation_config.json" in caught.value.hint
 
 
 def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", tokenizer_config())
-    generation_config = facts_of(directory).generation_config
+    generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     assert generation_config.special_tokens == {
         "bos_token": "<|im_start|>",
@@ -132,11 +132,11 @@ def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None
     ids=["alone", "among others"],
 )
 def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: object) -> None:
-    assert chat_template(directory) is None
-    write_json(directory / "tokenizer_config.json", {"chat_template": said})
-    assert chat_template(directory) == "a template"
-    (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
-    assert chat_template(directory) == "the file"
+    assert read_chat_template(directory) is None
+    write_json(directory / "tokenizer_config.json", {"read_chat_template": said})
+    assert read_chat_template(directory) == "a template"
+    (directory / "read_chat_template.jinja").write_text("the file", encoding="utf-8")
+    assert read_chat_template(directory) == "the file"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_cannot_be_built_is_named_with_the_reason(
 ) -> None:
     write_json(directory / "config.json", LLAMA | change)
     with pytest.raises(UnsupportedModel, match=sentence):
-        facts_of(directory)
+        read_checkpoint_metadata(directory)
 
 
 def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directory: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directo
     with pytest.raises(
         UnsupportedModel, match=r"`UMT5ForConditionalGeneration` .* `umt5`"
     ) as caught:
-        facts_of(directory)
+        read_checkpoint_metadata(directory)
     assert "t5, mt5" in caught.value.hint
 
 
 def test_the_families_that_are_named_are_those_that_are_written() -> None:
-    assert set(SUPPORTED) == set(FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"
+    assert set(SUPPORTED) == set(GRAPH_FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"
