@@ -1,40 +1,61 @@
-# Two commands matter: `make serve` and `make test`. Both build the environment they need, once.
+# Two targets matter: `make serve` and `make test`. Each builds the environment it needs, once.
 
 PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?=
 HOST ?=
-UP_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST))
+SERVE_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST))
+WORKERS ?= 2
+PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
+PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 
-.PHONY: serve test lint clean
+.PHONY: serve test test-fast lint constraints clean
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
-serve: .venv/ready
-	@$(BIN)/python -m build_artifacts demo
-	@exec $(BIN)/python -m cluster up $(UP_OPTIONS)
+serve: .venv/serve-ready
+	@$(BIN)/hundredfold demo
+	@exec $(BIN)/hundredfold serve $(SERVE_OPTIONS)
 
-test: .venv/ready .venv-clients/ready
-	$(BIN)/python -m pytest
+# Unit tests: no Ray cluster, no torch, in parallel.
+test-fast: .venv/dev-ready
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 
-lint: .venv/ready
+# Everything. Integration tests share builds per file; the cluster tests have the machine alone.
+test: .venv/dev-ready .venv-clients/ready
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
+	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest tests/end_to_end
+
+lint: .venv/dev-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy deployments build_artifacts cluster benchmarks
-	$(BIN)/python -m cluster check
-	$(BIN)/python -m cluster render --check
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/hundredfold check
+	$(BIN)/hundredfold render --check
 
-# Reinstalled when the pins change; torch comes as pip finds it (README, "Environment").
-.venv/ready: pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on \
-	    -e ".[cpu,openvino,build,bench,dev]"
+# What serving and the demo builds need; `dev` adds every engine, the tests and the linters.
+# `pip` takes the build of torch that the index has (README, "Environment").
+.venv/serve-ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[cpu,build]"
 	@touch $@
 
-# Clients that do not install beside those of .venv; the tests run them as programs of their own.
+.venv/dev-ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	@touch .venv/serve-ready $@
+
+# Clients that conflict with packages of .venv; the tests run them as separate programs.
 .venv-clients/ready: tests/support/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --disable-pip-version-check --progress-bar on -r $<
+	.venv-clients/bin/python $(PIP_INSTALL) -r $<
 	@touch $@
+
+# Pin what is installed now.
+constraints: .venv/dev-ready
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.new
+	@(sed '/^# The environment/q' constraints.txt; sort -f constraints.new) > constraints.tmp
+	@mv constraints.tmp constraints.txt; rm constraints.new
 
 clean:
 	rm -rf .venv .venv-clients .run build *.egg-info

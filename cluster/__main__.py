@@ -1,43 +1,26 @@
-"""The command line: `python -m cluster up | check | env | render`."""
+"""The command line: `python -m cluster COMMAND`, also under `hundredfold`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from cluster import check, local, up
-from cluster.kuberay import render
+from deployments.command_line import CommandSpec, Program
 
-
-class Subcommand(Protocol):
-    """A module with these two functions; its docstring's first line is the help text."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; returns the exit status."""
-
-
-SUBCOMMANDS: Mapping[str, Subcommand] = {
-    "up": up,
-    "check": check,
-    "env": local,
-    "render": render,
+COMMANDS: Mapping[str, CommandSpec] = {
+    "up": CommandSpec("cluster.up", "Start Ray on this host and serve a config"),
+    "check": CommandSpec("cluster.check", "Lint a Serve config strictly"),
+    "render": CommandSpec(
+        "cluster.kuberay.render", "Write the KubeRay RayService of a Serve config"
+    ),
+    "env": CommandSpec("cluster.local", "Print the environment that `ray start` needs"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m cluster")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in SUBCOMMANDS.items():
-        summary = (module.__doc__ or "").partition("\n")[0]
-        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
-    arguments = parser.parse_args(argv)
-    return SUBCOMMANDS[arguments.command].run(arguments)
+    """Run one command and return its exit code."""
+    program = Program("python -m cluster", "Run Hundredfold on a host or on Kubernetes.", COMMANDS)
+    return program.run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

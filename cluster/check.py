@@ -40,7 +40,7 @@ def report(name: str, problems: list[Problem]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m cluster check`."""
+    """The options of `hundredfold check`."""
     parser.add_argument("config", nargs="?", type=Path, default=DEFAULT_CONFIG)
 
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         problems = check_file(config)
     except (OSError, UnicodeDecodeError) as exc:
         print(f"error: cannot read `{config}`: {exc}\n", file=sys.stderr)
-        print("hint: name the file, `python -m cluster check FILE`", file=sys.stderr)
+        print("hint: name the file, `hundredfold check FILE`", file=sys.stderr)
         return 2
     print(report(str(config), problems) if problems else f"{config}: no problems")
     return 1 if problems else 0

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One `export NAME=value` a line, for `eval "$(python -m cluster env)"`."""
+    """One `export NAME=value` a line, for `eval "$(hundredfold env)"`."""
     del arguments
     for name, value in local_environment().items():
         print(f"export {name}={shlex.quote(value)}")

@@ -51,7 +51,7 @@ class UpSettings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m cluster up`."""
+    """The options of `hundredfold serve`."""
     parser.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"))
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")

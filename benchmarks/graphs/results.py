@@ -167,5 +167,5 @@ def require_accurate(figures: GraphResults) -> None:
                 raise BenchmarkError(
                     f"wrong answers, so the figures mean nothing: {near.contender}, "
                     f"{heat.placement.name}: {'; '.join(near.misses)}",
-                    hint="see `python -m build_artifacts verify`, or build the model again",
+                    hint="see `hundredfold models verify`, or build the model again",
                 )

@@ -96,8 +96,7 @@ def remeasure(arguments: argparse.Namespace) -> TuningResults:
     if kept is None:
         raise BenchmarkError(
             f"`{arguments.model}` has no cost table for {arguments.threads} threads on this host",
-            hint=f"run `python -m build_artifacts tune {arguments.model} "
-            f"--threads {arguments.threads}`",
+            hint=f"run `hundredfold models tune {arguments.model} --threads {arguments.threads}`",
         )
     reference = ReferenceOutputs.read(model.directory / REFERENCE_NAME)
     specs, left_out = select_variants(placement, kept, reference)
@@ -169,7 +168,7 @@ def check_selection(
         if variant.name not in now:
             raise BenchmarkError(
                 f"`{variant.name}` wins at {shape} and cannot be measured here",
-                hint="see `python -m build_artifacts verify`",
+                hint="see `hundredfold models verify`",
             )
         winner_ms = now[variant.name][shape]
         fastest_ms, fastest = min((times[shape], name) for name, times in now.items())

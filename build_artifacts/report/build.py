@@ -58,7 +58,7 @@ def build_report(
     if not figures:
         raise BuildError(
             f"no stage of `{manifest.id}` can be measured here: {_told(unmeasured)}",
-            hint="see which graphs run here with `python -m build_artifacts verify`",
+            hint="see which graphs run here with `hundredfold models verify`",
         )
     return Report(
         id=manifest.id,

@@ -18,7 +18,7 @@ from cluster.kuberay.pods import PART_OF, Manifest, Serving, head_group, restric
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"
 RAYSERVICE = FOLDER / "rayservice.yaml"
-COMMAND = "python -m cluster render"
+COMMAND = "hundredfold render"
 HEADER = f"""\
 # Generated from serve_config.yaml, cluster/kuberay/production.yaml and cluster/environment.py by
 #     {COMMAND}
@@ -43,7 +43,7 @@ def render_rayservice(config: Path, production: Path) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m cluster render`."""
+    """The options of `hundredfold render`."""
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG)
     parser.add_argument("--check", action="store_true", help="compare only; 1 if out of date")
 

@@ -1,1 +1,1 @@
-"""What `python -m cluster check` looks for in a Serve config, and where it found it."""
+"""What `hundredfold check` looks for in a Serve config, and where it found it."""

@@ -16,7 +16,7 @@ from tests.support.ray_cluster import REPOSITORY
 PYTHON_VARIABLE = "HUNDREDFOLD_CLIENTS_PYTHON"
 SKIP = "skip"
 DEFAULT_PYTHON = REPOSITORY / ".venv-clients" / "bin" / "python"
-PROGRAMS = REPOSITORY / "tests" / "clients"
+PROGRAMS = REPOSITORY / "tests" / "support" / "clients"
 TIMEOUT_S = 60
 
 

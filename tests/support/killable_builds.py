@@ -23,6 +23,7 @@ from typing import TextIO, cast
 # What a build imports, so that no child has to.
 _NEEDED = (
     "build_artifacts.__main__",
+    "build_artifacts.commands",
     "onnx_ir.passes.common",
     "onnxruntime.quantization.matmul_nbits_quantizer",
     "torch.onnx",

@@ -22,7 +22,7 @@ GPUS = 2  # that Ray believes in: one for the encoder, one for the generator
 
 
 class Cluster:
-    """`python -m cluster up` as a child process, its run directory beside the config."""
+    """`hundredfold serve` as a child process, its run directory beside the config."""
 
     def __init__(self, directory: Path, config: dict[str, Any], store: Path) -> None:
         self.store = store

@@ -77,7 +77,7 @@ def report_of(*stages: StageResult, setting: ReportConditions = SETTING) -> Repo
         source="a directory",
         metric=None,
         measured_at="2026-01-02T03:04:05+00:00",
-        command="python -m build_artifacts report some/model",
+        command="hundredfold models report some/model",
         stages=compared(stages or STAGES),
         unmeasured={},
     )

@@ -96,7 +96,7 @@ def test_a_host_nobody_tuned_for_is_one_clear_error(
     assert main(command) == 1
     error = capsys.readouterr().err
     assert "has no cost table for 63 threads on this host" in error
-    assert "hint: run `python -m build_artifacts tune" in error
+    assert "hint: run `hundredfold models tune" in error
     assert not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import shutil
@@ -13,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from build_artifacts import commands, demo
-from build_artifacts.__main__ import main
+from build_artifacts.__main__ import COMMANDS, main
 from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
-from build_artifacts.options import parser
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult
 from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
 from deployments.artifacts.manifest import MANIFEST_NAME, Device, Gate, TaskName
@@ -145,9 +145,10 @@ def test_build_asks_for_what_it_was_told(
 
 
 def test_every_command_takes_a_store_and_explains_itself() -> None:
-    help_text = parser().format_help()
-    for command in ("build", "show", "demo", "tune", "verify", "report", "compact", "gc"):
-        assert f"\n    {command} " in help_text
+    for command, spec in COMMANDS.items():
+        parser = argparse.ArgumentParser()
+        spec.load().add_arguments(parser)
+        assert "--store" in parser.format_help(), command
 
 
 def test_build_finds_what_is_there(
@@ -170,7 +171,7 @@ def test_show_lists_versions_candidates_and_damage(
     built, manifest = embedding_build.directory, embedding_build.manifest
     corrupted = seal_tiny(store, "tiny/spoilt")
     (corrupted / GRAPH_NAME).write_bytes(b"not the graph")
-    assert main(["show", "--store", str(store)]) == 0
+    assert main(["ls", "--store", str(store)]) == 0
     head, first, *others, damaged = capsys.readouterr().out.splitlines()
     assert head.split() == ["MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE"]
     assert first.startswith(f"local/embedder  {built.name} *  feature-extraction, sentence-")
@@ -185,15 +186,15 @@ def test_show_lists_versions_candidates_and_damage(
 def test_show_of_nothing_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["show", "--store", str(tmp_path / "none")]) == 0
-    assert "python -m build_artifacts demo" in capsys.readouterr().out
+    assert main(["ls", "--store", str(tmp_path / "none")]) == 0
+    assert "hundredfold demo" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["demo", "show"])
+@pytest.mark.parametrize("command", ["demo", "ls"])
 def test_looking_into_the_store_loads_nothing_heavy(tmp_path: Path, command: str) -> None:
     seal_demo(tmp_path)
     code = (
-        "import sys; from build_artifacts.__main__ import main; "
+        "import sys; from build_artifacts.__main__ import COMMANDS, main; "
         f"status = main([{command!r}, '--store', {str(tmp_path)!r}]); "
         f"print(status, [m for m in {HEAVY!r} if m in sys.modules])"
     )
@@ -207,7 +208,7 @@ def test_a_missing_build_tool_is_named_with_the_way_to_get_it(
 ) -> None:
     code = (
         "import sys; sys.modules['safetensors'] = None; "
-        "from build_artifacts.__main__ import main; "
+        "from build_artifacts.__main__ import COMMANDS, main; "
         f"sys.exit(main(['build', {str(embedding_source)!r}, '--store', {str(tmp_path)!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -69,7 +69,7 @@ def test_render_check_tells_a_stale_manifest(
     assert main([*command, "--check"]) == 0
     target.write_text(target.read_text().replace("2.60.0", "2.59.0"))
     assert main([*command, "--check"]) == 1
-    assert "hint: run `python -m cluster render`" in capsys.readouterr().err
+    assert "hint: run `hundredfold render`" in capsys.readouterr().err
 
 
 def test_render_refuses_a_config_with_problems(

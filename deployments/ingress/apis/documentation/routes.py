@@ -1,13 +1,12 @@
 """The API for readers: GET /openapi.json for programs, GET /docs for people, without internet.
 
-The page is Swagger UI; its files come with the package `fastapi-offline`, of which no code runs.
+The page is Swagger UI 5.35.0, copied unchanged into `swagger_ui/` with its licence (Apache-2.0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,10 +21,10 @@ from deployments.ingress.http.api import ApiRoutes, Operation
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.service import InferenceService
 
-ASSETS_PACKAGE = "fastapi_offline"
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 OWN_FILES = ("start.js",)
 PAGE = Path(__file__).parent / "docs_page"
+SWAGGER_UI_DIRECTORY = Path(__file__).parent / "swagger_ui"
 
 # Nothing is loaded from elsewhere, and nothing is sent elsewhere. Swagger UI sets inline styles.
 POLICY = (
@@ -51,7 +50,7 @@ class DocumentationRoutes:
         self._service = service
         self._families = families
         self._own_files = StaticFiles(directory=PAGE)
-        self._swagger_ui = StaticFiles(directory=assets_directory())
+        self._swagger_ui = StaticFiles(directory=SWAGGER_UI_DIRECTORY)
 
     def operations(self) -> Sequence[Operation]:
         """The document, the page, and the files it loads."""
@@ -113,11 +112,3 @@ class DocumentationRoutes:
         response = await files.get_response(name, request.scope)
         response.headers.update(headers)
         return response
-
-
-def assets_directory() -> Path:
-    """Where the files of Swagger UI are. Raises RuntimeError for an incomplete installation."""
-    spec = find_spec(ASSETS_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise RuntimeError(f"`{ASSETS_PACKAGE}` is not installed; see pyproject.toml")
-    return Path(spec.origin).parent / "static"

@@ -131,7 +131,7 @@ def test_what_was_said_is_told_by_the_report(
     assert "perplexity of the original" in told
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every file is what was sealed" in capsys.readouterr().out
-    assert main(["show", "--store", store]) == 0
+    assert main(["ls", "--store", store]) == 0
     assert "text-generation" in capsys.readouterr().out
 
 

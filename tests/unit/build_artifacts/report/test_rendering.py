@@ -72,7 +72,7 @@ def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
     assert grid[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert {line.count("|") for line in grid[:5]} == {8}
     text = "\n".join(lines)
-    for fact in ("Abacus 9, 2 cores (avx2)", "torch 2.0", "`python -m build_artifacts report "):
+    for fact in ("Abacus 9, 2 cores (avx2)", "torch 2.0", "`hundredfold models report "):
         assert fact in text
     assert "![latency by tokens, and speed-up](report.svg)" in lines
     assert "![" not in markdown(report_of(), plot=None)

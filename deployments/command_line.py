@@ -1,0 +1,129 @@
+"""Trees of subcommands: modules loaded when they run, errors with hints, exit codes.
+
+Exit codes of every command: 0 success; 1 the command failed and said why; 2 the command line is
+wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from deployments.errors import ServeError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# Packages of this project. A missing module of another package is a missing pip extra.
+_OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
+
+
+class Command(Protocol):
+    """What a module provides to be a subcommand."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A subcommand that is imported when it is parsed, so that others start quickly."""
+
+    target: str  # `package.module`, or `package.module:attribute` where a module has several
+    help: str
+    extra: str = ""  # pip extra that installs what the module imports
+
+    def load(self) -> Command:
+        module, _, attribute = self.target.partition(":")
+        loaded = importlib.import_module(module)
+        command: Command = getattr(loaded, attribute) if attribute else loaded
+        return command
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """Subcommands under one name."""
+
+    help: str
+    commands: Mapping[str, CommandSpec]
+
+
+Tree: TypeAlias = Mapping[str, CommandSpec | CommandGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command tree with its name, description and examples."""
+
+    name: str
+    description: str
+    tree: Tree
+    examples: str = ""
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Parse and run; print a foreseen failure to stderr and return its exit code."""
+        spec = _find_command(self.tree, argv)
+        try:
+            arguments = self.build_parser([spec] if spec else []).parse_args(argv)
+            run: Callable[[argparse.Namespace], int] = arguments.run_command
+            return run(arguments)
+        except ServeError as error:
+            return print_error(error.message, getattr(error, "hint", ""))
+        except ModuleNotFoundError as error:
+            if spec is None or (error.name or "").partition(".")[0] in _OWN_PACKAGES:
+                raise
+            hint = f"run `pip install 'hundredfold[{spec.extra}]'`" if spec.extra else ""
+            return print_error(f"`{error.name}` is not installed", hint)
+        except KeyboardInterrupt:
+            return print_error("interrupted", code=INTERRUPTED)
+
+    def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
+        """Return the argparse tree; arguments only of the `loaded` commands, of all if None."""
+        parser = argparse.ArgumentParser(
+            prog=self.name,
+            description=self.description,
+            epilog=self.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _add_commands(parser, self.tree, None if loaded is None else list(loaded))
+        return parser
+
+
+def print_error(message: str, hint: str = "", *, code: int = FAILED) -> int:
+    """Print `error:` and `hint:` to stderr; return the exit code."""
+    print(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""), file=sys.stderr)
+    return code
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser, tree: Tree, loaded: list[CommandSpec] | None
+) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, node in tree.items():
+        child = commands.add_parser(
+            name,
+            help=node.help,
+            description=node.help + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if isinstance(node, CommandGroup):
+            _add_commands(child, node.commands, loaded)
+        elif loaded is None or node in loaded:
+            command = node.load()
+            command.add_arguments(child)
+            child.set_defaults(run_command=command.run)
+
+
+def _find_command(tree: Tree, argv: Sequence[str]) -> CommandSpec | None:
+    """Return the command that `argv` names, to load no other one."""
+    for word in argv:
+        node = tree.get(word)
+        if isinstance(node, CommandSpec):
+            return node
+        if isinstance(node, CommandGroup):
+            tree = node.commands
+    return None

@@ -1,0 +1,1 @@
+"""The command line `hundredfold`: one tree over serving, compiler, cluster and benchmarks."""

@@ -1,0 +1,58 @@
+"""The command line: `hundredfold COMMAND`, also `python -m hundredfold COMMAND`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+
+from deployments.command_line import CommandGroup, CommandSpec, Program
+
+EXAMPLES = """\
+examples:
+  hundredfold build BAAI/bge-small-en-v1.5      compile a model for this host
+  hundredfold models ls                         list the artifacts of the store
+  hundredfold serve --port 9000                 serve the models of serve_config.yaml
+  hundredfold check my_config.yaml              lint a Serve config
+
+exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interrupted
+"""
+
+
+def _commands_of(package: str) -> Mapping[str, CommandSpec]:
+    """Return a package's commands; none where it is not installed, as in the serving images."""
+    if importlib.util.find_spec(package) is None:
+        return {}
+    commands: Mapping[str, CommandSpec] = importlib.import_module(f"{package}.__main__").COMMANDS
+    return commands
+
+
+def build_program() -> Program:
+    """Arrange the commands of all installed packages in one tree."""
+    cluster, compiler = _commands_of("cluster"), dict(_commands_of("build_artifacts"))
+    benchmarks = _commands_of("benchmarks")
+    tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster["up"]}
+    tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
+    if compiler:
+        tree["models"] = CommandGroup("List, check, measure and remove artifacts", compiler)
+    tree |= {name: cluster[name] for name in ("check", "render", "env")}
+    if benchmarks:
+        tree["bench"] = CommandGroup("Measure this host and compare with other systems", benchmarks)
+    tree["completion"] = CommandSpec(
+        "hundredfold.completion", "Print a completion script for a shell"
+    )
+    return Program(
+        "hundredfold",
+        "Compile Hugging Face models for this host and serve them on Ray Serve.",
+        tree,
+        EXAMPLES,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    return build_program().run(sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
