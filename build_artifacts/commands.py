@@ -42,7 +42,7 @@ def build_model(arguments: argparse.Namespace) -> int:
         task=arguments.task,
         adapter=arguments.adapter,
         recipe=_recipe(arguments),
-        effort=BuildBudget(
+        budget=BuildBudget(
             search_seconds=arguments.search_seconds,
             tune_seconds=arguments.tune_seconds,
             evaluation=arguments.eval,
@@ -135,13 +135,13 @@ def report(arguments: argparse.Namespace) -> int:
         adapter=arguments.adapter,
     )
     setting = read_conditions(request, manifest)
-    found = None if arguments.again else read_report(artifact, setting, progress.title)
+    found = None if arguments.again else read_report(artifact, setting, progress.message)
     if found is not None:
         print(journey_table(found))
         return 0
     fresh = build_report(request, manifest, setting, progress, HuggingFaceHub())
     print(journey_table(fresh), flush=True)  # before it is written, which a full disk may prevent
-    progress.title(f"written to {keep(artifact, fresh, progress.title).parent}")
+    progress.message(f"written to {keep(artifact, fresh, progress.message).parent}")
     return 0
 
 

@@ -37,7 +37,7 @@ class BuildStep:
         self.detail = detail
         self.outcome = ""
 
-    def found(self, outcome: str) -> None:
+    def set_outcome(self, outcome: str) -> None:
         """What the finished line will say besides the time."""
         self.outcome = outcome
 
@@ -54,7 +54,7 @@ class BuildProgress:
         """BuildProgress on a copy of the process's stderr."""
         return cls(os.fdopen(os.dup(2), "w", encoding="utf-8"))
 
-    def title(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """One line of its own."""
         self._line(text)
 
@@ -81,7 +81,7 @@ class BuildProgress:
             with self._ticking(step):
                 yield step
         except BaseException:
-            step.found("failed")
+            step.set_outcome("failed")
             raise
         finally:
             took_s = time.monotonic() - started_s

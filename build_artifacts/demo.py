@@ -50,7 +50,7 @@ class DemoModel:
             adapter=self.adapter,
             revision=self.revision,
             recipe=replace(QUICK, gate=self.gate, decoders=self.decoders),
-            effort=BuildBudget(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
+            budget=BuildBudget(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
         )
 
     def version(self, store: Path) -> str:
@@ -104,7 +104,7 @@ def build_demo_model(model: DemoModel, store: Path, progress: BuildProgress) -> 
     version = model.version(store)
     found = find_sealed(store, model.id, version)
     if found is None:
-        progress.title(f"building {model.id}")
+        progress.message(f"building {model.id}")
         return build(model.request(store), progress)
     try:
         # A default that somebody chose since is theirs to keep.

@@ -19,7 +19,7 @@ from build_artifacts.evaluation import (
     EvaluatedModel,
     Evaluation,
     ExampleSampling,
-    data_digest,
+    digest_data,
     load_evaluation,
 )
 from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
@@ -124,8 +124,8 @@ class EncoderBuild:
         evaluation = self._evaluation(checkpoint.weights, metadata)
         prepared = cached_prepare(self._steps, checkpoint.weights, metadata, evaluation)
         if not prepared.compaction.is_empty:
-            with self._steps.passing("compact", "what pruning set to zero") as step:
-                step.found(prepared.compaction.describe())
+            with self._steps.run_uncached("compact", "what pruning set to zero") as step:
+                step.set_outcome(prepared.compaction.describe())
         return prepared
 
     def _evaluation(self, weights: Path, metadata: CheckpointMetadata) -> Evaluation | None:
@@ -152,7 +152,7 @@ class EncoderBuild:
         """What is to be sealed, the best of each device first. Raises GateFailed."""
         cpu = search.best(Device.CPU)
         if not cpu:
-            self._progress.title("no int8 graph passed the gate: the fp32 graph is sealed")
+            self._progress.message("no int8 graph passed the gate: the fp32 graph is sealed")
             fallback = search.gatekeeper.admit(self._recipe.fallback)
             if fallback is None:
                 raise GateFailed(
@@ -199,7 +199,7 @@ class EncoderBuild:
             return ""
 
         detail = f"{identity.id} version {identity.version}"
-        return self._steps.once("artifact", "seal", detail, work)
+        return self._steps.run_cached("artifact", "seal", detail, work)
 
 
 def _winner_first(
@@ -220,7 +220,7 @@ class BuildRequest:
     task: TaskName | None = None
     adapter: Path | None = None
     recipe: BuildRecipe = FULL
-    effort: BuildBudget = DEFAULT_BUDGET
+    budget: BuildBudget = DEFAULT_BUDGET
     force: bool = False  # build also what is already there
     revision: str | None = None  # refuse the source when it is not this one
 
@@ -243,12 +243,12 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
-            step.found(f"revision {checkpoint.source.revision[:20]}")
+            step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
         adapter = read_adapter(request.adapter) if request.adapter else None
         tasks = select_tasks(checkpoint, adapter, request.task)
         identity = _identity(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version
-        build_inputs = json.dumps([repr(request.effort), read_host(Device.CPU).fingerprint])
+        build_inputs = json.dumps([repr(request.budget), read_host(Device.CPU).fingerprint])
         with build_workspace(
             store, identity.id, version, progress, build_inputs=build_inputs
         ) as place:
@@ -256,7 +256,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             if found is not None and not request.force:
                 set_latest(store, identity.id, version)
                 return found
-            run = EncoderBuild(place, progress, request.recipe, request.effort)
+            run = EncoderBuild(place, progress, request.recipe, request.budget)
             staged = run.artifact(checkpoint, adapter, tasks, identity)
             directory = publish(staged, store)
     return BuildResult(ArtifactManifest.read(directory), directory, already_built=False)
@@ -300,7 +300,7 @@ def planned_version(
 
     Raises BuildError when its labelled data cannot be read.
     """
-    path, sampling = request.effort.evaluation, request.effort.sampling
-    data = None if path is None else f"{data_digest(path)} {sampling}"
+    path, sampling = request.budget.evaluation, request.budget.sampling
+    data = None if path is None else f"{digest_data(path)} {sampling}"
     tools = build_tools()
     return artifact_version(request.recipe, tools, revision, adapter_revision, task, data)

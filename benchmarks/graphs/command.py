@@ -45,7 +45,7 @@ from benchmarks.graphs.run import (
     encoder_settings_for,
     open_run,
 )
-from build_artifacts.evaluation import Evaluation, scores_of
+from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.build import evaluation_for
 from build_artifacts.report.values import ReportRequest, serving
 from build_artifacts.storage.workspace import workspace
@@ -199,7 +199,7 @@ def score_systems(
     for name in SCORED:
         if name in engines:
             log_progress(f"scoring {name}")
-            found[name] = scores_of(engines[name], evaluation)
+            found[name] = score_engine(engines[name], evaluation)
     return found
 
 
@@ -211,7 +211,7 @@ def score_goals(
     return [
         Goal.at_most(
             f"points of {evaluation.metric} that {SEALED} is below {name}",
-            evaluation.drop(scores[name], scores[SEALED]) if name in scores else None,
+            evaluation.metric_drop(scores[name], scores[SEALED]) if name in scores else None,
             most,
         )
         for name, most in limits.items()

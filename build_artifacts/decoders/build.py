@@ -85,8 +85,8 @@ class DecoderBuild:
             if recipe.device is not device or len(passed) >= keep:
                 continue
             if passed and time.monotonic() > end_s:
-                with self.steps.passing("skip", recipe.name) as step:
-                    step.found(f"the search has taken its {self.search_seconds:.0f} s")
+                with self.steps.run_uncached("skip", recipe.name) as step:
+                    step.set_outcome(f"the search has taken its {self.search_seconds:.0f} s")
                 continue
             found = admission.admit(recipe)
             passed += [found] if found is not None else []
@@ -99,12 +99,12 @@ class DecoderBuild:
         paces: dict[str, DecoderThroughput] = {}
         for graph in here if self.tune_seconds else ():
             seconds = min(self.tune_seconds / len(here), _MOST_PACE_SECONDS)
-            with self.steps.passing("tune", graph.recipe.name) as step:
+            with self.steps.run_uncached("tune", graph.recipe.name) as step:
                 try:
                     paces[graph.recipe.name] = pace = _pace(graph, original, seconds)
-                    step.found(str(pace))
+                    step.set_outcome(str(pace))
                 except EngineFailed as exc:
-                    step.found(exc.message)
+                    step.set_outcome(exc.message)
         return paces
 
     def _sealed(
@@ -140,7 +140,7 @@ class DecoderBuild:
             return ""
 
         detail = f"{identity.id} version {identity.version}"
-        return self.steps.once("artifact", "seal", detail, work)
+        return self.steps.run_cached("artifact", "seal", detail, work)
 
 
 def _rank(pace: DecoderThroughput | None) -> float:

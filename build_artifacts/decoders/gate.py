@@ -121,8 +121,8 @@ class DecoderAccuracyGate:
         try:
             graph = self._graph(recipe)
         except UnsupportedModel as exc:
-            with self.steps.passing("skip", _named(recipe)) as step:
-                step.found(exc.message)
+            with self.steps.run_uncached("skip", _named(recipe)) as step:
+                step.set_outcome(exc.message)
             self._tried.append(exc)
             return None
         spec = self._spec(recipe, graph)
@@ -144,7 +144,7 @@ class DecoderAccuracyGate:
             return megabytes(into / weights)
 
         key = f"export-{_key(recipe)}"
-        return self.steps.once(key, "export", _named(recipe), work) / name
+        return self.steps.run_cached(key, "export", _named(recipe), work) / name
 
     def _quantised(self, recipe: DecoderRecipe) -> Path:
         floating = self._graph(
@@ -168,7 +168,7 @@ class DecoderAccuracyGate:
             return megabytes(into / WEIGHTS_NAME)
 
         key = f"quantise-{_key(recipe)}"
-        return self.steps.once(key, "quantise", _named(recipe), work) / GRAPH_NAME
+        return self.steps.run_cached(key, "quantise", _named(recipe), work) / GRAPH_NAME
 
     def _calibration(self) -> CalibrationTexts:
         texts = load_calibration_inputs(self.weights, self.metadata.max_tokens)
@@ -203,7 +203,7 @@ class DecoderAccuracyGate:
 
         key = f"verify-{_key(recipe)}"
         detail = f"{_named(recipe)} against fp32 torch"
-        found = self.steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
+        found = self.steps.run_cached(key, "verify", detail, work) / _JUDGEMENT_NAME
         return DecoderGateResult.model_validate_json(found.read_bytes())
 
     def _judge(self, spec: DecoderSpec) -> DecoderGateResult:

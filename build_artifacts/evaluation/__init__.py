@@ -22,8 +22,8 @@ Labels and tags are names or ids of the model's own labels; `relevant` holds ind
 
 from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling, Output
 from build_artifacts.evaluation.files import BadEvaluationData
-from build_artifacts.evaluation.loading import ALL_EXAMPLES, data_digest, load_evaluation
-from build_artifacts.evaluation.runner import answers_of, scores_of
+from build_artifacts.evaluation.loading import ALL_EXAMPLES, digest_data, load_evaluation
+from build_artifacts.evaluation.runner import run_items, score_engine
 
 __all__ = [
     "ALL_EXAMPLES",
@@ -32,8 +32,8 @@ __all__ = [
     "Evaluation",
     "ExampleSampling",
     "Output",
-    "answers_of",
-    "data_digest",
+    "digest_data",
     "load_evaluation",
-    "scores_of",
+    "run_items",
+    "score_engine",
 ]

@@ -70,9 +70,11 @@ class Evaluation(ABC):
 
     def score(self, answers: Sequence[Output]) -> dict[str, float]:
         """Every metric by name; `answers[i]` answers `items[i]`. Raises EngineFailed as `keep`."""
-        return self.score_reduced([self.keep(i, answer) for i, answer in enumerate(answers)])
+        return self.score_reduced(
+            [self.reduce_output(i, answer) for i, answer in enumerate(answers)]
+        )
 
-    def keep(self, index: int, answer: Output) -> ReducedOutput:
+    def reduce_output(self, index: int, answer: Output) -> ReducedOutput:
         """What `score_reduced` needs of the answer to `items[index]`, in memory of its own.
 
         Raises EngineFailed when the answer is not made of finite numbers.
@@ -82,13 +84,13 @@ class Evaluation(ABC):
         return self._reduce(index, answer)
 
     @abstractmethod
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """Every metric by name, from what was kept of the answer to each item."""
 
     @abstractmethod
     def _reduce(self, index: int, answer: Output) -> ReducedOutput: ...
 
-    def drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
+    def metric_drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
         """How much worse `scores` is than `reference` by the leading metric.
 
         In points, hundredths of the metric; for perplexity, by how many percent it has grown.
@@ -117,7 +119,7 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
     return encoded.items
 
 
-def open_cutting_tokenizer(model: EvaluatedModel) -> Tokenizer:
+def open_truncating_tokenizer(model: EvaluatedModel) -> Tokenizer:
     """The server's tokenizer, for offsets and words; cuts at what the model reads."""
     tokenizer = open_tokenizer(model.directory)
     tokenizer.enable_truncation(model.max_tokens)

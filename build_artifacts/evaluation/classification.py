@@ -46,7 +46,7 @@ def _load_single(
 ) -> Evaluation:
     labels = ModelLabels(model.labels)
     records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
-    right = [labels.index(r.required("label"), r, "label") for r in records]
+    right = [labels.index(r.require("label"), r, "label") for r in records]
     examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
     items = tokenize_texts(model, [text for text, _ in examples])
     return SingleLabelEvaluation(
@@ -65,10 +65,10 @@ def _load_multi(
     records = read_records(place, _layout(fits))
     right = [_label_set(record, labels) for record in records]
     examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
-    wanted = _one_hot([chosen for _, chosen in examples], len(model.labels))
-    if not wanted.any():
-        raise place.bad("no example has a label")
-    return MultiLabelEvaluation(tokenize_texts(model, [text for text, _ in examples]), wanted)
+    expected = _one_hot([chosen for _, chosen in examples], len(model.labels))
+    if not expected.any():
+        raise place.data_error("no example has a label")
+    return MultiLabelEvaluation(tokenize_texts(model, [text for text, _ in examples]), expected)
 
 
 def _load_regression(
@@ -78,7 +78,7 @@ def _load_regression(
     examples = sampling.of([(_text(record), record.number("label")) for record in records])
     scores = [score for _, score in examples]
     if len(set(scores)) < 2:
-        raise place.bad("all scores are equal: there is no order")
+        raise place.data_error("all scores are equal: there is no order")
     return RegressionEvaluation(tokenize_texts(model, [text for text, _ in examples]), scores)
 
 
@@ -114,10 +114,10 @@ def _text(record: Record) -> Text:
 
 
 def _label_set(record: Record, labels: ModelLabels) -> list[int]:
-    value = record.required("label")
+    value = record.require("label")
     given = value if isinstance(value, list) else _parts(value) if isinstance(value, str) else None
     if given is None:
-        raise record.bad("not a list of labels", "label")
+        raise record.data_error("not a list of labels", "label")
     return [labels.index(part, record, "label") for part in given]
 
 
@@ -136,17 +136,17 @@ def _one_hot(chosen: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
 class SingleLabelEvaluation(Evaluation):
     """One label per text: `accuracy` decides, `macro_f1` goes with it."""
 
-    def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "accuracy")
-        self._wanted = wanted  # [N, labels]
+        self._expected = expected  # [N, labels]
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`accuracy` and `macro_f1`."""
-        best = np.stack(kept).argmax(axis=1)
-        answered = _one_hot([[int(label)] for label in best], self._wanted.shape[1])
+        best = np.stack(reduced).argmax(axis=1)
+        predicted = _one_hot([[int(label)] for label in best], self._expected.shape[1])
         return {
-            "accuracy": accuracy(best, self._wanted.argmax(axis=1)),
-            "macro_f1": macro_f1(answered, self._wanted),
+            "accuracy": accuracy(best, self._expected.argmax(axis=1)),
+            "macro_f1": macro_f1(predicted, self._expected),
         }
 
     def _reduce(self, index: int, answer: Output) -> ReducedOutput:
@@ -156,16 +156,16 @@ class SingleLabelEvaluation(Evaluation):
 class MultiLabelEvaluation(Evaluation):
     """Any number of labels per text, each given from probability one half: `micro_f1` decides."""
 
-    def __init__(self, items: Sequence[TokenizedItem], wanted: NDArray[np.bool_]) -> None:
+    def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")
-        self._wanted = wanted  # [N, labels]
+        self._expected = expected  # [N, labels]
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`micro_f1` and `macro_f1`."""
-        answered = np.stack(kept) > 0  # a logit above 0 is a probability above one half
+        predicted = np.stack(reduced) > 0  # a logit above 0 is a probability above one half
         return {
-            "micro_f1": micro_f1(answered, self._wanted),
-            "macro_f1": macro_f1(answered, self._wanted),
+            "micro_f1": micro_f1(predicted, self._expected),
+            "macro_f1": macro_f1(predicted, self._expected),
         }
 
     def _reduce(self, index: int, answer: Output) -> ReducedOutput:
@@ -179,12 +179,12 @@ class RegressionEvaluation(Evaluation):
         super().__init__(items, "spearman")
         self._scores = scores
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`spearman` and `pearson`, -1 to 1."""
-        answered = np.stack(kept)[:, 0]
+        predicted = np.stack(reduced)[:, 0]
         return {
-            "spearman": spearman(answered, self._scores),
-            "pearson": pearson(answered, self._scores),
+            "spearman": spearman(predicted, self._scores),
+            "pearson": pearson(predicted, self._scores),
         }
 
     def _reduce(self, index: int, answer: Output) -> ReducedOutput:

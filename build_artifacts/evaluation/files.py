@@ -20,7 +20,7 @@ class BadEvaluationData(BuildError):
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 # Larger labels are slips of the pen, and their squares would overflow in a correlation.
-LARGEST_SCORE = 1e9
+MAX_SCORE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class FileLocation:
 
     path: Path
     expected: str  # the format in a few words, for the hint
-    spot: str = ""  # such as "line 3"
+    location: str = ""  # such as "line 3"
 
-    def at(self, spot: str) -> FileLocation:
+    def at(self, location: str) -> FileLocation:
         """A place inside this file."""
-        return replace(self, spot=spot)
+        return replace(self, location=location)
 
-    def bad(self, what: str, field: str = "") -> BadEvaluationData:
+    def data_error(self, what: str, field: str = "") -> BadEvaluationData:
         """The error to raise for what stands here."""
-        parts = [f"`{self.path}`", self.spot, f"`{field}`" if field else ""]
+        parts = [f"`{self.path}`", self.location, f"`{field}`" if field else ""]
         where = ", ".join(part for part in parts if part)
         return BadEvaluationData(f"{where}: {what}", hint=f"the file must hold {self.expected}")
 
@@ -50,50 +50,50 @@ class Record:
     values: Mapping[str, object]
     called: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field, if other
 
-    def bad(self, what: str, field: str) -> BadEvaluationData:
+    def data_error(self, what: str, field: str) -> BadEvaluationData:
         """The error to raise for a field of this record."""
-        return self.place.bad(what, self.called.get(field, field))
+        return self.place.data_error(what, self.called.get(field, field))
 
     def text(self, field: str) -> str:
         """A text with something in it. Raises BadEvaluationData."""
-        value = self.required(field)
+        value = self.require(field)
         if not isinstance(value, str):
-            raise self.bad("not a string", field)
+            raise self.data_error("not a string", field)
         if not value.strip():
-            raise self.bad("empty", field)
+            raise self.data_error("empty", field)
         return value
 
     def number(self, field: str) -> float:
         """A number, also one written as text. Raises BadEvaluationData."""
-        value = self.required(field)
+        value = self.require(field)
         number = as_number(value)
         if number is None:
-            raise self.bad(f"`{shown(value)}` is not a number", field)
-        if abs(number) > LARGEST_SCORE:
-            raise self.bad(f"`{shown(value)}` is larger than {LARGEST_SCORE:g}", field)
+            raise self.data_error(f"`{shorten(value)}` is not a number", field)
+        if abs(number) > MAX_SCORE:
+            raise self.data_error(f"`{shorten(value)}` is larger than {MAX_SCORE:g}", field)
         return number
 
-    def values_of(self, field: str) -> list[object]:
+    def require_list(self, field: str) -> list[object]:
         """A list with something in it. Raises BadEvaluationData."""
-        value = self.required(field)
+        value = self.require(field)
         if not isinstance(value, list):
-            raise self.bad("not a list", field)
+            raise self.data_error("not a list", field)
         if not value:
-            raise self.bad("an empty list", field)
+            raise self.data_error("an empty list", field)
         return value
 
     def texts(self, field: str) -> list[str]:
         """A list of texts, none of them empty. Raises BadEvaluationData."""
-        values = self.values_of(field)
+        values = self.require_list(field)
         return [
             Record(self.place, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
             for i, value in enumerate(values)
         ]
 
-    def required(self, field: str) -> object:
+    def require(self, field: str) -> object:
         """The field, whatever it is. Raises BadEvaluationData when there is none."""
         if self.values.get(field) is None:
-            raise self.bad("missing", field)
+            raise self.data_error("missing", field)
         return self.values[field]
 
 
@@ -137,11 +137,11 @@ def read_records(place: FileLocation, layout: FileLayout) -> list[Record]:
     columns = header or layout.ordered(first)
     if not columns:
         what = "columns" if len(first) > 1 else "column"
-        raise where.bad(f"{len(first)} {what}, neither their names nor an example")
+        raise where.data_error(f"{len(first)} {what}, neither their names nor an example")
     if header:
         rows = rows[1:]
     if not rows:
-        raise place.bad("no examples")
+        raise place.data_error("no examples")
     called = {name: first[i].strip() for name, i in header.items()}
     return [_record(at, cells, len(first), columns, called) for at, cells in rows]
 
@@ -154,7 +154,7 @@ def _record(
     called: Mapping[str, str],
 ) -> Record:
     if len(cells) != width:
-        raise place.bad(f"{len(cells)} columns, not {width}")
+        raise place.data_error(f"{len(cells)} columns, not {width}")
     return Record(place, {name: cells[i] for name, i in columns.items()}, called)
 
 
@@ -178,9 +178,9 @@ def _object(place: FileLocation, line: str) -> Record:
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
-        raise place.bad(f"not JSON: {exc.msg}") from exc
+        raise place.data_error(f"not JSON: {exc.msg}") from exc
     if not isinstance(value, dict):
-        raise place.bad("not a JSON object")
+        raise place.data_error("not a JSON object")
     return Record(place, value)
 
 
@@ -191,12 +191,12 @@ def read_lines(place: FileLocation) -> list[tuple[int, str]]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
-        raise place.at(f"line {line}").bad("not UTF-8") from exc
+        raise place.at(f"line {line}").data_error("not UTF-8") from exc
     # Not splitlines: a sentence may hold other characters that count as line ends there.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise place.bad("no examples")
+        raise place.data_error("no examples")
     return numbered
 
 
@@ -205,7 +205,7 @@ def read_bytes(place: FileLocation) -> bytes:
     try:
         return place.path.read_bytes()
     except OSError as exc:
-        raise place.bad(f"cannot be read: {exc.strerror}") from exc
+        raise place.data_error(f"cannot be read: {exc.strerror}") from exc
 
 
 def is_json(path: Path) -> bool:
@@ -231,7 +231,7 @@ def as_index(value: object, count: int) -> int | None:
     return value if 0 <= value < count else None
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """`value` short enough for an error message."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

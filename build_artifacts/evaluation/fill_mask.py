@@ -15,7 +15,7 @@ from build_artifacts.evaluation.base import (
     ExampleSampling,
     Output,
     ReducedOutput,
-    open_cutting_tokenizer,
+    open_truncating_tokenizer,
 )
 from build_artifacts.evaluation.files import FileLocation, read_lines
 from deployments.messages import TokenIds, TokenizedItem
@@ -24,7 +24,7 @@ from deployments.tokenization.encodings import build_item
 EXPECTED = "plain text, one sentence a line"
 MASK_EVERY = 7  # tokens, about the share that models were trained with
 # Every masked token costs one row over the vocabulary: a megabyte for a large one.
-MOST_MASKS = 16
+MAX_MASKS = 16
 
 
 def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
@@ -37,20 +37,20 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
     if model.mask_token is None:
         raise AssertionError("this is a bug: a fill-mask model without a mask token")
     lines = sampling.of(read_lines(place))
-    encodings = open_cutting_tokenizer(model).encode_batch([line for _, line in lines])
+    encodings = open_truncating_tokenizer(model).encode_batch([line for _, line in lines])
     items: list[TokenizedItem] = []
     hidden: list[TokenIds] = []
     for i, ((number, _), encoding) in enumerate(zip(lines, encodings, strict=True)):
         item = build_item(encoding, pair=False)
         if model.mask_token in item.ids:
-            raise place.at(f"line {number}").bad("the sentence holds the mask token")
+            raise place.at(f"line {number}").data_error("the sentence holds the mask token")
         chosen = masked_positions(encoding.special_tokens_mask, offset=i)
         if len(chosen):
             hidden.append(item.ids[chosen])
             item.ids[chosen] = model.mask_token
             items.append(item)
     if not items:
-        raise place.bad("the tokenizer leaves nothing of any sentence")
+        raise place.data_error("the tokenizer leaves nothing of any sentence")
     return FillMaskEvaluation(items, hidden)
 
 
@@ -58,7 +58,7 @@ def masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
     """Which tokens to mask; `special` is 1 for tokens that are not text. Empty without text."""
     text = np.flatnonzero(np.asarray(special) == 0)
     # A sentence shorter than the step gets one mask, not none.
-    return text[offset % min(MASK_EVERY, max(len(text), 1)) :: MASK_EVERY][:MOST_MASKS]
+    return text[offset % min(MASK_EVERY, max(len(text), 1)) :: MASK_EVERY][:MAX_MASKS]
 
 
 class FillMaskEvaluation(Evaluation):
@@ -68,9 +68,9 @@ class FillMaskEvaluation(Evaluation):
         super().__init__(items, "perplexity")
         self._hidden = hidden  # the true tokens behind each item's masks
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`perplexity`: e to the mean surprise; infinite where that is too large for a number."""
-        surprise = float(np.concatenate(kept).mean(dtype=np.float64))
+        surprise = float(np.concatenate(reduced).mean(dtype=np.float64))
         try:
             return {"perplexity": math.exp(surprise)}
         except OverflowError:

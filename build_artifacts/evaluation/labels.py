@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from build_artifacts.evaluation.files import Record, as_index, shown
+from build_artifacts.evaluation.files import Record, as_index, shorten
 
 
 class ModelLabels:
@@ -33,7 +33,7 @@ class ModelLabels:
         if found is None:
             known = ", ".join(f"`{name}`" for name in self.names[:10])
             more = ", …" if len(self.names) > 10 else ""
-            raise record.bad(
-                f"the model has no label `{shown(value)}`; it has {known}{more}", field
+            raise record.data_error(
+                f"the model has no label `{shorten(value)}`; it has {known}{more}", field
             )
         return found

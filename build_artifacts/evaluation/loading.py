@@ -35,7 +35,7 @@ def load_evaluation(
     return EVALUATIONS[task](path, model, sampling)
 
 
-def data_digest(path: Path) -> str:
+def digest_data(path: Path) -> str:
     """sha256 of a file of examples, in hex. Raises BuildError when it cannot be read."""
     try:
         return file_sha256(path)

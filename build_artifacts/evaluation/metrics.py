@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 def spearman(left: ArrayLike, right: ArrayLike) -> float:
     """Correlation of ranks; equal values share the mean of their ranks."""
-    return pearson(ranks(left), ranks(right))
+    return pearson(compute_ranks(left), compute_ranks(right))
 
 
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
@@ -23,7 +23,7 @@ def pearson(left: ArrayLike, right: ArrayLike) -> float:
     return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1, 1))
 
 
-def ranks(values: ArrayLike) -> NDArray[np.float64]:
+def compute_ranks(values: ArrayLike) -> NDArray[np.float64]:
     """Rank of each value from 1; equal values share the mean of their ranks."""
     _, group, sizes = np.unique(
         np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
@@ -48,24 +48,26 @@ def accuracy(best: ArrayLike, right: ArrayLike) -> float:
     return float((np.asarray(best) == np.asarray(right)).mean())
 
 
-def f1(hits: int, answered: int, wanted: int) -> float:
+def f1(hits: int, predicted: int, expected: int) -> float:
     """Harmonic mean of precision and recall; 0 where nothing was answered and nothing wanted."""
-    return 2 * hits / (answered + wanted) if answered + wanted else 0.0
+    return 2 * hits / (predicted + expected) if predicted + expected else 0.0
 
 
-def micro_f1(answered: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> float:
+def micro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
     """F1 over all decisions together, both [N, labels]."""
-    return f1(int((answered & wanted).sum()), int(answered.sum()), int(wanted.sum()))
+    return f1(int((predicted & expected).sum()), int(predicted.sum()), int(expected.sum()))
 
 
-def macro_f1(answered: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> float:
+def macro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
     """Mean F1 of the labels, both [N, labels]; labels that nobody gave are left out."""
-    given = (answered | wanted).any(axis=0)
-    each = [micro_f1(answered[:, [label]], wanted[:, [label]]) for label in np.flatnonzero(given)]
+    given = (predicted | expected).any(axis=0)
+    each = [
+        micro_f1(predicted[:, [label]], expected[:, [label]]) for label in np.flatnonzero(given)
+    ]
     return float(np.mean(each)) if each else 0.0
 
 
-def ranked(scores: Sequence[float], relevant: frozenset[int]) -> list[bool]:
+def rank_documents(scores: Sequence[float], relevant: frozenset[int]) -> list[bool]:
     """Whether the document at each place is relevant, highest score first.
 
     Of equal scores the relevant come last: a model that cannot tell documents apart must not

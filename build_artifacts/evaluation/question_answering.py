@@ -22,7 +22,7 @@ from deployments.messages import TokenizedItem, TokenOffsets, Truncation
 from deployments.tasks.question_answering import build_question_windowing
 from deployments.tokenization.windows import WindowTokenizer
 
-MOST_ANSWER_TOKENS = 30
+MAX_ANSWER_TOKENS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def load_question_answering(
     windowing = build_question_windowing(model.max_tokens)
     items: list[TokenizedItem] = []
     windows: list[QuestionWindow] = []
-    for i, asked in enumerate(questions):
-        pair = (asked.question, asked.context)
+    for i, question_record in enumerate(questions):
+        pair = (question_record.question, question_record.context)
         found, _ = encoder.windows(pair, i, windowing, Truncation.REFUSE)
         items += [item for item, _ in found]
         windows += [_window(layout) for _, layout in found]
@@ -93,9 +93,9 @@ class QuestionAnsweringEvaluation(Evaluation):
         self._windows = windows
         self._questions = questions
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`f1` and `exact_match`, means over the questions."""
-        spans = self._best_spans(kept)
+        spans = self._best_spans(reduced)
         answerable = [i for i, question in enumerate(self._questions) if question.golds]
         if len(answerable) == len(self._questions):
             return self._means([span.text for span in spans], answerable)
@@ -112,10 +112,10 @@ class QuestionAnsweringEvaluation(Evaluation):
 
         return {"f1": mean(overlap_f1), "exact_match": mean(exact_match)}
 
-    def _best_spans(self, kept: Sequence[ReducedOutput]) -> list[_QuestionSpan]:
+    def _best_spans(self, reduced: Sequence[ReducedOutput]) -> list[_QuestionSpan]:
         """The best span of each question over all its windows."""
         best = [_QuestionSpan("", -np.inf, np.inf) for _ in self._questions]
-        for window, row in zip(self._windows, kept, strict=True):
+        for window, row in zip(self._windows, reduced, strict=True):
             found = _WindowSpan(*map(float, row))
             before = best[window.question]
             text, score = before.text, before.score
@@ -138,12 +138,12 @@ class QuestionAnsweringEvaluation(Evaluation):
 
 
 def best_span(start: NDArray[np.float32], end: NDArray[np.float32]) -> tuple[float, int, int]:
-    """Score, first and last token of the best span of at most MOST_ANSWER_TOKENS; both are [T].
+    """Score, first and last token of the best span of at most MAX_ANSWER_TOKENS; both are [T].
 
     Without tokens the score is -inf.
     """
     best = (-np.inf, 0, 0)
-    for longer in range(min(MOST_ANSWER_TOKENS, len(start))):
+    for longer in range(min(MAX_ANSWER_TOKENS, len(start))):
         sums = start[: len(start) - longer] + end[longer:]
         first = int(sums.argmax())
         if sums[first] > best[0]:

@@ -17,8 +17,8 @@ from build_artifacts.evaluation.base import (
     ReducedOutput,
     tokenize_texts,
 )
-from build_artifacts.evaluation.files import FileLocation, Record, as_index, read_objects, shown
-from build_artifacts.evaluation.metrics import ndcg, ranked, reciprocal_rank
+from build_artifacts.evaluation.files import FileLocation, Record, as_index, read_objects, shorten
+from build_artifacts.evaluation.metrics import ndcg, rank_documents, reciprocal_rank
 from deployments.messages import TokenizedItem
 
 EXPECTED = "JSON lines with `query`, `documents` and `relevant` (indices into `documents`)"
@@ -52,11 +52,11 @@ def load_ranking(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -
 def _query(record: Record) -> RankedQuery:
     documents = record.texts("documents")
     relevant = set[int]()
-    for value in record.values_of("relevant"):
+    for value in record.require_list("relevant"):
         index = as_index(value, len(documents))
         if index is None:
-            raise record.bad(
-                f"`{shown(value)}` is not an index into {len(documents)} documents", "relevant"
+            raise record.data_error(
+                f"`{shorten(value)}` is not an index into {len(documents)} documents", "relevant"
             )
         relevant.add(index)
     return RankedQuery(record.text("query"), tuple(documents), frozenset(relevant))
@@ -69,14 +69,14 @@ class RankingEvaluation(Evaluation):
         super().__init__(items, "mrr")
         self._queries = queries
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`mrr` (over all places) and `ndcg@10`, means over the queries."""
-        scores = [float(values[0]) for values in kept]
+        scores = [float(values[0]) for values in reduced]
         orders: list[list[bool]] = []
         start = 0
         for query in self._queries:
             end = start + len(query.documents)
-            orders.append(ranked(scores[start:end], query.relevant))
+            orders.append(rank_documents(scores[start:end], query.relevant))
             start = end
         return {
             "mrr": float(np.mean([reciprocal_rank(order) for order in orders])),

@@ -11,27 +11,27 @@ from deployments.batching.batches import collate
 from deployments.engines.base import EncoderEngine
 from deployments.messages import TokenizedItem
 
-BATCH_ITEMS = 32
+MAX_BATCH_ITEMS = 32
 # Memory of a pass grows with its padded tokens: a BERT-large of 32 x 512 takes gigabytes.
-BUDGET_TOKENS = 8_192
+MAX_BATCH_TOKENS = 8_192
 
 
-def answers_of(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
+def run_items(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
     """The whole answer to each item, in their order. Raises EngineFailed."""
     # Copies, because an answer may be a view that would keep its whole batch alive.
     answers = {i: np.array(answer) for i, answer in _run(engine, items)}
     return [answers[i] for i in range(len(items))]
 
 
-def scores_of(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]:
+def score_engine(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]:
     """Every metric by name, holding of each answer only what the score needs.
 
     Raises EngineFailed, also when an answer is not made of finite numbers.
     """
-    kept: dict[int, ReducedOutput] = {
-        i: evaluation.keep(i, answer) for i, answer in _run(engine, evaluation.items)
+    reduced: dict[int, ReducedOutput] = {
+        i: evaluation.reduce_output(i, answer) for i, answer in _run(engine, evaluation.items)
     }
-    return evaluation.score_reduced([kept[i] for i in range(len(kept))])
+    return evaluation.score_reduced([reduced[i] for i in range(len(reduced))])
 
 
 def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Output]]:
@@ -44,7 +44,7 @@ def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tupl
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        full = len(batch) == BATCH_ITEMS or (len(batch) + 1) * lengths[i] > BUDGET_TOKENS
+        full = len(batch) == MAX_BATCH_ITEMS or (len(batch) + 1) * lengths[i] > MAX_BATCH_TOKENS
         if batch and full:
             yield batch
             batch = []

@@ -56,7 +56,7 @@ def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling
     pairs = sampling.of(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:
-        raise FileLocation(path, EXPECTED).bad("all scores are equal: there is no order")
+        raise FileLocation(path, EXPECTED).data_error("all scores are equal: there is no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
     return SimilarityEvaluation(tokenize_texts(model, texts), scores)
 
@@ -68,9 +68,9 @@ class SimilarityEvaluation(Evaluation):
         super().__init__(items, "spearman")
         self._scores = scores
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`spearman`, -1 to 1."""
-        cosines = row_cosines(np.stack(kept[0::2]), np.stack(kept[1::2]))
+        cosines = row_cosines(np.stack(reduced[0::2]), np.stack(reduced[1::2]))
         return {"spearman": spearman(cosines, self._scores)}
 
     def _reduce(self, index: int, answer: Output) -> ReducedOutput:

@@ -33,49 +33,51 @@ def read_questions(path: Path) -> list[SquadQuestion]:
     place = FileLocation(path, EXPECTED)
     raw = read_bytes(place)
     if not raw.strip():
-        raise place.bad("no examples")
+        raise place.data_error("no examples")
     try:
         value = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError as exc:
-        raise place.at(f"line {exc.lineno}").bad(f"not JSON: {exc.msg}") from exc
+        raise place.at(f"line {exc.lineno}").data_error(f"not JSON: {exc.msg}") from exc
     if not isinstance(value, dict):
-        raise place.bad("not a JSON object")
+        raise place.data_error("not a JSON object")
     questions = [
-        _question(asked, context)
+        _question(question_record, context)
         for article in _children(Record(place, value), "data")
         for paragraph in _children(article, "paragraphs")
         for context in [paragraph.text("context")]
-        for asked in _children(paragraph, "qas")
+        for question_record in _children(paragraph, "qas")
     ]
     if not questions:
-        raise place.bad("no examples")
+        raise place.data_error("no examples")
     return questions
 
 
 def _children(record: Record, field: str) -> Iterator[Record]:
     """The objects of a list, each named by its path, such as `data[0].paragraphs[3]`."""
-    value = record.required(field)
+    value = record.require(field)
     if not isinstance(value, list):
-        raise record.bad("not a list", field)
-    path = f"{record.place.spot}.{field}" if record.place.spot else field
+        raise record.data_error("not a list", field)
+    path = f"{record.place.location}.{field}" if record.place.location else field
     for i, child in enumerate(value):
         place = record.place.at(f"{path}[{i}]")
         if not isinstance(child, dict):
-            raise place.bad("not a JSON object")
+            raise place.data_error("not a JSON object")
         yield Record(place, child)
 
 
-def _question(asked: Record, context: str) -> SquadQuestion:
-    question = asked.text("question")
-    if asked.values.get("is_impossible") is True:
+def _question(question_record: Record, context: str) -> SquadQuestion:
+    question = question_record.text("question")
+    if question_record.values.get("is_impossible") is True:
         return SquadQuestion(question, context, ())
-    golds = tuple(answer.text("text") for answer in _children(asked, "answers"))
+    golds = tuple(answer.text("text") for answer in _children(question_record, "answers"))
     if not golds:
-        raise asked.bad("empty, and the question is not marked `is_impossible`", "answers")
+        raise question_record.data_error(
+            "empty, and the question is not marked `is_impossible`", "answers"
+        )
     return SquadQuestion(question, context, golds)
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """What counts of an answer: words in lower case, without punctuation and articles."""
     bare = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
@@ -83,7 +85,9 @@ def normalised(answer: str) -> str:
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """1 if the answer is one of the right ones; "" is right where there is none."""
-    return float(max(normalised(answer) == normalised(gold) for gold in _countable(golds)))
+    return float(
+        max(normalize_answer(answer) == normalize_answer(gold) for gold in _countable(golds))
+    )
 
 
 def overlap_f1(answer: str, golds: Sequence[str]) -> float:
@@ -92,11 +96,11 @@ def overlap_f1(answer: str, golds: Sequence[str]) -> float:
 
 
 def _countable(golds: Sequence[str]) -> Sequence[str]:
-    return [gold for gold in golds if normalised(gold)] or [""]
+    return [gold for gold in golds if normalize_answer(gold)] or [""]
 
 
 def _word_f1(answer: str, gold: str) -> float:
-    given, right = normalised(answer).split(), normalised(gold).split()
+    given, right = normalize_answer(answer).split(), normalize_answer(gold).split()
     if not given or not right:
         return float(given == right)
     common = (Counter(given) & Counter(right)).total()

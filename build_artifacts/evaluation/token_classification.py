@@ -16,7 +16,7 @@ from build_artifacts.evaluation.base import (
     ExampleSampling,
     Output,
     ReducedOutput,
-    open_cutting_tokenizer,
+    open_truncating_tokenizer,
 )
 from build_artifacts.evaluation.files import FileLocation, Record, read_objects
 from build_artifacts.evaluation.labels import ModelLabels
@@ -40,7 +40,7 @@ class _Tag(NamedTuple):
     kind: str
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
+def extract_entities(tags: Sequence[str]) -> set[Entity]:
     """The entities that tags in any of BIO, BIOES or IO describe, by the lenient CoNLL reading.
 
     A word continues the entity before it if it says so (I or E), is of the same kind and that
@@ -102,22 +102,22 @@ def load_token_classification(
     place = FileLocation(path, EXPECTED)
     labels = ModelLabels(model.labels)
     sentences = sampling.of([_sentence(record, labels) for record in read_objects(place)])
-    tokenizer = open_cutting_tokenizer(model)
+    tokenizer = open_truncating_tokenizer(model)
     encodings = tokenizer.encode_batch(
         [_spaced(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
     )
     aligned = [_align(e, s) for e, s in zip(encodings, sentences, strict=True)]
     chosen = [i for i, tags in enumerate(aligned) if tags.tokens]
     if not chosen:
-        raise place.bad("the tokenizer leaves nothing of any sentence", "tokens")
+        raise place.data_error("the tokenizer leaves nothing of any sentence", "tokens")
     items = [build_item(encodings[i], pair=False) for i in chosen]
     return TokenClassificationEvaluation(items, [aligned[i] for i in chosen], model.labels)
 
 
 def _sentence(record: Record, labels: ModelLabels) -> TaggedWords:
-    words, tags = record.texts("tokens"), record.values_of("tags")
+    words, tags = record.texts("tokens"), record.require_list("tags")
     if len(words) != len(tags):
-        raise record.bad(f"{len(tags)} tags for {len(words)} tokens", "tags")
+        raise record.data_error(f"{len(tags)} tags for {len(words)} tokens", "tags")
     ids = [labels.index(tag, record, f"tags[{i}]") for i, tag in enumerate(tags)]
     return TaggedWords(tuple(words), tuple(ids))
 
@@ -155,19 +155,19 @@ class TokenClassificationEvaluation(Evaluation):
         self._aligned = aligned
         self._labels = labels
 
-    def score_reduced(self, kept: Sequence[ReducedOutput]) -> dict[str, float]:
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """`entity_f1` (an entity counts when kind and both ends are right), `token_accuracy`."""
-        hits = answered = wanted = 0
-        for row, sentence in zip(kept, self._aligned, strict=True):
-            given = entities([self._labels[int(label)] for label in row])
-            right = entities([self._labels[label] for label in sentence.tags])
+        hits = predicted = expected = 0
+        for row, sentence in zip(reduced, self._aligned, strict=True):
+            given = extract_entities([self._labels[int(label)] for label in row])
+            right = extract_entities([self._labels[label] for label in sentence.tags])
             hits += len(given & right)
-            answered += len(given)
-            wanted += len(right)
+            predicted += len(given)
+            expected += len(right)
         right_tags = np.concatenate([sentence.tags for sentence in self._aligned])
         return {
-            "entity_f1": f1(hits, answered, wanted),
-            "token_accuracy": accuracy(np.concatenate(kept), right_tags),
+            "entity_f1": f1(hits, predicted, expected),
+            "token_accuracy": accuracy(np.concatenate(reduced), right_tags),
         }
 
     def _reduce(self, index: int, answer: Output) -> ReducedOutput:

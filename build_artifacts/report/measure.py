@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import ceil
 from statistics import median
 
-from build_artifacts.evaluation import Evaluation, scores_of
+from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.stages import Stage
 from build_artifacts.report.values import StageLatency, StageResult, StageThroughput
 from build_artifacts.storage.workspace import StepRunner
@@ -245,7 +245,7 @@ class StageMeasurement:
         engines: dict[str, EncoderEngine] = {}
         opened: list[EncoderEngine] = []
         try:
-            with self.steps.passing("open", _listed(modes)):
+            with self.steps.run_uncached("open", _listed(modes)):
                 for stage in stages:
                     try:
                         engines[stage.name] = stage.open(modes[stage.name])
@@ -263,14 +263,14 @@ class StageMeasurement:
         """How right each engine is; those that are not right at all leave `engines`."""
         found: dict[str, StageAccuracy] = {}
         for name, engine in list(engines.items()):
-            with self.steps.passing("verify", f"{name} against the reference") as step:
+            with self.steps.run_uncached("verify", f"{name} against the reference") as step:
                 try:
                     found[name] = self._quality(engine)
-                    step.found(f"cosine {found[name].cosine:.4f} mean")
+                    step.set_outcome(f"cosine {found[name].cosine:.4f} mean")
                 except EngineFailed as exc:
                     self.failed[name] = exc.message
                     del engines[name]
-                    step.found(f"left out, {exc.message}")
+                    step.set_outcome(f"left out, {exc.message}")
         return found
 
     def _quality(self, engine: EncoderEngine) -> StageAccuracy:
@@ -280,17 +280,17 @@ class StageMeasurement:
         verdict = compare_outputs(course.reference, alone, alone, course.gate, course.head)
         if verdict.parity is None:
             raise EngineFailed("; ".join(verdict.reasons))
-        scores = {} if course.evaluation is None else scores_of(engine, course.evaluation)
+        scores = {} if course.evaluation is None else score_engine(engine, course.evaluation)
         return StageAccuracy(verdict.parity.cosine_mean, verdict.parity.top1_agreement, scores)
 
     def _latencies(
         self, engines: dict[str, EncoderEngine], seconds: float
     ) -> dict[str, tuple[StageLatency, ...]]:
         race = InterleavedTimer(dict(engines))
-        with self.steps.passing("time", f"one item, {_listed(engines)}") as step:
+        with self.steps.run_uncached("time", f"one item, {_listed(engines)}") as step:
             found = race.latencies(self.course.alone, self.course.runs, seconds)
             runs = {one.tokens: one.runs for times in found.values() for one in times}
-            step.found(", ".join(f"{n} runs of {tokens}" for tokens, n in runs.items()))
+            step.set_outcome(", ".join(f"{n} runs of {tokens}" for tokens, n in runs.items()))
         self.failed |= race.failed
         return found
 
@@ -301,7 +301,7 @@ class StageMeasurement:
             return {}
         race = InterleavedTimer(dict(engines))
         items = len(self.course.crowd.lengths)
-        with self.steps.passing("time", f"{items} items, {_listed(engines)}"):
+        with self.steps.run_uncached("time", f"{items} items, {_listed(engines)}"):
             found = race.throughputs(self.course.crowd, passes, seconds)
         self.failed |= race.failed
         return found

@@ -43,10 +43,10 @@ def rebuild_prepared(
             raise BuildError(
                 f"`{package}` is not installed", hint="run `pip install 'hundredfold[build,cpu]'`"
             )
-    with steps.passing("resolve", manifest.source.ref) as step:
+    with steps.run_uncached("resolve", manifest.source.ref) as step:
         checkpoint = resolve(manifest.source.ref, sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
-        step.found(f"revision {checkpoint.source.revision[:20]}")
+        step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
     if manifest.source.adapter is not None:
         checkpoint = cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
     metadata = read_metadata(checkpoint, manifest.tasks)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling, data_digest
+from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling, digest_data
 from build_artifacts.steps.seal import build_tools
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
 from deployments.config import EncoderSettings
@@ -141,7 +141,7 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
             runs=request.runs,
             threads=modes.alone.intra_op_threads,
             seconds=request.seconds,
-            evaluation=None if evaluation is None else data_digest(evaluation),
+            evaluation=None if evaluation is None else digest_data(evaluation),
             limit=request.sampling.limit,
         ),
         served=served,

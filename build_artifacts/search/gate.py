@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import scores_of
+from build_artifacts.evaluation import score_engine
 from build_artifacts.recipes import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
 from build_artifacts.search.graphs import CandidateGraphs, with_other_calibrations
 from build_artifacts.search.preparation import PreparedModel
@@ -75,8 +75,8 @@ class AccuracyGate:
             try:
                 graph = self._graphs.graph(attempt, kept)
             except UnsupportedModel as exc:
-                with self._steps.passing("skip", _named(attempt, kept)) as step:
-                    step.found(exc.message)
+                with self._steps.run_uncached("skip", _named(attempt, kept)) as step:
+                    step.set_outcome(exc.message)
                 continue
             spec = spec_of(attempt, graph, self._prepared)
             judgement = self._judgement(attempt, spec, kept)
@@ -112,7 +112,7 @@ class AccuracyGate:
 
         key = f"verify-{digest_of((recipe, kept))[:12]}"
         detail = f"{_named(recipe, kept)} against fp32 torch"
-        found = self._steps.once(key, "verify", detail, work) / _JUDGEMENT_NAME
+        found = self._steps.run_cached(key, "verify", detail, work) / _JUDGEMENT_NAME
         return GateResult.model_validate_json(found.read_bytes())
 
     def _judge(self, spec: GraphSpec) -> GateResult:
@@ -138,8 +138,8 @@ class AccuracyGate:
         evaluation = self._prepared.evaluation
         if evaluation is None:
             return {}, ()
-        scores = scores_of(engine, evaluation)
-        drop = evaluation.drop(self._prepared.scores, scores)
+        scores = score_engine(engine, evaluation)
+        drop = evaluation.metric_drop(self._prepared.scores, scores)
         if drop <= self._gate.metric_drop:
             return scores, ()
         metric = evaluation.metric

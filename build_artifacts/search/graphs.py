@@ -73,7 +73,7 @@ class CandidateGraphs:
 
         key = f"sensitivity-{_short(recipe.source, recipe.rewrites)}"
         detail = f"{recipe.name}: what int8 hurts most"
-        found = self._steps.once(key, "rank", detail, work) / _ORDER_NAME
+        found = self._steps.run_cached(key, "rank", detail, work) / _ORDER_NAME
         order: list[str] = json.loads(found.read_bytes())
         return order
 
@@ -84,7 +84,10 @@ class CandidateGraphs:
             return megabytes(path)
 
         detail = f"{source.dtype} torch program"
-        return self._steps.once(f"program-{source.dtype}", "export", detail, work) / _PROGRAM_NAME
+        return (
+            self._steps.run_cached(f"program-{source.dtype}", "export", detail, work)
+            / _PROGRAM_NAME
+        )
 
     def _export(self, source: ExportRecipe) -> Path:
         def work(into: Path) -> str:
@@ -94,7 +97,9 @@ class CandidateGraphs:
         fused = f", fused for {source.fusions}" if source.fusions else ""
         opset = f", opset {source.opset}" if source.opset else ""
         detail = f"{source.dtype} graph{opset}{fused}"
-        return self._steps.once(f"export-{_short(source)}", "export", detail, work) / _GRAPH_NAME
+        return (
+            self._steps.run_cached(f"export-{_short(source)}", "export", detail, work) / _GRAPH_NAME
+        )
 
     def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: GraphRewrites) -> Path:
         def work(into: Path) -> str:
@@ -108,7 +113,7 @@ class CandidateGraphs:
 
         key = f"rewrite-{_short(recipe.source, rewrites)}"
         detail = f"{recipe.name}: {', '.join(rewrites.names)}"
-        return self._steps.once(key, "rewrite", detail, work) / _GRAPH_NAME
+        return self._steps.run_cached(key, "rewrite", detail, work) / _GRAPH_NAME
 
     def _difference(self, before: Path, after: Path) -> float:
         """How far the answers of two graphs are apart, as a share of the largest."""
@@ -130,7 +135,7 @@ class CandidateGraphs:
         how = f", calibrated by {scheme.calibration}" if isinstance(scheme, StaticInt8) else ""
         left = f", {len(kept)} products kept" if kept else ""
         detail = f"{recipe.name}: {type(scheme).__name__}{how}{left}"
-        return self._steps.once(key, "quantise", detail, work) / _GRAPH_NAME
+        return self._steps.run_cached(key, "quantise", detail, work) / _GRAPH_NAME
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:

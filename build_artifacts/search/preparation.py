@@ -19,7 +19,7 @@ from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import Evaluation, scores_of
+from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.recipes import Dtype
 from build_artifacts.search.probes import tokenize_probes
 from build_artifacts.steps.dequantize import dequantize
@@ -103,7 +103,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
         dequantize(checkpoint, into)
         return ""
 
-    directory = steps.once("dequantise", "unpack", f"weights of {file.name} to fp32", work)
+    directory = steps.run_cached("dequantise", "unpack", f"weights of {file.name} to fp32", work)
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
@@ -114,7 +114,7 @@ def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) ->
         merge(checkpoint, adapter, into)
         return ""
 
-    directory = steps.once("merge", "merge", f"LoRA adapter {adapter.name}", work)
+    directory = steps.run_cached("merge", "merge", f"LoRA adapter {adapter.name}", work)
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
@@ -130,11 +130,13 @@ def cached_prepare(
         return f"{metadata.architecture}, {metadata.max_tokens} tokens{scores}"
 
     detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
-    directory = steps.once("reference", "reference", detail, work)
+    directory = steps.run_cached("reference", "reference", detail, work)
     return PreparedModel(weights, metadata, directory, evaluation)
 
 
-def prepare(weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None, into: Path) -> None:
+def prepare(
+    weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None, into: Path
+) -> None:
     """Write to `into` what the original answers, and what it has to spare.
 
     The answers are those of the model as it came: a compaction that changed them would be found.
@@ -150,6 +152,6 @@ def prepare(weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation 
             hint="the checkpoint is damaged: download or save it again",
         )
     ReferenceOutputs(items, given).write(into / REFERENCE_NAME)
-    scores = {} if evaluation is None else scores_of(original, evaluation)
+    scores = {} if evaluation is None else score_engine(original, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

@@ -182,7 +182,7 @@ class CandidateSearch:
 
         key = f"tune-{device}-{threads}-{digest_of([p.recipe.name for p in passed])[:12]}"
         detail = f"{len(passed)} graphs for {device}, {threads} threads a pass"
-        found = self.steps.once(key, "tune", detail, work) / _TABLE_NAME
+        found = self.steps.run_cached(key, "tune", detail, work) / _TABLE_NAME
         return CostTable.model_validate_json(found.read_bytes())
 
     def _contest(self, settings: EncoderSettings, seconds: float) -> MeasurementPlan:
@@ -227,8 +227,8 @@ class CandidateSearch:
             return None
 
     def _skip(self, recipe: CandidateRecipe, reason: str) -> None:
-        with self.steps.passing("skip", recipe.name) as step:
-            step.found(reason)
+        with self.steps.run_uncached("skip", recipe.name) as step:
+            step.set_outcome(reason)
 
     def _trial(self, device: Device, specs: Mapping[CandidateRecipe, GraphSpec]) -> SpeedScreening:
         def work(into: Path) -> str:
@@ -242,7 +242,7 @@ class CandidateSearch:
             return trial.describe()
 
         key = f"trial-{device}-{digest_of([recipe.name for recipe in specs])[:12]}"
-        found = self.steps.once(key, "trial", f"{len(specs)} graphs", work) / _TRIAL_NAME
+        found = self.steps.run_cached(key, "trial", f"{len(specs)} graphs", work) / _TRIAL_NAME
         return SpeedScreening.model_validate_json(found.read_bytes())
 
 

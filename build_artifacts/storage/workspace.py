@@ -95,7 +95,7 @@ class Workspace:
         """Whether the step `name` is finished, by this build or by one that was interrupted."""
         return self._step(name).is_dir()
 
-    def once(self, name: str, work: Callable[[Path], None]) -> Path:
+    def run_cached(self, name: str, work: Callable[[Path], None]) -> Path:
         """The directory that `work` filled, now or in a build that was interrupted.
 
         `work` gets an empty directory, which is renamed when it returns: what it writes must not
@@ -165,7 +165,7 @@ def build_workspace(
 
     def tell(holder: str) -> None:
         by = f" ({holder})" if holder else ""
-        progress.title(f"waiting for another build of {model_id} version {version}{by}")
+        progress.message(f"waiting for another build of {model_id} version {version}{by}")
 
     with ExitStack() as stack:
         with store_errors(store):
@@ -296,12 +296,12 @@ class StepRunner:
         self._told: set[str] = set()
 
     @contextmanager
-    def passing(self, name: str, detail: str) -> Iterator[BuildStep]:
+    def run_uncached(self, name: str, detail: str) -> Iterator[BuildStep]:
         """A step that leaves nothing behind, so an interrupted build does it again."""
         with self._progress.step(name, detail) as step, self._place.quiet():
             yield step
 
-    def once(self, key: str, name: str, detail: str, work: StepWork) -> Path:
+    def run_cached(self, key: str, name: str, detail: str, work: StepWork) -> Path:
         """The directory that `work` filled, now or in a build that was interrupted.
 
         `key` names the step among all steps of the build.
@@ -309,14 +309,14 @@ class StepRunner:
         is_news = key not in self._told
         self._told.add(key)
         if not self._place.is_done(key):
-            with self.passing(name, detail) as step:
-                done = self._place.once(key, lambda into: step.found(work(into)))
+            with self.run_uncached(name, detail) as step:
+                done = self._place.run_cached(key, lambda into: step.set_outcome(work(into)))
             _give_back()
             return done
         if is_news:
             with self._progress.step(name, detail) as step:
-                step.found("done by an interrupted build")
-        return self._place.once(key, _never)
+                step.set_outcome("done by an interrupted build")
+        return self._place.run_cached(key, _never)
 
 
 def _give_back() -> None:

@@ -95,7 +95,7 @@ class ParityModel:
             id=PARITY_MODEL,
             task=self.task,
             recipe=RECIPES[precision],
-            effort=UNTUNED,
+            budget=UNTUNED,
         )
         (sealed,) = build(request, BuildProgress(io.StringIO())).manifest.candidates
         assert sealed.precision == precision, "the gate refused the graph that was asked for"

@@ -76,7 +76,7 @@ class PreparedBuild:
             prepare(source, metadata, None, into)
             return ""
 
-        directory = runner.steps.once("reference", "reference", "", work)
+        directory = runner.steps.run_cached("reference", "reference", "", work)
         prepared = PreparedModel(source, metadata, directory, None)
         return cls(prepared, CandidateGraphs(runner.steps, prepared), runner)
 

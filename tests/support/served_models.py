@@ -86,7 +86,7 @@ def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
             id=model_id,
             task=tiny.task,
             recipe=RECIPES["fp32"],
-            effort=UNTUNED,
+            budget=UNTUNED,
         )
         build(request, BuildProgress(io.StringIO()))
 

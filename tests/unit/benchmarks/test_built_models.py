@@ -28,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         ref=str(tiny_checkpoint(tmp_path_factory.mktemp("source") / "tiny", layers=1)),
         store=tmp_path_factory.mktemp("store"),
         recipe=BuildRecipe(candidates=(CPU_INT8,)),
-        effort=LITTLE,
+        budget=LITTLE,
     )
     return build(request, BuildProgress(io.StringIO()))
 

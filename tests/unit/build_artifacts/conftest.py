@@ -43,7 +43,7 @@ def embedding_build(
         ref=str(embedding_source),
         store=tmp_path_factory.mktemp("store"),
         recipe=BOTH_DEVICES,
-        effort=LITTLE,
+        budget=LITTLE,
     )
     return build(request, BuildProgress(io.StringIO()))
 

@@ -127,7 +127,7 @@ def test_build_asks_for_what_it_was_told(
 ) -> None:
     plain = asked(monkeypatch, embedding_build)
     assert (plain.ref, plain.recipe, plain.force) == ("here", FULL, False)
-    assert plain.effort == BuildBudget(tune_seconds=60.0)
+    assert plain.budget == BuildBudget(tune_seconds=60.0)
     assert (plain.id, plain.task, plain.adapter) == (None, None, None)
     full = asked(
         monkeypatch,
@@ -137,7 +137,7 @@ def test_build_asks_for_what_it_was_told(
         *("--gate", "cosine_mean=0.9", "--gate", "metric_drop=1", "--store", "elsewhere"),
     )
     assert full.recipe == replace(QUICK, gate=Gate(cosine_mean=0.9, metric_drop=1))
-    assert full.effort == BuildBudget(
+    assert full.budget == BuildBudget(
         tune_seconds=1.5, evaluation=Path("data.tsv"), sampling=ExampleSampling(limit=9)
     )
     assert (full.id, full.task, full.force) == ("a/b", TaskName.TEXT_RANKING, True)
@@ -325,7 +325,7 @@ def test_steps_are_lines_with_seconds_also_when_they_fail() -> None:
     progress = BuildProgress(told)
     progress.begin()
     with progress.step("export", "cpu-int8") as step:
-        step.found("23.1 MB")
+        step.set_outcome("23.1 MB")
     with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
         1 / 0  # noqa: B018
     progress.end()

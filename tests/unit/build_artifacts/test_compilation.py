@@ -49,7 +49,7 @@ def judged_by_data(
         ref=str(classifier),
         store=tmp_path_factory.mktemp("store"),
         recipe=replace(SMALL, gate=Gate(top1_agreement=0.9, metric_drop=50)),
-        effort=replace(LITTLE, evaluation=sentiment_data),
+        budget=replace(LITTLE, evaluation=sentiment_data),
     )
     return build(request, BuildProgress(told)), told.getvalue()
 
@@ -110,7 +110,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
         ref=str(embedding_source),
         store=tmp_path,
         recipe=replace(SMALL, gate=EXACT),
-        effort=UNTUNED,
+        budget=UNTUNED,
     )
     result = build(request, BuildProgress(told))
     assert [c.name for c in result.manifest.candidates] == ["cpu-fp32"]
@@ -127,7 +127,7 @@ def test_a_gate_that_not_even_fp32_passes_ends_the_build(
 ) -> None:
     impossible = BuildRecipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
     request = BuildRequest(
-        ref=str(embedding_source), store=tmp_path, recipe=impossible, effort=UNTUNED
+        ref=str(embedding_source), store=tmp_path, recipe=impossible, budget=UNTUNED
     )
     with pytest.raises(GateFailed, match="no graph of `BertModel` for the CPU passed"):
         build(request, progress)
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_before_it_is_exported(
     weights["encoder.layer.0.output.dense.bias"][3] = float("inf")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     told = io.StringIO()
-    request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, effort=UNTUNED)
+    request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
     with pytest.raises(UnsupportedModel, match="answers NaN or Inf in fp32 torch already"):
         build(request, BuildProgress(told))
     assert "export" not in told.getvalue()
@@ -160,7 +160,7 @@ def test_data_of_another_task_is_refused_before_anything_is_computed(
         ref=str(embedding_source),
         store=tmp_path / "store",
         recipe=SMALL,
-        effort=replace(UNTUNED, evaluation=data),
+        budget=replace(UNTUNED, evaluation=data),
     )
     with pytest.raises(BadEvaluationData, match=r"data\.jsonl"):
         build(request, BuildProgress(told))

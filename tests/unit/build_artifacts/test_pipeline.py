@@ -113,7 +113,7 @@ def test_a_second_build_finds_the_first_and_points_to_it(
     (embedding_build.directory.parent / LATEST_NAME).unlink()
     store = store_of(embedding_build)
     request = BuildRequest(
-        ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, effort=LITTLE
+        ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, budget=LITTLE
     )
     again = build(request, BuildProgress(told))
     assert again.already_built
@@ -136,7 +136,7 @@ def test_a_merged_adapter_answers_like_peft(
         id="tiny/mood",
         adapter=adapter_source,
         recipe=BuildRecipe(candidates=(CPU_FP32,)),
-        effort=BuildBudget(tune_seconds=0),
+        budget=BuildBudget(tune_seconds=0),
     )
     result = build(request, progress)
     manifest = result.manifest
@@ -165,9 +165,9 @@ def version_of(request: BuildRequest, data: str) -> str:
     """The version that `request` is built under, with `data` that end the build at once."""
     path = request.store.with_name(f"{request.store.name}.tsv")
     path.write_text(data, encoding="utf-8")
-    effort = replace(request.effort, evaluation=path)
+    effort = replace(request.budget, evaluation=path)
     with pytest.raises(BadEvaluationData):
-        build(replace(request, effort=effort), BuildProgress(io.StringIO()))
+        build(replace(request, budget=effort), BuildProgress(io.StringIO()))
     (log,) = (request.store / BUILDING_NAME).iterdir()
     return log.stem.rpartition("--")[2]
 
@@ -175,7 +175,7 @@ def version_of(request: BuildRequest, data: str) -> str:
 def test_another_recipe_gate_adapter_or_data_is_another_version(
     tmp_path: Path, embedding_source: Path, adapter_source: Path
 ) -> None:
-    base = BuildRequest(ref=str(embedding_source), store=tmp_path, recipe=SMALL, effort=LITTLE)
+    base = BuildRequest(ref=str(embedding_source), store=tmp_path, recipe=SMALL, budget=LITTLE)
     strict = replace(SMALL, gate=Gate(cosine_mean=0.99))
     longer = BuildBudget(tune_seconds=7)
     requests = {
@@ -183,7 +183,7 @@ def test_another_recipe_gate_adapter_or_data_is_another_version(
         "recipe": replace(base, recipe=BOTH_DEVICES),
         "gate": replace(base, recipe=strict),
         "adapter": replace(base, adapter=adapter_source),
-        "longer": replace(base, effort=longer, id="another/name"),
+        "longer": replace(base, budget=longer, id="another/name"),
     }
     versions = {
         name: version_of(replace(request, store=tmp_path / name), "no examples")
@@ -223,6 +223,6 @@ def test_data_that_is_not_there_is_refused_in_one_line(
     tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     effort = replace(LITTLE, evaluation=tmp_path / "none.tsv")
-    request = BuildRequest(ref=str(embedding_source), store=tmp_path, effort=effort)
+    request = BuildRequest(ref=str(embedding_source), store=tmp_path, budget=effort)
     with pytest.raises(BuildError, match=r"none\.tsv` cannot be read: No such file"):
         build(request, progress)

@@ -62,7 +62,7 @@ def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             ref=str(source),
             store=root / "store",
             recipe=recipe,
-            effort=BuildBudget(tune_seconds=0.2),
+            budget=BuildBudget(tune_seconds=0.2),
         ),
         BuildProgress(told),
     )

@@ -70,7 +70,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) -> BuildRequest:
     recipe = BuildRecipe(candidates=(), decoders=decoders, gate=gate)
     return BuildRequest(
-        ref=str(source), store=store, recipe=recipe, effort=BuildBudget(tune_seconds=0.3)
+        ref=str(source), store=store, recipe=recipe, budget=BuildBudget(tune_seconds=0.3)
     )
 
 
@@ -170,7 +170,7 @@ def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> No
     (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
     effort = BuildBudget(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
     with pytest.raises(BuildError, match="no metric for models that generate"):
-        build(replace(request, effort=effort), BuildProgress(io.StringIO()))
+        build(replace(request, budget=effort), BuildProgress(io.StringIO()))
 
 
 @pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.evaluation.token_classification import Entity, entities
+from build_artifacts.evaluation.token_classification import Entity, extract_entities
 
 
 def found(tags: str) -> list[tuple[str, int, int]]:
-    return sorted(map(tuple, entities(tags.split())), key=lambda entity: entity[1])
+    return sorted(map(tuple, extract_entities(tags.split())), key=lambda entity: entity[1])
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_spans_of_bio_bioes_and_io_tags(tags: str, expected: list[tuple[str, int
 
 
 def test_no_tags_hold_no_entity() -> None:
-    assert entities([]) == set()
+    assert extract_entities([]) == set()
 
 
 def test_an_entity_is_equal_by_kind_and_both_ends() -> None:
-    assert Entity("PER", 0, 2) not in entities(["B-PER", "O"])
-    assert Entity("PER", 0, 2) in entities(["B-PER", "I-PER"])
+    assert Entity("PER", 0, 2) not in extract_entities(["B-PER", "O"])
+    assert Entity("PER", 0, 2) in extract_entities(["B-PER", "I-PER"])

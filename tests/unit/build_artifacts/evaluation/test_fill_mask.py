@@ -76,10 +76,10 @@ def test_perplexity_worked_by_hand(write: WriteFile, make_model: MakeModel) -> N
 
 def test_a_drop_is_the_growth_in_percent(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load("good film", write, make_model)
-    assert evaluation.drop({"perplexity": 8.0}, {"perplexity": 8.4}) == pytest.approx(5)
-    assert evaluation.drop({"perplexity": 8.0}, {"perplexity": 7.6}) == pytest.approx(-5)
-    assert evaluation.drop({"perplexity": 8.0}, {"perplexity": math.inf}) == math.inf
-    assert evaluation.drop({"perplexity": math.inf}, {"perplexity": math.inf}) == math.inf
+    assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": 8.4}) == pytest.approx(5)
+    assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": 7.6}) == pytest.approx(-5)
+    assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": math.inf}) == math.inf
+    assert evaluation.metric_drop({"perplexity": math.inf}, {"perplexity": math.inf}) == math.inf
 
 
 def test_a_surprise_too_large_for_a_number_is_infinite(

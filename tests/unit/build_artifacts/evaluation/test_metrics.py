@@ -8,13 +8,13 @@ from scipy import stats
 
 from build_artifacts.evaluation.metrics import (
     accuracy,
+    compute_ranks,
     f1,
     macro_f1,
     micro_f1,
     ndcg,
     pearson,
-    ranked,
-    ranks,
+    rank_documents,
     reciprocal_rank,
     row_cosines,
     spearman,
@@ -26,7 +26,7 @@ def bits(*rows: str) -> np.ndarray:
 
 
 def test_equal_values_share_the_mean_of_their_ranks() -> None:
-    assert ranks([10, 30, 20, 30, 30]).tolist() == [1, 4, 2, 4, 4]
+    assert compute_ranks([10, 30, 20, 30, 30]).tolist() == [1, 4, 2, 4, 4]
 
 
 def test_spearman_is_the_correlation_of_ranks() -> None:
@@ -68,20 +68,20 @@ def test_accuracy_is_the_share_of_equal_entries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hits", "answered", "wanted", "expected"),
+    ("hits", "predicted", "relevant", "expected"),
     [(2, 4, 2, 2 / 3), (0, 3, 2, 0), (5, 5, 5, 1), (0, 0, 3, 0), (0, 0, 0, 0)],
 )
-def test_f1_is_the_harmonic_mean(hits: int, answered: int, wanted: int, expected: float) -> None:
-    assert f1(hits, answered, wanted) == pytest.approx(expected)
+def test_f1_is_the_harmonic_mean(hits: int, predicted: int, relevant: int, expected: float) -> None:
+    assert f1(hits, predicted, relevant) == pytest.approx(expected)
 
 
 def test_micro_f1_counts_decisions_and_macro_f1_labels() -> None:
-    answered = bits("x..", "xx.", "x..")
-    wanted = bits("x..", ".x.", "xx.")
+    predicted = bits("x..", "xx.", "x..")
+    expected = bits("x..", ".x.", "xx.")
     # Three of four answered are right, four were wanted.
-    assert micro_f1(answered, wanted) == pytest.approx(2 * 3 / (4 + 4))
+    assert micro_f1(predicted, expected) == pytest.approx(2 * 3 / (4 + 4))
     # Label 0: 2 right of 3 answered, 2 wanted; label 1: 1 of 1, 2 wanted; label 2: nobody's.
-    assert macro_f1(answered, wanted) == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert macro_f1(predicted, expected) == pytest.approx((4 / 5 + 2 / 3) / 2)
 
 
 def test_macro_f1_of_nothing_is_0() -> None:
@@ -89,8 +89,8 @@ def test_macro_f1_of_nothing_is_0() -> None:
 
 
 def test_of_equal_scores_the_relevant_come_last() -> None:
-    assert ranked([0.5, 0.5, 0.9, 0.5], frozenset({0, 3})) == [False, False, True, True]
-    assert ranked([3, 1, 2], frozenset({2})) == [False, True, False]
+    assert rank_documents([0.5, 0.5, 0.9, 0.5], frozenset({0, 3})) == [False, False, True, True]
+    assert rank_documents([3, 1, 2], frozenset({2})) == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ RIGHT = {"question": "that is good", "answers": [{"text": "Night train"}]}
 IMPOSSIBLE = {"question": "was that for", "answers": [], "is_impossible": True}
 
 
-def squad(*asked: dict[str, Any], context: str = CONTEXT) -> str:
-    paragraph = {"context": context, "qas": list(asked)}
+def squad(*question_record: dict[str, Any], context: str = CONTEXT) -> str:
+    paragraph = {"context": context, "qas": list(question_record)}
     return orjson.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}).decode()
 
 
@@ -97,8 +97,8 @@ def test_a_long_context_is_read_in_overlapping_windows(
     write: WriteFile, make_model: MakeModel
 ) -> None:
     context = "a b c d e f g h i j k l m n o p q r s t"
-    asked = {"question": "that is good", "answers": [{"text": "q r"}]}
-    evaluation = load(squad(asked, context=context), write, make_model, max_tokens=16)
+    question_record = {"question": "that is good", "answers": [{"text": "q r"}]}
+    evaluation = load(squad(question_record, context=context), write, make_model, max_tokens=16)
     # 16 - 3 special - 3 of the question leave 10, of which 5 overlap.
     texts = windows_text(evaluation.items)
     assert [len(text) for text in texts] == [10, 10, 10]
@@ -114,8 +114,10 @@ def test_the_window_that_is_least_sure_of_no_answer_decides(
     write: WriteFile, make_model: MakeModel
 ) -> None:
     context = "a b c d e f g h i j k l m n o p q r s t"
-    asked = {"question": "that is good", "answers": [{"text": "q r"}]}
-    evaluation = load(squad(asked, IMPOSSIBLE, context=context), write, make_model, max_tokens=16)
+    question_record = {"question": "that is good", "answers": [{"text": "q r"}]}
+    evaluation = load(
+        squad(question_record, IMPOSSIBLE, context=context), write, make_model, max_tokens=16
+    )
     answers = [span(item, 0, 0, no_answer=9) * 0.8 for item in evaluation.items]
     answers[2] = span(evaluation.items[2], 6, 7, no_answer=1)
     assert evaluation.score(answers)["f1"] == 1
@@ -124,8 +126,8 @@ def test_the_window_that_is_least_sure_of_no_answer_decides(
 def test_a_long_question_leaves_room_for_the_context(
     write: WriteFile, make_model: MakeModel
 ) -> None:
-    asked = {"question": "that is good " * 99, "answers": [{"text": "city"}]}
-    evaluation = load(squad(asked), write, make_model, max_tokens=16)
+    question_record = {"question": "that is good " * 99, "answers": [{"text": "city"}]}
+    evaluation = load(squad(question_record), write, make_model, max_tokens=16)
     assert {len(item.ids) for item in evaluation.items} == {16}
     assert {item.second_segment_start for item in evaluation.items} == {10}
     seen = {token for text in windows_text(evaluation.items) for token in text}
@@ -133,8 +135,8 @@ def test_a_long_question_leaves_room_for_the_context(
 
 
 def test_a_sample_is_of_questions(write: WriteFile, make_model: MakeModel) -> None:
-    asked = [{"question": "a " * n, "answers": [{"text": "city"}]} for n in range(1, 20)]
-    path = write("squad.json", squad(*asked))
+    question_record = [{"question": "a " * n, "answers": [{"text": "city"}]} for n in range(1, 20)]
+    path = write("squad.json", squad(*question_record))
     evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=4, seed=5))
     assert (
         len({item.second_segment_start for item in evaluation.items}) == len(evaluation.items) == 4

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_artifacts.evaluation import answers_of, load_evaluation, scores_of
+from build_artifacts.evaluation import load_evaluation, run_items, score_engine
 from deployments.artifacts.manifest import TaskName
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs, TokenizedItem
@@ -34,7 +34,7 @@ def test_items_run_by_length_and_answers_come_in_their_order() -> None:
     lengths = chance.integers(1, 50, size=100).tolist()
     items = [token_item(i, length) for i, length in enumerate(lengths)]
     log = Log()
-    answers = answers_of(ScriptedEngine(log), items)
+    answers = run_items(ScriptedEngine(log), items)
     assert [answer.tolist() for answer in answers] == [[float(i)] for i in range(100)]
     longest = sorted(lengths)
     assert log.shapes == [
@@ -44,19 +44,19 @@ def test_items_run_by_length_and_answers_come_in_their_order() -> None:
 
 def test_answers_do_not_keep_their_batches() -> None:
     log = Log()
-    answers = answers_of(ScriptedEngine(log), [token_item(1, 2), token_item(2, 3)])
+    answers = run_items(ScriptedEngine(log), [token_item(1, 2), token_item(2, 3)])
     assert not any(np.shares_memory(answer, log.handed_out[0]) for answer in answers)
 
 
 def test_long_items_run_in_smaller_batches() -> None:
     log = Log()
-    answers_of(ScriptedEngine(log), [token_item(1, 512) for _ in range(20)] + [token_item(2, 9999)])
+    run_items(ScriptedEngine(log), [token_item(1, 512) for _ in range(20)] + [token_item(2, 9999)])
     assert log.shapes == [(16, 512), (4, 512), (1, 9999)]
 
 
 def test_nothing_to_run_is_no_pass() -> None:
     log = Log()
-    assert answers_of(ScriptedEngine(log), []) == []
+    assert run_items(ScriptedEngine(log), []) == []
     assert log.shapes == []
 
 
@@ -72,9 +72,9 @@ def test_scores_are_those_of_all_answers(write: WriteFile, make_model: MakeModel
     )
     engine = ScriptedEngine(classify_by_length)
     # Two words of label 1 and one word of label 0 are right, three words of label 0 are not.
-    scores = scores_of(engine, evaluation)
+    scores = score_engine(engine, evaluation)
     assert scores["accuracy"] == pytest.approx(2 / 3)
-    assert scores == evaluation.score(answers_of(engine, evaluation.items))
+    assert scores == evaluation.score(run_items(engine, evaluation.items))
 
 
 def test_an_engine_that_answers_no_number_fails(write: WriteFile, make_model: MakeModel) -> None:
@@ -83,4 +83,4 @@ def test_an_engine_that_answers_no_number_fails(write: WriteFile, make_model: Ma
     )
     corrupted = ScriptedEngine(lambda batch: Outputs(np.full((2, 2), np.nan, dtype=np.float32)))
     with pytest.raises(EngineFailed, match="not a finite number"):
-        scores_of(corrupted, evaluation)
+        score_engine(corrupted, evaluation)

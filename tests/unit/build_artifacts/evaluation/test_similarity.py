@@ -29,9 +29,9 @@ def test_cosines_are_held_against_the_scores(write: WriteFile, make_model: MakeM
 
 def test_a_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
-    assert evaluation.drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)
-    assert evaluation.drop({"spearman": 0.82}, {"spearman": 0.83}) == pytest.approx(-1)
-    assert evaluation.drop({"spearman": 0.82}, {"spearman": float("nan")}) == float("inf")
+    assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)
+    assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.83}) == pytest.approx(-1)
+    assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": float("nan")}) == float("inf")
 
 
 def test_the_prompt_stands_before_every_sentence(write: WriteFile, make_model: MakeModel) -> None:

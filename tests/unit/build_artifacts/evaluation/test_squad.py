@@ -10,14 +10,16 @@ from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.evaluation.squad import (
     SquadQuestion,
     exact_match,
-    normalised,
+    normalize_answer,
     overlap_f1,
     read_questions,
 )
 
 
-def squad(*asked: dict[str, Any], context: object = "the river is good") -> dict[str, Any]:
-    return {"data": [{"paragraphs": [{"context": context, "qas": list(asked)}]}]}
+def squad(
+    *question_record: dict[str, Any], context: object = "the river is good"
+) -> dict[str, Any]:
+    return {"data": [{"paragraphs": [{"context": context, "qas": list(question_record)}]}]}
 
 
 def write(path: Path, value: object) -> Path:
@@ -37,7 +39,7 @@ def write(path: Path, value: object) -> Path:
     ],
 )
 def test_what_counts_of_an_answer(answer: str, counts: str) -> None:
-    assert normalised(answer) == counts
+    assert normalize_answer(answer) == counts
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) 
         ref=str(pruned_source),
         store=tmp_path_factory.mktemp("store"),
         recipe=BuildRecipe(candidates=(CPU_INT8,)),
-        effort=LITTLE,
+        budget=LITTLE,
     )
     return build(request, BuildProgress(io.StringIO()))
 

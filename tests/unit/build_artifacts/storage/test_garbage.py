@@ -67,8 +67,8 @@ def interrupt(store: Path, version: str) -> Path:
         suppress(OSError),
         build_workspace(store, MODEL, version, BuildProgress(io.StringIO())) as place,
     ):
-        place.once("export", lambda into: None)
-        place.once("quantise", fill_the_disk)
+        place.run_cached("export", lambda into: None)
+        place.run_cached("quantise", fill_the_disk)
     return place.root
 
 
@@ -224,9 +224,9 @@ def test_scratch_of_the_dead_goes_and_of_the_living_stays(store: Path) -> None:
 def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
     program = (
         "import os, shutil, sys; from pathlib import Path; "
-        "from build_artifacts.storage import collection; "
+        "from build_artifacts.storage import garbage; "
         "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
-        "collection.remove(collection.find_garbage(Path(sys.argv[1])))"
+        "garbage.remove(garbage.find_garbage(Path(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(store)], check=False)
     assert done.returncode == -signal.SIGKILL

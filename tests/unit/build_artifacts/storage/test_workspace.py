@@ -38,8 +38,8 @@ def half(into):
     print("ready", flush=True)
     time.sleep(60)
 with enter() as place:
-    place.once("export", lambda into: (into / "graph.onnx").write_bytes(b"a graph"))
-    place.once("quantise", half)
+    place.run_cached("export", lambda into: (into / "graph.onnx").write_bytes(b"a graph"))
+    place.run_cached("quantise", half)
 """
 )
 PUBLISH = (
@@ -53,7 +53,7 @@ with enter() as place:
     if published.exists():
         print("found", (published / "graph").read_text())
     else:
-        place.once("seal", slow).rename(published)
+        place.run_cached("seal", slow).rename(published)
         print("built")
 """
 )
@@ -81,8 +81,8 @@ def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> 
     """A build of two steps, of which `work` is the second."""
     quiet = BuildProgress(io.StringIO())
     with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
-        place.once("export", write)
-        place.once("quantise", work)
+        place.run_cached("export", write)
+        place.run_cached("quantise", work)
 
 
 def is_export_done(store: Path, build_inputs: str = "") -> bool:
@@ -98,7 +98,7 @@ def is_export_done(store: Path, build_inputs: str = "") -> bool:
         build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
     ):
         done.append(place.is_done("export"))
-        place.once("look", look)
+        place.run_cached("look", look)
     return done == [True]
 
 
@@ -124,8 +124,8 @@ def test_a_killed_build_is_resumed_after_its_last_finished_step(
     with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         assert place.is_done("export")
         assert not place.is_done("quantise")
-        assert (place.once("export", never) / "graph.onnx").read_bytes() == b"a graph"
-        assert [p.name for p in place.once("quantise", write).iterdir()] == ["graph.onnx"]
+        assert (place.run_cached("export", never) / "graph.onnx").read_bytes() == b"a graph"
+        assert [p.name for p in place.run_cached("quantise", write).iterdir()] == ["graph.onnx"]
     assert leftovers(tmp_path) == []
 
 
@@ -175,8 +175,8 @@ def fill(into):
         raise RuntimeError("the library gave up") from exc
 try:
     with enter() as place:
-        place.once("export", lambda into: (into / "small").write_bytes(b"fits"))
-        place.once("quantise", fill)
+        place.run_cached("export", lambda into: (into / "small").write_bytes(b"fits"))
+        place.run_cached("quantise", fill)
 except OSError as exc:
     print(exc.errno, type(exc.__cause__).__name__, place.is_done("export"))
 """
@@ -210,7 +210,7 @@ def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path
         said = line_of(waiting.stderr)
         assert said.startswith(f"waiting for another build of {MODEL} version {VERSION}")
         assert f"(process {os.getpid()} on " in said
-        sealed = place.once("seal", write)
+        sealed = place.run_cached("seal", write)
         (sealed / "graph.onnx").rename(sealed / "graph")
         sealed.rename(tmp_path / "published")
     assert waiting.communicate(timeout=30)[0] == "found a graph\n"
@@ -232,7 +232,7 @@ def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
         assert "KeyboardInterrupt" in waiting.communicate(timeout=30)[1]
         third = start(PUBLISH, tmp_path)
         assert line_of(third.stderr).startswith("waiting")
-        place.once("export", write)
+        place.run_cached("export", write)
     assert third.communicate(timeout=30)[0] == "built\n"
 
 
