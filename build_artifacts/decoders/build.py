@@ -61,7 +61,7 @@ class DecoderBuild:
             return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
-        asked = self.steps.once("reference", "reference", detail, work)
+        asked = self.steps.run_cached("reference", "reference", detail, work)
         return DecoderReference.read(asked, metadata.required_generation_config)
 
     def _for_cpu(self, admission: DecoderAccuracyGate) -> list[DecoderCandidate]:
