@@ -25,8 +25,9 @@ from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import describe, find_garbage, remove
 from build_artifacts.storage.inspection import check, format_costs, list_versions, table
 from build_artifacts.storage.workspace import scratch
-from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, ModelHead
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.types import TASK_HEADS, ModelHead
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
 from deployments.tuning.costs import TuningTarget

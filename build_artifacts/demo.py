@@ -16,8 +16,9 @@ from build_artifacts.pipeline import (
     planned_version,
 )
 from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK, DecoderRecipe
-from deployments.artifacts.manifest import Gate, TaskName
+from deployments.artifacts.manifest import Gate
 from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
+from deployments.artifacts.types import TaskName
 from deployments.errors import ArtifactMissing
 
 # Of tuning, for each: `make serve` should not take minutes, and the graphs are few.

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from build_artifacts.errors import BuildError
 from build_artifacts.recipes import SEARCH_PRESETS
-from deployments.artifacts.manifest import Device, Gate, TaskName
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import Device, TaskName
 from deployments.command_line import INTERRUPTED, print_error
 from deployments.config import default_store
 from deployments.errors import ServeError

@@ -43,8 +43,9 @@ from build_artifacts.steps.seal import (
     publish,
 )
 from build_artifacts.storage.workspace import StepRunner, Workspace, build_workspace, scratch
-from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import model_directory, set_latest
+from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.machine import usable_cores
 from deployments.tuning.costs import CostTable

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeAlias
 
 from build_artifacts.errors import BuildError
-from deployments.artifacts.manifest import Device, EngineOptions, Gate, KvCacheDtype, Precision
+from deployments.artifacts.manifest import EngineOptions, Gate
+from deployments.artifacts.types import Device, KvCacheDtype, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 

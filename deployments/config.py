@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deployments.artifacts.manifest import Device
 from deployments.artifacts.store import LATEST_NAME
+from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
 
 STORE_VARIABLE = "HUNDREDFOLD_STORE"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.errors import ServeError
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included

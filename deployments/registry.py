@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, TaskName
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import model_directory, resolve_version
+from deployments.artifacts.types import TaskName
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.messages import ModelRef

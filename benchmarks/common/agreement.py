@@ -15,7 +15,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client
 from benchmarks.common.local_model import LocalModel
 from build_artifacts.evaluation.metrics import row_cosines
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 
 # A manifest states the worst cosine over the build's probe texts; other texts may be a bit worse.
 COSINE_SLACK = 0.01

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
-from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
+from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine

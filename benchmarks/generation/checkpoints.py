@@ -9,8 +9,8 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel, find_source
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.logits_slicing import WEIGHTS_NAME
-from deployments.artifacts.manifest import Device
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import Device
 
 WEIGHTS_SUFFIX = ".data"
 CONFIG_NAME = "genai_config.json"

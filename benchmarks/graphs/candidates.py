@@ -17,7 +17,8 @@ from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
-from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.tuning.costs import TuningTarget, read_costs

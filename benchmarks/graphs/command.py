@@ -49,7 +49,8 @@ from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.build import evaluation_for
 from build_artifacts.report.values import ReportRequest, serving
 from build_artifacts.storage.workspace import workspace
-from deployments.artifacts.manifest import REFERENCE_NAME, Device, Gate
+from deployments.artifacts.manifest import REFERENCE_NAME, Gate
+from deployments.artifacts.types import Device
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 from deployments.tuning import costs as tuning

@@ -22,7 +22,8 @@ from benchmarks.common.options import (
 from benchmarks.common.report import log_progress, number, start_run, write_result
 from benchmarks.common.statistics import Goal
 from build_artifacts.console import columns
-from deployments.artifacts.manifest import REFERENCE_NAME, Device
+from deployments.artifacts.manifest import REFERENCE_NAME
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import missing_requirement
 from deployments.tuning.costs import Cost, CostTable, Shape, TuningTarget, Variant, read_costs

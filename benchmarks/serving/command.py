@@ -41,7 +41,7 @@ from benchmarks.serving.results import (
     require_correct,
     served_over_engine,
 )
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
 
 TASK = TaskName.FEATURE_EXTRACTION

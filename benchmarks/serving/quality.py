@@ -32,7 +32,7 @@ from build_artifacts.console import columns
 from build_artifacts.evaluation.metrics import accuracy, row_cosines, spearman
 from build_artifacts.evaluation.similarity import ScoredPair
 from build_artifacts.evaluation.squad import SquadQuestion, exact_match, overlap_f1
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 
 DEFAULT_CLASSIFIER = "hundredfold/minilm-sst2"
 DEFAULT_READER = "hundredfold/minilm-squad"

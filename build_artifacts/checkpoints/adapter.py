@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
 )
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"

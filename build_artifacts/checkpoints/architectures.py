@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 
 TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
 

@@ -19,7 +19,7 @@ from deployments.artifacts.generation_config import (
     GenerationConfig,
     GenerationDefaults,
 )
-from deployments.artifacts.manifest import TEXT2TEXT_TASKS
+from deployments.artifacts.types import TEXT2TEXT_TASKS
 
 # Of models whose positions are relative, and have no end: what T5 was trained with.
 UNBOUNDED_TOKENS = 512

@@ -10,7 +10,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.checkpoints.sentences import Pooling
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
 # (the model's output, mask [B, T]) -> what the forward of `wrap_for_export` returns

@@ -37,13 +37,8 @@ from build_artifacts.checkpoints.sentences import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import (
-    TASK_HEADS,
-    TEXT2TEXT_TASKS,
-    TOKENIZER_NAME,
-    ModelHead,
-    TaskName,
-)
+from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.types import TASK_HEADS, TEXT2TEXT_TASKS, ModelHead, TaskName
 from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)

@@ -8,7 +8,7 @@ from typing import Any
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 
 # Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
 # classifiers do use.

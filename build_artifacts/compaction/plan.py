@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, NonNegativeInt, model_validator
 
-from deployments.artifacts.generation_config import FrozenModel
+from deployments.artifacts.types import FrozenModel
 
 
 def _ascending(indices: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity, write_artifact
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate, Device
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate
+from deployments.artifacts.types import Device
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
 from deployments.tuning.host import read_host

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 
 _PROVIDERS = {Device.CPU: "cpu", Device.GPU: "cuda"}
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from build_artifacts.console import columns
 from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.measurement import DecoderThroughput
-from deployments.artifacts.generation_config import FrozenModel
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from deployments.artifacts.types import FrozenModel
 from deployments.errors import ArtifactError
 
 GENERATION_NAME = "generation.json"

@@ -22,7 +22,7 @@ from build_artifacts.decoders.gate_inputs import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 
 _LOGITS_NAME = "logits.npy"
 _ASKED_NAME = "asked.npz"

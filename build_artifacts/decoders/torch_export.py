@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
-from deployments.artifacts.manifest import Attention, ModelHead, Precision
+from deployments.artifacts.types import Attention, ModelHead, Precision
 from deployments.engines.transformers_kv import with_external_kv
 
 _DTYPES: Mapping[Precision, Dtype] = {

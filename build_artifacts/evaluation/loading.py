@@ -13,8 +13,8 @@ from build_artifacts.evaluation.question_answering import load_question_answerin
 from build_artifacts.evaluation.ranking import load_ranking
 from build_artifacts.evaluation.similarity import load_similarity
 from build_artifacts.evaluation.token_classification import load_token_classification
-from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import TaskName
 
 EVALUATIONS: Mapping[TaskName, Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,

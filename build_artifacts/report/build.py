@@ -23,7 +23,8 @@ from build_artifacts.report.values import (
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import Hub
 from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
-from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Device
+from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest
+from deployments.artifacts.types import Device
 from deployments.tuning.costs import Shape, TuningTarget
 from deployments.tuning.measure import build_batch, supported_shapes
 from deployments.tuning.parity import ReferenceOutputs

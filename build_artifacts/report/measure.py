@@ -15,7 +15,8 @@ from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.stages import Stage
 from build_artifacts.report.values import StageLatency, StageResult, StageThroughput
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import Device, Gate, ModelHead
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed

@@ -20,7 +20,8 @@ from build_artifacts.search.preparation import Original, PreparedModel, cached_m
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions, ModelSource
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions, ModelSource
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
 from deployments.messages import Batch, Outputs

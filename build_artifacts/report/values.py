@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling, digest_data
 from build_artifacts.steps.seal import build_tools
-from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
+from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.machine import usable_cores

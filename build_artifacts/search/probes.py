@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from deployments.artifacts.manifest import TOKENIZER_NAME, ModelHead, TaskName
+from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
 from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 
 _CUDA = "CUDAExecutionProvider"

@@ -22,8 +22,8 @@ from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import Device
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed

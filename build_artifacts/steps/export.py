@@ -16,7 +16,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import ExportRecipe
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
 
 Graph = Any  # an onnx_ir.Graph; the library is not typed

@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.manifest import TASK_HEADS, ModelHead
+from deployments.artifacts.types import TASK_HEADS, ModelHead
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from deployments.artifacts.types import FrozenModel
 
 
 class EncoderDecoderConfig(FrozenModel):
@@ -53,9 +51,9 @@ class GenerationConfig(FrozenModel):
     head_dim: int = Field(ge=1)
     eos_token_ids: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
     # What the chat template may name, such as {"bos_token": "<s>"}.
-    special_tokens: dict[str, str] = {}
+    special_tokens: dict[str, str] = Field(default_factory=dict)
     suppressed_token_ids: tuple[int, ...] = ()  # ids that no answer may have
     encoder_decoder: EncoderDecoderConfig | None = None  # of a model with an encoder
     defaults: GenerationDefaults = GenerationDefaults()
     # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
-    task_prefixes: dict[str, str] = {}
+    task_prefixes: dict[str, str] = Field(default_factory=dict)

@@ -7,15 +7,24 @@ whatever is not exactly what was sealed: no pickle, no links, no path that leave
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
+from deployments.artifacts.types import (
+    TASK_HEADS,
+    Attention,
+    Device,
+    EngineName,
+    FrozenModel,
+    KvCacheDtype,
+    ModelHead,
+    Precision,
+    TaskName,
+)
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
@@ -31,76 +40,7 @@ REFERENCE_NAME = "reference.npz"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
-class TaskName(StrEnum):
-    """Tasks by their Hugging Face names."""
-
-    FEATURE_EXTRACTION = "feature-extraction"
-    SENTENCE_SIMILARITY = "sentence-similarity"
-    TEXT_CLASSIFICATION = "text-classification"
-    ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
-    TEXT_RANKING = "text-ranking"
-    TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
-    FILL_MASK = "fill-mask"
-    TEXT_GENERATION = "text-generation"
-    TEXT2TEXT_GENERATION = "text2text-generation"
-    SUMMARIZATION = "summarization"
-    TRANSLATION = "translation"
-    # The hub has no name for it: its feature-extraction gives a vector per text, or per token, by
-    # the model. Here it is asked for.
-    TOKEN_EMBEDDINGS = "token-embeddings"
-
-
-# Those with an encoder, the most general first; and all that write text.
-TEXT2TEXT_TASKS = (TaskName.TEXT2TEXT_GENERATION, TaskName.SUMMARIZATION, TaskName.TRANSLATION)
-GENERATING_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
-
-
-class ModelHead(StrEnum):
-    """What a graph answers per item of T tokens."""
-
-    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalised; on demand [T, W]
-    LABELS = "labels"  # [W], logits of the labels
-    TOKENS = "tokens"  # [T, W], logits of the labels of each token
-    SPAN = "span"  # [T, 2], logits of a span's start and end
-    MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
-    NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of what comes after the last token
-
-
-TASK_HEADS: Mapping[TaskName, ModelHead] = {
-    TaskName.FEATURE_EXTRACTION: ModelHead.VECTOR,
-    TaskName.SENTENCE_SIMILARITY: ModelHead.VECTOR,
-    TaskName.TEXT_CLASSIFICATION: ModelHead.LABELS,
-    TaskName.ZERO_SHOT_CLASSIFICATION: ModelHead.LABELS,
-    TaskName.TEXT_RANKING: ModelHead.LABELS,
-    TaskName.TOKEN_CLASSIFICATION: ModelHead.TOKENS,
-    TaskName.QUESTION_ANSWERING: ModelHead.SPAN,
-    TaskName.FILL_MASK: ModelHead.MASKS,
-    TaskName.TOKEN_EMBEDDINGS: ModelHead.VECTOR,
-    **dict.fromkeys(GENERATING_TASKS, ModelHead.NEXT_TOKEN),
-}
-
-
-# nf4: bitsandbytes' 4-bit floats.
-Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]
-# "transformers": a checkpoint as it is, of a model that generates.
-EngineName = Literal["onnxruntime", "openvino", "torch", "transformers"]
-KvCacheDtype = Literal["int8"]
-Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or transformers' own products
-
-
-class Device(StrEnum):
-    """The kind of hardware a candidate graph was made for."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Gate(_Frozen):
+class Gate(FrozenModel):
     """How near to the fp32 reference a candidate must be."""
 
     cosine_mean: float = 0.985
@@ -116,7 +56,7 @@ class Gate(_Frozen):
     perplexity_increase: float = 0.1  # share by which a decoder's perplexity may be above fp32's
 
 
-class Parity(_Frozen):
+class Parity(FrozenModel):
     """How far a candidate is from the fp32 torch reference, on the build's probe texts.
 
     Cosines compare an item's whole output. `top1_agreement` is the share of answers (a label, a
@@ -132,7 +72,7 @@ class Parity(_Frozen):
     top1_agreement: float | None = None
 
 
-class EngineOptions(_Frozen):
+class EngineOptions(FrozenModel):
     """How an engine is to run a graph; tuned together with the graph."""
 
     # ONNX Runtime's own optimisers that make this graph slower.
@@ -153,7 +93,7 @@ class EngineOptions(_Frozen):
     tensor_parallel_size: int = Field(1, ge=1)
 
 
-class Candidate(_Frozen):
+class Candidate(FrozenModel):
     """One graph that passed the gate, and how to run it."""
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -167,7 +107,9 @@ class Candidate(_Frozen):
     encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
     options: EngineOptions = EngineOptions()
     parity: Parity
-    scores: dict[str, float] = {}  # task metrics measured at the build, such as {"accuracy": 0.89}
+    scores: dict[str, float] = Field(
+        default_factory=dict
+    )  # task metrics measured at the build, such as {"accuracy": 0.89}
     excluded_nodes: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
 
     @model_validator(mode="after")
@@ -179,7 +121,7 @@ class Candidate(_Frozen):
         return self
 
 
-class ModelSource(_Frozen):
+class ModelSource(FrozenModel):
     """Where the weights came from, pinned."""
 
     ref: str
@@ -188,14 +130,14 @@ class ModelSource(_Frozen):
     adapter_revision: str | None = None
 
 
-class FileDigest(_Frozen):
+class FileDigest(FrozenModel):
     """One file of the artifact."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0)
 
 
-class ArtifactManifest(_Frozen):
+class ArtifactManifest(FrozenModel):
     """The contract between the build and the server. Written once, never edited."""
 
     schema_version: int = SCHEMA
@@ -209,14 +151,14 @@ class ArtifactManifest(_Frozen):
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
-    prompts: dict[str, str] = {}
+    prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
     mask_token: int | None = None  # id of the token a MASKS head answers for
     generation_config: GenerationConfig | None = None  # of a model that generates text
     pruned: str | None = None  # what compaction removed from the checkpoint
     source: ModelSource
     gate: Gate = Gate()
-    scores: dict[str, float] = {}  # task metrics of the fp32 reference
+    scores: dict[str, float] = Field(default_factory=dict)  # task metrics of the fp32 reference
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     files: dict[str, FileDigest]
     built_with: dict[str, str]

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    Candidate,
-    Device,
-    EngineOptions,
-    ModelHead,
-    Precision,
-)
+from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
+from deployments.artifacts.types import Device, ModelHead, Precision
 from deployments.errors import EngineFailed, ManifestInvalid
 from deployments.messages import Batch, Outputs
 

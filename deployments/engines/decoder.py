@@ -15,15 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    Candidate,
-    Device,
-    EngineName,
-    EngineOptions,
-    KvCacheDtype,
-    Precision,
-)
+from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
+from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precision
 from deployments.errors import EngineFailed, ManifestInvalid
 
 # The input of a decoder's graph that says from which token on logits are wanted, [1].

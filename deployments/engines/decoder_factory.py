@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import ArtifactManifest, Candidate, Device
+from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.errors import EngineFailed

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.errors import EngineFailed
 from deployments.messages import Batch
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from deployments.artifacts.manifest import EngineOptions, Precision
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Precision
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.artifacts.manifest import Attention
+from deployments.artifacts.types import Attention
 from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
 

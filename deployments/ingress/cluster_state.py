@@ -12,7 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device
 from deployments.config import HardwareSettings
 from deployments.errors import HardwareUnavailable
 from deployments.registry import RegisteredModel

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.artifacts.manifest import TASK_HEADS, TaskName
+from deployments.artifacts.types import TASK_HEADS, TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.scheduler import BatchScheduler, CallOutputs
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers

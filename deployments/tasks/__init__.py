@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.artifacts.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import TaskName
 from deployments.tasks.base import DecodeContext, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask

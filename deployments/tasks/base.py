@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import TaskName
 from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenIds
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TextPair, TokenOffsets, Windowing
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.messages import Text
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenizedItem, TokenOffsets, Windowing
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list

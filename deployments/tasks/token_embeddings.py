@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.embedding import SimilarityParameters, add_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters

@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, ModelHead, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import TooManyItems
 from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters

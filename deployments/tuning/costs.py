@@ -11,14 +11,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    Candidate,
-    Device,
-    EngineOptions,
-    Precision,
-)
+from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
 from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
 from deployments.tuning.host import Host, engine_versions, read_host

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.engines.base import EncoderEngine
 from deployments.errors import EngineFailed

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.manifest import Gate, ModelHead, Parity
+from deployments.artifacts.manifest import Gate, Parity
+from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine

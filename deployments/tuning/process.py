@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 import deployments
-from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.errors import ServeError
 from deployments.tuning.costs import TuningTarget

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from deployments.artifacts.locks import held, is_held, try_exclusive_lock
-from deployments.artifacts.manifest import REFERENCE_NAME, Device
+from deployments.artifacts.manifest import REFERENCE_NAME
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed

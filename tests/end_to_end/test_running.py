@@ -14,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.ray_cluster import Cluster, wait_for

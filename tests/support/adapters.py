@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.checkpoints.models import LOADERS
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from tests.support.builders import write_json
 
 # What peft calls the task, and the layer it trains in full, for each head.

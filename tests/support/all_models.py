@@ -8,8 +8,9 @@ import numpy as np
 from onnx import helper
 from tokenizers import Tokenizer
 
-from deployments.artifacts.manifest import TASK_HEADS, TOKENIZER_NAME, ModelHead, TaskName
+from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import model_directory, set_latest
+from deployments.artifacts.types import TASK_HEADS, ModelHead, TaskName
 from deployments.engines.graph_io import MASK_POSITIONS
 from tests.support.artifacts import (
     CLASSIFIER,

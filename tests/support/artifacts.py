@@ -17,13 +17,12 @@ from deployments.artifacts.manifest import (
     TOKENIZER_NAME,
     ArtifactManifest,
     Candidate,
-    Device,
     FileDigest,
     ModelSource,
     Parity,
-    TaskName,
 )
 from deployments.artifacts.store import file_sha256, model_directory, set_latest
+from deployments.artifacts.types import Device, TaskName
 from deployments.engines.graph_io import TOKENS_OUTPUT
 from tests.support.builders import tiny_tokenizer
 

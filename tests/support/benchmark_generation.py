@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from benchmarks.generation.streams import StreamRequest, StreamResult
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.replicas.generator import GeneratorReplica

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 
 from build_artifacts.checkpoints.models import LOADERS
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (

@@ -23,12 +23,11 @@ from deployments.artifacts.manifest import (
     TOKENIZER_NAME,
     ArtifactManifest,
     Candidate,
-    Device,
     ModelSource,
     Parity,
-    TaskName,
 )
 from deployments.artifacts.store import model_directory, set_latest
+from deployments.artifacts.types import Device, TaskName
 from tests.support.artifacts import NO_FILES_YET, seal
 
 DECODER = "tiny/decoder"

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from build_artifacts.decoders.gate_inputs import GateInputs
 from build_artifacts.decoders.reference import DecoderReference
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder

@@ -10,7 +10,8 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.recipes import DecoderRecipe
-from deployments.artifacts.manifest import Device, ModelSource, TaskName
+from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.types import Device, TaskName
 from deployments.engines.decoder import DecoderSpec
 
 PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp32", engine="torch")

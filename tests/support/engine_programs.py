@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
 from tests.support.artifacts import WIDTH, word_vectors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from starlette.applications import Starlette
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import (
     AppArgs,
     EncoderSettings,

@@ -17,7 +17,8 @@ from build_artifacts.checkpoints.models import LOADERS
 from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildBudget, BuildRequest, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
-from deployments.artifacts.manifest import TASK_HEADS, ArtifactManifest, Gate, TaskName
+from deployments.artifacts.manifest import ArtifactManifest, Gate
+from deployments.artifacts.types import TASK_HEADS, TaskName
 from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.in_process import InProcess
 

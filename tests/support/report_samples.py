@@ -13,7 +13,7 @@ from build_artifacts.report.values import (
     StageThroughput,
     compared,
 )
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.tuning.host import Host
 
 HOST = Host(device=Device.CPU, name="Abacus 9", generation="1", flags=("avx2",), cores=2)

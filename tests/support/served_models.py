@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, build
-from deployments.artifacts.manifest import TASK_HEADS, Device, TaskName
 from deployments.artifacts.store import LATEST_NAME, model_directory
+from deployments.artifacts.types import TASK_HEADS, Device, TaskName
 from deployments.config import default_store
 from tests.support.builders import tiny_checkpoint
 from tests.support.decoder_artifacts import seal_tiny_decoder

@@ -13,9 +13,9 @@ from deployments.artifacts.manifest import (
     REFERENCE_NAME,
     ArtifactManifest,
     Candidate,
-    Device,
     EngineOptions,
 )
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.tuning.costs import CostTable, TuningTarget, write_costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.service import InferenceService
 from deployments.registry import RegisteredModel

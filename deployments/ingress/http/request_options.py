@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.errors import InvalidField
 from deployments.tasks.inputs import parse_parameters
 

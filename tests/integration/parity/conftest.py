@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel
 
 LABELS = ("SAD", "GLAD", "MAD")

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel
 from tests.support.parity_texts import varied_texts
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.builders import HIDDEN
 from tests.support.parity_models import ParityModel, Served
 from tests.support.parity_texts import varied_texts

@@ -15,7 +15,8 @@ from tokenizers.models import WordLevel
 
 from build_artifacts.decoders.graphs.export import export_model
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
-from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder

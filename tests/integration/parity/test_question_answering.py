@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import TaskName
 from tests.integration.parity.record_question_answering import (
     FOR_LONG,
     FOR_SHORT,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.builders import write_json
 from tests.support.parity_models import ParityModel, Served, agreement
 from tests.support.parity_texts import varied_texts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel, agreement
 from tests.support.parity_texts import varied_texts
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel, agreement
 from tests.support.parity_texts import varied_texts
 

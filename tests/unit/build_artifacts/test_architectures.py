@@ -24,14 +24,8 @@ from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantize import quantise
 from build_artifacts.steps.rewrite import rewrite
-from deployments.artifacts.manifest import (
-    Device,
-    EngineOptions,
-    Gate,
-    ModelHead,
-    ModelSource,
-    TaskName,
-)
+from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
+from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, compare_outputs, run_probes
@@ -142,7 +136,11 @@ def operators(graph: Path) -> list[str]:
 def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_path: Path) -> None:
     subject = Subject.of(case, tmp_path)
     metadata = subject.metadata
-    assert (metadata.tasks, metadata.max_tokens, metadata.labels) == (case.tasks, longest(case), case.labels)
+    assert (metadata.tasks, metadata.max_tokens, metadata.labels) == (
+        case.tasks,
+        longest(case),
+        case.labels,
+    )
     graph = subject.export(SDPA, tmp_path / "graph.onnx")
     assert [path.name for path in tmp_path.glob("graph*")] == ["graph.onnx"]
     assert operators(graph).count("Attention") == case.layers * case.sdpa

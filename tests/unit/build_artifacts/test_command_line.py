@@ -20,8 +20,9 @@ from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult
 from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
-from deployments.artifacts.manifest import MANIFEST_NAME, Device, Gate, TaskName
+from deployments.artifacts.manifest import MANIFEST_NAME, Gate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import GRAPH_NAME, seal_tiny

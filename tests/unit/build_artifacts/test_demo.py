@@ -9,7 +9,7 @@ from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS, DemoModel
 from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.evaluation.squad import read_questions
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.builders import tiny_tokenizer
 
 SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"

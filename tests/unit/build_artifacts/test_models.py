@@ -11,7 +11,8 @@ from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.merge import merge
-from deployments.artifacts.manifest import ModelHead, ModelSource
+from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.types import ModelHead
 from tests.support.adapters import tiny_adapter
 from tests.support.builders import tiny_checkpoint
 

@@ -33,15 +33,9 @@ from build_artifacts.steps.seal import (
     publish,
 )
 from build_artifacts.storage.workspace import BUILDING_NAME
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    Device,
-    Gate,
-    ModelSource,
-    Parity,
-    TaskName,
-)
+from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource, Parity
 from deployments.artifacts.store import LATEST_NAME, resolve_version
+from deployments.artifacts.types import Device, TaskName
 from deployments.errors import DigestMismatch
 from deployments.tuning.parity import ReferenceOutputs
 from tests.support.builders import tiny_tokenizer

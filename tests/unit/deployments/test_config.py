@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import (
     STORE_VARIABLE,
     USER_CONFIGS,

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.errors import InputTooLong
 from deployments.messages import BatchKey, ModelRef, TokenizedBatch, TokenizedCall, characters
 

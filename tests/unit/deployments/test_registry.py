@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, ModelSettings
 from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, UnknownModel
 from deployments.registry import ModelRegistry

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.errors import (
     ArtifactMissing,
     BodyTooLarge,

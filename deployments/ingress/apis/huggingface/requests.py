@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.artifacts.manifest import GENERATING_TASKS, TaskName
+from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.errors import InvalidField, MalformedBody, UnknownParameter
 from deployments.tasks import TASKS
 
@@ -24,7 +24,7 @@ def parse_task(name: str | None) -> TaskName | None:
     try:
         return TaskName(name)
     except ValueError as exc:
-        known = ", ".join(f"`{task}`" for task in (*TASKS, *GENERATING_TASKS))
+        known = ", ".join(f"`{task}`" for task in (*TASKS, *GENERATIVE_TASKS))
         raise InvalidField(f"`{name}` is not a task; known: {known}", field="task") from exc
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ModelLoading, ServeError
 from deployments.ingress.apis.huggingface.requests import (
     merge_parameters,

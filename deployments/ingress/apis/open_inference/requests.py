@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.ingress.apis.open_inference.task_tensors import (
     LIST_PARAMETERS,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.messages import ModelRef
 from deployments.records import RequestRecord
 

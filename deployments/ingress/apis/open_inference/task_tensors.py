@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField
 from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
 from deployments.ingress.http.api import schema_of

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.model_list import model_facts, model_list
 from deployments.ingress.apis.openai.chat import ChatEvents, build_chat_response

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.openai.embeddings import build_usage
 from deployments.ingress.apis.openai.responses import build_openai_error

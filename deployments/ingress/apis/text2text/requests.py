@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.generation.messages import BeamSearchParams, GenerationOptions, Sampling
 from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
+from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
 from deployments.ingress.apis.huggingface.requests import parse_stream_flag
 from deployments.ingress.apis.text2text.requests import TextToTextRequest, resolve_generation_task
 from deployments.ingress.apis.text2text.schemas import (

@@ -10,7 +10,7 @@ from pydantic import Field
 # Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.ingress.apis.text_generation.schemas import (
     Count,

@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 # Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
 from typing_extensions import TypedDict
 
-from deployments.artifacts.manifest import ArtifactManifest, Device, ModelHead
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device, ModelHead
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters

@@ -20,8 +20,8 @@ from benchmarks.common.engine_timing import (
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import generated
-from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import LATEST_NAME
+from deployments.artifacts.types import TaskName
 from deployments.engines import EncoderEngine
 from deployments.messages import Batch, Outputs
 from tests.support.artifacts import EMBEDDER, MAX_TOKENS, seal_tiny

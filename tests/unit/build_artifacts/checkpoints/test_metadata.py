@@ -13,7 +13,8 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metada
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.manifest import ModelSource, TaskName
+from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.types import TaskName
 from tests.support.builders import write_json
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config

@@ -30,14 +30,8 @@ from build_artifacts.recipes import (
     BuildRecipe,
     DecoderRecipe,
 )
-from deployments.artifacts.manifest import (
-    TEXT2TEXT_TASKS,
-    ArtifactManifest,
-    Device,
-    Gate,
-    ModelSource,
-    TaskName,
-)
+from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource
+from deployments.artifacts.types import TEXT2TEXT_TASKS, Device, TaskName
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder

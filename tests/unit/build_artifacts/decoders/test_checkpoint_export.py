@@ -30,13 +30,8 @@ from build_artifacts.recipes import (
     with_gpu_placement,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    Attention,
-    Device,
-    EngineOptions,
-    Precision,
-)
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
+from deployments.artifacts.types import Attention, Device, Precision
 from deployments.config import GeneratorSettings
 from deployments.engines import decoder_factory
 from deployments.engines.decoder import DecoderSpec

@@ -16,7 +16,8 @@ from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.recipes import DECODER_FP32
-from deployments.artifacts.manifest import Device, EngineOptions, ModelSource
+from deployments.artifacts.manifest import EngineOptions, ModelSource
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder

@@ -16,7 +16,8 @@ from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32, DECODER_INT4, DECODER_INT8, DecoderRecipe
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
-from deployments.artifacts.manifest import Device, Gate, KvCacheDtype, TaskName
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import Device, KvCacheDtype, TaskName
 from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, build_reference, spec_of
 from tests.support.prepared_build import RecordingRunner

@@ -17,8 +17,8 @@ from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
 from build_artifacts.sources.package import unpack
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.resolve import resolve
-from deployments.artifacts.manifest import TaskName
 from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import TaskName
 from tests.support.decoder_artifacts import CHATML, TURN_END
 from tests.support.tiny_decoders import tiny_llama, write_gguf
 

@@ -28,7 +28,7 @@ from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.builders import write_json
 from tests.support.tiny_decoders import tiny_llama
 

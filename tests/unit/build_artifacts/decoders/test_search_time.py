@@ -11,7 +11,7 @@ import pytest
 from build_artifacts.decoders import build
 from build_artifacts.decoders.build import DecoderBuild
 from build_artifacts.recipes import FULL, DecoderRecipe
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from tests.support.prepared_build import RecordingRunner
 
 FOR_CPU = [recipe.name for recipe in FULL.decoders if recipe.device is Device.CPU]

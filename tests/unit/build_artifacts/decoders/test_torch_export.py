@@ -25,7 +25,8 @@ from build_artifacts.recipes import (
     DecoderRecipe,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
-from deployments.artifacts.manifest import ArtifactManifest, Attention, Device, EngineOptions
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
+from deployments.artifacts.types import Attention, Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder

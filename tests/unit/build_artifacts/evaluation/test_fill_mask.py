@@ -13,7 +13,7 @@ from build_artifacts.evaluation import (
     load_evaluation,
 )
 from build_artifacts.evaluation.fill_mask import masked_positions
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 
 TASK = TaskName.FILL_MASK

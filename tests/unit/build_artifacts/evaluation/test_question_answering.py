@@ -9,7 +9,7 @@ import pytest
 
 from build_artifacts.evaluation import Evaluation, ExampleSampling, load_evaluation
 from build_artifacts.evaluation.question_answering import best_span
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.messages import TokenizedItem
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 

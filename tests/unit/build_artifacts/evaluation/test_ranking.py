@@ -7,7 +7,7 @@ import pytest
 
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
 
 TASK = TaskName.TEXT_RANKING

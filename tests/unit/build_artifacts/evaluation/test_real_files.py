@@ -12,7 +12,7 @@ from build_artifacts.evaluation.classification import load_classification
 from build_artifacts.evaluation.loading import EVALUATIONS
 from build_artifacts.evaluation.similarity import read_pairs
 from build_artifacts.evaluation.squad import read_questions
-from deployments.artifacts.manifest import GENERATING_TASKS, TaskName
+from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel
 
 DATA = Path(__file__).resolve().parents[5] / "shared/data"
@@ -29,7 +29,7 @@ def test_every_task_that_is_built_has_an_evaluation() -> None:
     # tokens come with those of texts.
     built_as_another = {TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TOKEN_EMBEDDINGS}
     # What generates is measured by its perplexity.
-    assert set(EVALUATIONS) == set(TaskName) - built_as_another - set(GENERATING_TASKS)
+    assert set(EVALUATIONS) == set(TaskName) - built_as_another - set(GENERATIVE_TASKS)
 
 
 def test_stsb(make_model: MakeModel) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from build_artifacts.evaluation import load_evaluation, run_items, score_engine
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs, TokenizedItem
 from tests.support.fakes import ScriptedEngine

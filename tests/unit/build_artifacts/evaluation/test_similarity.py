@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EngineFailed
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 

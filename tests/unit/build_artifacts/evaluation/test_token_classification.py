@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from build_artifacts.evaluation import BadEvaluationData, EvaluatedModel, load_evaluation
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
 
 TASK = TaskName.TOKEN_CLASSIFICATION

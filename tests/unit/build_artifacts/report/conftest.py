@@ -15,7 +15,7 @@ from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.report.output import report_path
 from build_artifacts.report.values import Report
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.tuning.host import read_host
 from tests.support.builders import HIDDEN, tiny_checkpoint
 from tests.support.prepared_build import LITTLE

@@ -23,7 +23,8 @@ from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, r
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
-from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Device, TaskName
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.host import read_host
 from tests.support.adapters import tiny_adapter

@@ -9,7 +9,7 @@ import pytest
 from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, CheckpointMetadata
 from build_artifacts.search import probes
 from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from tests.support.builders import SPECIAL_TOKENS, tiny_tokenizer
 
 MAX_TOKENS = 200

@@ -15,7 +15,8 @@ from build_artifacts.search.gate import AcceptedGraph, AccuracyGate
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.search.search import CandidateSearch
-from deployments.artifacts.manifest import Device, EngineOptions, Gate
+from deployments.artifacts.manifest import EngineOptions, Gate
+from deployments.artifacts.types import Device
 from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
     ANYTHING,

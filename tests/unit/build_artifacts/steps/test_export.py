@@ -15,7 +15,8 @@ from build_artifacts.search.gate import spec_of
 from build_artifacts.search.preparation import Original
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
-from deployments.artifacts.manifest import Device, EngineOptions, ModelHead, ModelSource
+from deployments.artifacts.manifest import EngineOptions, ModelSource
+from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
@@ -85,7 +86,9 @@ def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
         source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
         model = load_model(source, head=head, dtype="float32")
         assert isinstance(CPU_FP32.source, ExportRecipe)
-        graph = export(model, read_checkpoint_metadata(source), CPU_FP32.source, tmp_path / f"{head}.onnx")
+        graph = export(
+            model, read_checkpoint_metadata(source), CPU_FP32.source, tmp_path / f"{head}.onnx"
+        )
         assert [output.name for output in onnx.load(graph).graph.output] == names
 
 

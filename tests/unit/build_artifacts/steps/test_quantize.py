@@ -128,7 +128,9 @@ def test_kept_nodes_keep_their_activations(
     blocks = [n for n in onnx.load(graph).graph.node if n.op_type == "MatMulNBits"]
     assert len(blocks) == 3
     assert all(name in {n.name.removesuffix("_Q8") for n in blocks} for name in kept)
-    assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {EXCLUDED_BLOCK_SIZE}
+    assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {
+        EXCLUDED_BLOCK_SIZE
+    }
     # int8 weights still: hardly larger, and no further from the original.
     assert graph.stat().st_size < 1.2 * every.stat().st_size
     assert likeness(plain, graph) > likeness(plain, every) - 0.001

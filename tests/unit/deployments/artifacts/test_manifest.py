@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments import errors
-from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Device
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import (
     LATEST_NAME,
     model_directory,
@@ -16,6 +16,7 @@ from deployments.artifacts.store import (
     resolve_version,
     set_latest,
 )
+from deployments.artifacts.types import Device
 from tests.support.artifacts import GRAPH_NAME, seal_tiny, tiny_manifest
 
 Damage = Callable[[Path], None]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from deployments.artifacts.manifest import Device, EngineOptions, ModelHead
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.engines.decoder import DecoderEngine, DecoderSpec

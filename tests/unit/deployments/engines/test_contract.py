@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine, open_engine
 from deployments.errors import EngineFailed

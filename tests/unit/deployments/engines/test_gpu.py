@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import EngineOptions, ModelHead
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import missing_requirement, open_engine
 from deployments.engines.decoder import DecoderEngine

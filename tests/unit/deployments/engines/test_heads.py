@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
 from deployments.errors import EngineFailed

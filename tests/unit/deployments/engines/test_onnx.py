@@ -7,7 +7,8 @@ import pytest
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from deployments.artifacts.manifest import Device, EngineOptions, ModelHead
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine

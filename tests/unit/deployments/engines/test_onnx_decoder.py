@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import ArtifactManifest, Device
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import EngineOptions, ModelHead
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from deployments.artifacts.manifest import ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
 from deployments.engines import missing_requirement, open_engine
 from tests.support.engine_programs import write_model

@@ -8,7 +8,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from deployments.artifacts.manifest import Candidate, Device, EngineOptions, ModelHead
+from deployments.artifacts.manifest import Candidate, EngineOptions
+from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import (
     ENGINES,

@@ -17,7 +17,8 @@ safetensors_torch = pytest.importorskip("safetensors.torch", reason="`safetensor
 
 from safetensors import safe_open  # noqa: E402
 
-from deployments.artifacts.manifest import EngineOptions, ModelHead  # noqa: E402
+from deployments.artifacts.manifest import EngineOptions  # noqa: E402
+from deployments.artifacts.types import ModelHead  # noqa: E402
 from deployments.batching.batches import collate  # noqa: E402
 from deployments.engines import open_engine  # noqa: E402
 from deployments.engines.torch_program import read_program, write_program  # noqa: E402

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa: E402
-from deployments.artifacts.manifest import ArtifactManifest, Device, EngineOptions  # noqa: E402
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
+from deployments.artifacts.types import Device  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines import torch_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402

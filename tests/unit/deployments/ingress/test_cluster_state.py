@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, DeploymentState
 from tests.support.fakes import TIMEOUT_S, wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, LimitSettings, ModelSettings
 from deployments.errors import (
     DeadlineExceeded,

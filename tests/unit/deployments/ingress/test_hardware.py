@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.errors import HardwareUnavailable
 from deployments.ingress.cluster_state import DeploymentState, choose_device
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest

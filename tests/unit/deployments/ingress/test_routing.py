@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
 from deployments.ingress.routing import MicroBatchRouter, SendMicroBatch, Submit

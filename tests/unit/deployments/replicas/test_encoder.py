@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import ArtifactManifest, Device, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
 from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import (

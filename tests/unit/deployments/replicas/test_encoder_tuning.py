@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall

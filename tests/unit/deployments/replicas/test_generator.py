@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderInfo, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder

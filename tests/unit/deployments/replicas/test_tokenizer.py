@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, EncoderSettings, ModelSettings, TokenizerUserConfig
 from deployments.errors import (
     DeadlineExceeded,

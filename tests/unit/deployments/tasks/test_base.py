@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from deployments.artifacts.manifest import GENERATING_TASKS, TASK_HEADS, TaskName
+from deployments.artifacts.types import GENERATIVE_TASKS, TASK_HEADS, TaskName
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
 from deployments.tasks import TASKS, find_tasks
@@ -15,7 +15,7 @@ from tests.support.artifacts import tiny_manifest
 
 
 def test_every_task_name_has_its_task() -> None:
-    generating = set(GENERATING_TASKS)  # these have loops and families of their own
+    generating = set(GENERATIVE_TASKS)  # these have loops and families of their own
     assert {name: task.name for name, task in TASKS.items()} == {
         name: name for name in TaskName if name not in generating
     }

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Call, TokenizedItem, Truncation
 from deployments.tasks import fill_mask

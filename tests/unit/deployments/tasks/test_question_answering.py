@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.messages import Truncation
 from deployments.tasks import question_answering

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Windowing
 from deployments.tasks import TASKS, find_tasks

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from deployments.artifacts.manifest import ArtifactManifest, TaskName
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
 from deployments.tasks.base import DecodeContext

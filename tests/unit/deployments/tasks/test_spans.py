@@ -54,7 +54,9 @@ def by_brute_force(given: SpanProbabilities, most: int, count: int) -> list[tupl
 
 def test_question_and_closing_tokens_take_no_part_in_the_softmax() -> None:
     logits = np.array([[0, 0], [50, 50], [50, 50], [0, np.log(3)], [0, 0], [50, 50]], np.float32)
-    found = compute_span_probabilities(logits, layout([SPECIAL, QUESTION, SPECIAL, CONTEXT, CONTEXT, SPECIAL]))
+    found = compute_span_probabilities(
+        logits, layout([SPECIAL, QUESTION, SPECIAL, CONTEXT, CONTEXT, SPECIAL])
+    )
     # Left are the first token and the context: 1 : 1 : 1 for starts, 1 : 3 : 1 for ends.
     assert found.start == pytest.approx([1 / 3, 1 / 3])
     assert found.end == pytest.approx([3 / 5, 1 / 5])
@@ -62,7 +64,9 @@ def test_question_and_closing_tokens_take_no_part_in_the_softmax() -> None:
 
 
 def test_a_window_that_begins_with_text_has_no_null_answer() -> None:
-    found = compute_span_probabilities(np.zeros((3, 2), np.float32), layout([QUESTION, CONTEXT, CONTEXT]))
+    found = compute_span_probabilities(
+        np.zeros((3, 2), np.float32), layout([QUESTION, CONTEXT, CONTEXT])
+    )
     assert found.start == pytest.approx([0.5, 0.5])
     assert found.null == 0
 

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.artifacts.manifest import Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
 from deployments.generation.messages import GenerationCall, GenerationOptions
 from deployments.messages import (

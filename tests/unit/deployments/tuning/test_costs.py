@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs, write_costs

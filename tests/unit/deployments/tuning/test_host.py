@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.machine import read_cpu_info
 from deployments.tuning.host import Host, engine_versions, read_host
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Shape

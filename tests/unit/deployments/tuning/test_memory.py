@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.tuning.host import count_fitting, free_bytes
 
 MB = 1_000_000

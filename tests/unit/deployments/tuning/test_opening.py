@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.onnx import OnnxEngine

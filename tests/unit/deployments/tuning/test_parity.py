@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Gate, ModelHead
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import ModelHead
 from deployments.errors import ArtifactError
 from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import (

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
-from deployments.artifacts.manifest import Device, EngineOptions
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder

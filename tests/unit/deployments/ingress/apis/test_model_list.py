@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.ingress.apis.model_list import owner
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, MAX_TOKENS, WIDTH, seal_tiny
 from tests.support.in_process import InProcess

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.ingress.http.request_options import RequestOptions, read_options
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.apis.response_headers import REPLY_HEADERS
 from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models

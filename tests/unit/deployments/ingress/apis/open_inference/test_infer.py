@@ -18,7 +18,7 @@ from tritonclient.http import (
     InferResult,
 )
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError
 from deployments.messages import Call, CallBatch, CallResult, Outcome
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny

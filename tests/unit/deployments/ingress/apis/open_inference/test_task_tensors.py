@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError
 from deployments.ingress.apis.open_inference.task_tensors import (
     LIST_PARAMETERS,

@@ -12,7 +12,7 @@ import jsonschema
 import orjson
 import pytest
 
-from deployments.artifacts.manifest import Device
+from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
 from deployments.records import StepRecord
 from deployments.replicas.generator import GeneratorReplica

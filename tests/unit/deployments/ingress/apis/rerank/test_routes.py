@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import TaskName
+from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import Overloaded
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny

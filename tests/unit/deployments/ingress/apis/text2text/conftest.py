@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.manifest import TEXT2TEXT_TASKS, TaskName
+from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
 from deployments.config import GeneratorSettings
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder

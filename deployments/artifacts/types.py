@@ -1,0 +1,79 @@
+"""Vocabulary of stored models: tasks, heads, devices, precisions and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class FrozenModel(BaseModel):
+    """Base of values that are stored as JSON: immutable, unknown fields are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskName(StrEnum):
+    """Tasks by their Hugging Face names."""
+
+    FEATURE_EXTRACTION = "feature-extraction"
+    SENTENCE_SIMILARITY = "sentence-similarity"
+    TEXT_CLASSIFICATION = "text-classification"
+    ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
+    TEXT_RANKING = "text-ranking"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    FILL_MASK = "fill-mask"
+    TEXT_GENERATION = "text-generation"
+    TEXT2TEXT_GENERATION = "text2text-generation"
+    SUMMARIZATION = "summarization"
+    TRANSLATION = "translation"
+    # Not a name of the hub: its feature-extraction returns one vector per text or one per token,
+    # depending on the model. This task always returns one per token.
+    TOKEN_EMBEDDINGS = "token-embeddings"
+
+
+# Tasks of encoder-decoder models, the most general first; and all generative tasks.
+TEXT2TEXT_TASKS = (TaskName.TEXT2TEXT_GENERATION, TaskName.SUMMARIZATION, TaskName.TRANSLATION)
+GENERATIVE_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
+
+
+class ModelHead(StrEnum):
+    """Output of a graph for an item of T tokens."""
+
+    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalized; unpooled: [T, W]
+    LABELS = "labels"  # [W], logits of the labels
+    TOKENS = "tokens"  # [T, W], logits of the labels of each token
+    SPAN = "span"  # [T, 2], logits of a span's start and end
+    MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
+    NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of the token after the last one
+
+
+TASK_HEADS: Mapping[TaskName, ModelHead] = {
+    TaskName.FEATURE_EXTRACTION: ModelHead.VECTOR,
+    TaskName.SENTENCE_SIMILARITY: ModelHead.VECTOR,
+    TaskName.TEXT_CLASSIFICATION: ModelHead.LABELS,
+    TaskName.ZERO_SHOT_CLASSIFICATION: ModelHead.LABELS,
+    TaskName.TEXT_RANKING: ModelHead.LABELS,
+    TaskName.TOKEN_CLASSIFICATION: ModelHead.TOKENS,
+    TaskName.QUESTION_ANSWERING: ModelHead.SPAN,
+    TaskName.FILL_MASK: ModelHead.MASKS,
+    TaskName.TOKEN_EMBEDDINGS: ModelHead.VECTOR,
+    **dict.fromkeys(GENERATIVE_TASKS, ModelHead.NEXT_TOKEN),
+}
+
+
+class Device(StrEnum):
+    """Kind of hardware a candidate graph is built for."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
+# "transformers" runs the checkpoint itself and supports generative models only.
+EngineName = Literal["onnxruntime", "openvino", "torch", "transformers"]
+KvCacheDtype = Literal["int8"]
+Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or separate MatMuls of transformers
