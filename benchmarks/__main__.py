@@ -1,63 +1,46 @@
-"""The command line: `python -m benchmarks NAME`; the names are those of SUBCOMMANDS."""
+"""The command line: `python -m benchmarks NAME`, also `hundredfold bench NAME`."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from benchmarks.engine import command as engine
-from benchmarks.generation import command as generation
-from benchmarks.graphs import command as graphs
-from benchmarks.graphs import tuning
-from benchmarks.hostile import command as hostile
-from benchmarks.serving import command as serving
-from benchmarks.serving import quality
-from deployments.errors import ServeError
+from deployments.command_line import CommandSpec, Program
 
-
-class Subcommand(Protocol):
-    """A module with these two functions; its docstring's first line is the help text."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
-
-    def run(self, arguments: argparse.Namespace, command: str) -> int:
-        """Do it; returns the exit status. `command` is the line that started it, for the record."""
-
-
-SUBCOMMANDS: Mapping[str, Subcommand] = {
-    "serving": serving,
-    "engine": engine,
-    "quality": quality,
-    "graphs": graphs,
-    "tuning": tuning,
-    "hostile": hostile,
-    "generation": generation,
+_EXTRAS = "bench,build,cpu"
+COMMANDS: Mapping[str, CommandSpec] = {
+    "serving": CommandSpec(
+        "benchmarks.serving.command", "Measure requests/s and latency over HTTP", _EXTRAS
+    ),
+    "quality": CommandSpec(
+        "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
+    ),
+    "engine": CommandSpec(
+        "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
+    ),
+    "graphs": CommandSpec(
+        "benchmarks.graphs.command", "Compare candidate graphs of a model", _EXTRAS
+    ),
+    "tuning": CommandSpec(
+        "benchmarks.graphs.tuning", "Check the choices of the tuner again", _EXTRAS
+    ),
+    "generation": CommandSpec(
+        "benchmarks.generation.command", "Measure token streams beside other engines", _EXTRAS
+    ),
+    "hostile": CommandSpec(
+        "benchmarks.hostile.command", "Send malformed and oversized requests", _EXTRAS
+    ),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand: 0 when it measured, 1 when it could not or an answer was wrong."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in SUBCOMMANDS.items():
-        summary = (module.__doc__ or "").partition("\n")[0]
-        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
-    arguments = parser.parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks", *given])
-    try:
-        return SUBCOMMANDS[arguments.command].run(arguments, command)
-    except ServeError as exc:
-        print(f"error: {exc.message}", file=sys.stderr)
-        if hint := getattr(exc, "hint", ""):
-            print(f"\nhint: {hint}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    """Run one benchmark: 0 when it measured, 1 when it could not or an answer was wrong."""
+    program = Program(
+        "python -m benchmarks",
+        "Measure this host. Results are printed as tables and written as JSON.",
+        COMMANDS,
+    )
+    return program.run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,10 +66,14 @@ class Program:
     examples: str = ""
 
     def run(self, argv: Sequence[str]) -> int:
-        """Parse and run; print a foreseen failure to stderr and return its exit code."""
+        """Parse and run; print a foreseen failure to stderr and return its exit code.
+
+        Commands find the line that started them in `arguments.command_line`.
+        """
         spec = _find_command(self.tree, argv)
         try:
             arguments = self.build_parser([spec] if spec else []).parse_args(argv)
+            arguments.command_line = f"{self.name} {shlex.join(argv)}"
             run: Callable[[argparse.Namespace], int] = arguments.run_command
             return run(arguments)
         except ServeError as error:

@@ -109,8 +109,9 @@ def _add_options_of_others(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
 
 
-def run(arguments: argparse.Namespace, command: str) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    command: str = arguments.command_line
     facts = start_run("generation", command, arguments.seed)
     with ExitStack() as stack:
         figures = measure(arguments, stack)

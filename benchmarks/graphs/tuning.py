@@ -79,8 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, command: str) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, compare, print, write; 0 also where a winner does not win any more."""
+    command: str = arguments.command_line
     facts = start_run("tuning", command, arguments.seed)
     figures = remeasure(arguments)
     print(describe(figures))

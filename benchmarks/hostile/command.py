@@ -118,8 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def run(arguments: argparse.Namespace, command: str) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Attack, compare, print, write; 1 when a goal was missed."""
+    command: str = arguments.command_line
     facts = start_run("hostile", command, arguments.seed)
     target = ServerAddress.parse(arguments.url)
     require_own_machine(target)

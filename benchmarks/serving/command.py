@@ -112,8 +112,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, command: str) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
+    command: str = arguments.command_line
     facts = start_run("serving", command, arguments.seed)
     target = ServerAddress.parse(arguments.url)
     sentences = shuffled(load_sentences(arguments.data, arguments.seed), arguments.seed)

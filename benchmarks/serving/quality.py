@@ -107,8 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--use-gpu", action="store_true", help="ask for the GPU encoder")
 
 
-def run(arguments: argparse.Namespace, command: str) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """All metrics there is data for. Raises BenchmarkError."""
+    command: str = arguments.command_line
     facts = start_run("quality", command, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
     pairs = read_scored_pairs(data / STSB_NAME)

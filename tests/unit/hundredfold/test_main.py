@@ -1,0 +1,93 @@
+"""The command tree of `hundredfold`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.command_line import CommandGroup, CommandSpec, Program
+from deployments.errors import ServeError
+from hundredfold.__main__ import build_program, main
+
+CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
+
+
+class FailingCommand:
+    def add_arguments(self, parser: object) -> None: ...
+
+    def run(self, arguments: object) -> int:
+        raise ServeError("the store is gone")
+
+
+class InterruptedCommand(FailingCommand):
+    def run(self, arguments: object) -> int:
+        raise KeyboardInterrupt
+
+
+FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
+
+
+def program_with(**commands: str) -> Program:
+    return Program("toy", "A toy.", {name: CommandSpec(f, name) for name, f in commands.items()})
+
+
+def test_every_command_has_options_and_a_handler() -> None:
+    program = build_program()
+    assert {"serve", "build", "models", "check", "bench", "completion"} <= program.tree.keys()
+    parser = program.build_parser()  # imports every command
+    for name, node in program.tree.items():
+        names = node.commands if isinstance(node, CommandGroup) else [None]
+        for child in names:
+            with pytest.raises(SystemExit) as exited:
+                parser.parse_args([name, *([child] if child else []), "--help"])
+            assert exited.value.code == 0
+
+
+def test_check_runs_through_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(CONFIG)]) == 0
+    assert "no problems" in capsys.readouterr().out
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["models", "polish"])
+    assert exited.value.code == 2
+
+
+def test_foreseen_failure_prints_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program_with(break_it=f"{__name__}:FAILING").run(["break_it"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: the store is gone\n")
+
+
+def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program_with(stop=f"{__name__}:INTERRUPTED_COMMAND").run(["stop"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = {"draw": CommandSpec("no_such_package.module", "Draw", extra="plots")}
+    assert Program("toy", "A toy.", tree).run(["draw"]) == 1
+    assert "pip install 'hundredfold[plots]'" in capsys.readouterr().err
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from hundredfold.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('ray', 'numpy', 'torch', 'onnxruntime') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_subcommands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "verify" in script
+    assert "--search-seconds" in script
