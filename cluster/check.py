@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.linting.application import applications, our_sections, wrong_names
+from cluster.linting.application import find_applications, find_wrong_names, project_sections
 from cluster.linting.document import Document, Problem, UnreadableConfig, read_document
 from cluster.linting.rules import check_rules
 from cluster.linting.schema import Finding, find_problems, sections
@@ -65,8 +65,8 @@ def _findings(document: Document) -> Iterator[Finding]:
         yield path, "this key is given twice; the first value is lost"
     for section in sections(ServeDeploySchema, document.value, ()):
         yield from find_problems(section)
-    for application in applications(document.value):
-        yield from wrong_names(application)
-        for section in our_sections(application):
+    for application in find_applications(document.value):
+        yield from find_wrong_names(application)
+        for section in project_sections(application):
             yield from find_problems(section)
     yield from check_rules(document.value)

@@ -1,6 +1,6 @@
-"""Whether the worker groups can hold what the deployments may grow to.
+"""Whether the worker groups have pods for the replicas of the deployments.
 
-A replica that fits on no pod stays pending for ever, without an error.
+A replica without a pod of its size stays pending forever; Ray reports no error.
 """
 
 from __future__ import annotations
@@ -11,64 +11,86 @@ from typing import Any
 
 from cluster.kuberay.overlay import WorkerGroup
 
-# The Ray and Kubernetes label that says which group a pod belongs to.
+# The Ray and Kubernetes label that names the group of a pod.
 POOL_LABEL = "hundredfold/pool"
+SERVE_AUTO_MAX_REPLICAS = 100  # default of Serve for `num_replicas: auto`
+_ROUNDING = 1e-9  # CPUs and GPUs; five replicas of 0.2 CPUs fill one CPU
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceDemand:
-    """What one deployment asks for at its largest."""
+    """Resources and replica bounds of one deployment."""
 
     name: str
-    pool: str | None  # the group it selects
-    replicas: int
+    pool: str | None  # the group that its label selector names
+    min_replicas: int
+    max_replicas: int
     cpus: float  # per replica
     gpus: float  # per replica
 
     @classmethod
     def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
-        """Read one item of `deployments`, as it is after linting."""
+        """Read one item of `deployments` that has passed the linter."""
         options = deployment.get("ray_actor_options") or {}
+        min_replicas, max_replicas = _replica_bounds(deployment)
         return cls(
             name=deployment["name"],
             pool=(options.get("label_selector") or {}).get(POOL_LABEL),
-            replicas=_most_replicas(deployment),
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
             cpus=options.get("num_cpus", 1),
             gpus=options.get("num_gpus") or 0,
         )
 
 
-def capacity_errors(
+def find_capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """One sentence for each deployment or group that cannot work out."""
-    held: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
+    """Yield a message for each deployment without one matching group and each group too small."""
+    demands_by_group: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
     for demand in map(ResourceDemand.of, deployments):
-        homes = [group for group in groups if _fits(demand, group)]
-        if len(homes) != 1:
+        matching_groups = [group for group in groups if _fits(demand, group)]
+        if len(matching_groups) != 1:
             yield (
-                f"a replica of `{demand.name}` fits on {len(homes)} worker groups, must be one: "
-                f"set `label_selector: {{{POOL_LABEL}: GROUP}}` and check the pod's size"
+                f"a replica of `{demand.name}` fits on {len(matching_groups)} worker groups, must "
+                f"be 1: set `label_selector: {{{POOL_LABEL}: GROUP}}` and check the pod size"
             )
-        for group in homes[:1]:
-            held[group.name].append(demand)
+        for group in matching_groups[:1]:
+            demands_by_group[group.name].append(demand)
     for group in groups:
-        cpus = sum(d.replicas * d.cpus for d in held[group.name])
-        gpus = sum(d.replicas * d.gpus for d in held[group.name])
-        if cpus > group.max_replicas * group.cpu or gpus > group.max_replicas * group.gpus:
-            yield (
-                f"worker group `{group.name}` is too small: its deployments may grow to "
-                f"{cpus:g} CPUs and {gpus:g} GPUs, {group.max_replicas} pods have "
-                f"{group.max_replicas * group.cpu} and {group.max_replicas * group.gpus}"
-            )
+        demands = demands_by_group[group.name]
+        for bound in ("min_replicas", "max_replicas"):
+            needed = count_pods(group, [(d, getattr(d, bound)) for d in demands])
+            available = getattr(group, bound)
+            if needed > available:
+                yield (
+                    f"worker group `{group.name}` is too small: the {bound} of its deployments "
+                    f"need {needed} pods, the {bound} of the group is {available}. Raise it"
+                )
 
 
-def _most_replicas(deployment: Mapping[str, Any]) -> int:
+def count_pods(group: WorkerGroup, replicas: Sequence[tuple[ResourceDemand, int]]) -> int:
+    """Count the pods of `group` that hold these replicas, packed first-fit, largest first."""
+    sizes = [(d.cpus, d.gpus) for d, count in replicas for _ in range(count)]
+    free: list[tuple[float, float]] = []  # CPUs and GPUs per pod
+    for cpus, gpus in sorted(sizes, reverse=True):
+        needed_cpus, needed_gpus = cpus - _ROUNDING, gpus - _ROUNDING
+        fitting = (i for i, pod in enumerate(free) if pod[0] > needed_cpus and pod[1] > needed_gpus)
+        index = next(fitting, None)
+        if index is None:
+            free.append((group.cpu - cpus, group.gpus - gpus))
+        else:
+            free[index] = (free[index][0] - cpus, free[index][1] - gpus)
+    return len(free)
+
+
+def _replica_bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
     scaling = deployment.get("autoscaling_config") or {}
     fixed = deployment.get("num_replicas")
-    if fixed == "auto":
-        return int(scaling.get("max_replicas", 100))  # Serve's own for `auto`
-    return int(scaling.get("max_replicas", 1) if scaling else fixed or 1)
+    if fixed == "auto" or scaling:
+        default = SERVE_AUTO_MAX_REPLICAS if fixed == "auto" else 1
+        return int(scaling.get("min_replicas", 1)), int(scaling.get("max_replicas", default))
+    return int(fixed or 1), int(fixed or 1)
 
 
 def _fits(demand: ResourceDemand, group: WorkerGroup) -> bool:

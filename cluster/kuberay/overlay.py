@@ -1,4 +1,4 @@
-"""production.yaml: what Kubernetes does differently from one box, parsed and laid over."""
+"""production.yaml: the settings of Kubernetes that differ from a single host."""
 
 from __future__ import annotations
 
@@ -11,42 +11,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 
 class InvalidOverlay(Exception):
-    """production.yaml and serve_config.yaml do not make a deployment that can work."""
+    """production.yaml and serve_config.yaml do not describe a working deployment."""
 
 
-class _Part(BaseModel):
+class _OverlayModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Images(_Part):
+class Images(_OverlayModel):
     """Image names, one per extra of the package."""
 
     cpu: str
     gpu: str
 
 
-class Shutdown(_Part):
-    """Seconds a leaving worker still serves, and seconds until it is killed."""
-
-    drain_s: int = Field(ge=0)
-    grace_s: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _grace_outlasts_drain(self) -> Self:
-        if self.grace_s <= self.drain_s:
-            raise ValueError(f"grace_s ({self.grace_s}) must exceed drain_s ({self.drain_s})")
-        return self
-
-
-class Pod(_Part):
-    """Size of one pod: whole cores and GiB, requested = limit."""
+class Pod(_OverlayModel):
+    """Size of one pod in whole cores and GiB. Requests equal limits."""
 
     cpu: int = Field(ge=1)
     memory_gib: int = Field(ge=1)
 
 
 class WorkerGroup(Pod):
-    """Pods of one kind that the autoscaler adds and removes."""
+    """A group of equal pods that the autoscaler adds and removes."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     image: Literal["cpu", "gpu"]
@@ -62,13 +49,12 @@ class WorkerGroup(Pod):
         return self
 
 
-class Production(_Part):
-    """The whole file. `serve` is laid over serve_config.yaml by `merge`."""
+class Production(_OverlayModel):
+    """The whole file. `merge` applies `serve` to serve_config.yaml."""
 
     name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,45}[a-z0-9])?$")
     images: Images
     artifacts_claim: str
-    shutdown: Shutdown
     head: Pod
     workers: tuple[WorkerGroup, ...] = Field(min_length=1)
     serve: dict[str, Any]
@@ -83,10 +69,10 @@ def read_production(path: Path) -> Production:
 
 
 def merge(base: Any, changes: Any, path: str = "serve") -> Any:
-    """`base` with `changes` laid over it; neither is modified.
+    """Return a copy of `base` with `changes` applied.
 
-    Mappings are merged key by key and lists of items with a `name` item by item; anything else is
-    replaced. A change to an item that `base` does not have raises InvalidOverlay.
+    Mappings merge by key, lists of items with a `name` by item; all other values are replaced.
+    Raises InvalidOverlay for a named item that `base` does not have.
     """
     if isinstance(base, dict) and isinstance(changes, dict):
         merged = {key: copy.deepcopy(value) for key, value in base.items()}
@@ -95,8 +81,8 @@ def merge(base: Any, changes: Any, path: str = "serve") -> Any:
         return merged
     if _is_named(base) and _is_named(changes):
         by_name = {item["name"]: item for item in changes}
-        for stranger in by_name.keys() - {item["name"] for item in base}:
-            raise InvalidOverlay(f"`{path}`: there is no `{stranger}` in serve_config.yaml")
+        for unknown_name in by_name.keys() - {item["name"] for item in base}:
+            raise InvalidOverlay(f"`{path}`: there is no `{unknown_name}` in serve_config.yaml")
         return [merge(i, by_name.get(i["name"], {}), f"{path}[{i['name']}]") for i in base]
     return copy.deepcopy(changes)
 

@@ -1,4 +1,4 @@
-"""The pods of the cluster: one shape for head and workers, so that they cannot drift apart."""
+"""Pod templates of head and workers. Shared builders keep the two consistent."""
 
 from __future__ import annotations
 
@@ -16,44 +16,50 @@ Manifest = dict[str, Any]
 PART_OF = {"app.kubernetes.io/part-of": "hundredfold"}
 USER_ID = 1000  # of the images
 GPU_RESOURCE = "nvidia.com/gpu"
-# KubeRay looks ports up by these names.
+# KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 METRICS_PORT = 8080
+STOP_S = 55  # s that Ray may take to stop after the drain
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What the pods need to know of the merged Serve config."""
+class ServeEndpoint:
+    """Values of the merged Serve config that the pods depend on."""
 
     port: int
     store: str  # mount point of the artifacts
+    drain_s: int  # s that a leaving worker keeps endpoint
 
 
-def head_group(production: Production, serving: Serving) -> Manifest:
-    """Controller and autoscaler; `num-cpus: 0` keeps every replica away."""
-    container = _container("ray-head", production.images.cpu, production.head, serving)
-    container["ports"] = _ports({**HEAD_PORTS, "serve": serving.port, "metrics": METRICS_PORT})
+def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
+    """Build the head group. `num-cpus: 0` keeps replicas off the head."""
+    container = _build_container("ray-head", production.images.cpu, production.head, endpoint)
+    container["ports"] = _build_ports(
+        {**HEAD_PORTS, "serve": endpoint.port, "metrics": METRICS_PORT}
+    )
     return {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
-        "template": _template(production, container),
+        "template": _build_template(production, container),
     }
 
 
-def worker_group(group: WorkerGroup, production: Production, serving: Serving) -> Manifest:
-    """Pods that hold replicas. One without a replica has no proxy and stays unready on purpose."""
+def build_worker_group(
+    group: WorkerGroup, production: Production, endpoint: ServeEndpoint
+) -> Manifest:
+    """Build a worker group. A worker without replicas has no proxy and stays unready."""
     image = getattr(production.images, group.image)
-    container = _container("ray-worker", image, group, serving)
-    container["ports"] = _ports({"serve": serving.port, "metrics": METRICS_PORT})
-    container["readinessProbe"] = _proxy_answers(serving.port)
-    # Kubernetes takes the pod out of the Service at once; HAProxy here still serves what arrives.
+    container = _build_container("ray-worker", image, group, endpoint)
+    container["ports"] = _build_ports({"serve": endpoint.port, "metrics": METRICS_PORT})
+    container["readinessProbe"] = _build_readiness_probe(endpoint.port)
+    # Kubernetes removes the pod from the Service at once; its HAProxy still serves late requests.
     container["lifecycle"] = {
-        "preStop": {"exec": {"command": ["/bin/sleep", str(production.shutdown.drain_s)]}}
+        "preStop": {"exec": {"command": ["/bin/sleep", str(endpoint.drain_s)]}}
     }
-    template = _template(production, container)
+    template = _build_template(production, container)
     # Only the head's autoscaler talks to Kubernetes.
     template["spec"]["automountServiceAccountToken"] = False
-    template["spec"]["terminationGracePeriodSeconds"] = production.shutdown.grace_s
-    template["spec"]["topologySpreadConstraints"] = [_spread(group)]
+    template["spec"]["terminationGracePeriodSeconds"] = endpoint.drain_s + STOP_S
+    template["spec"]["topologySpreadConstraints"] = [_build_spread_constraint(group)]
     if group.gpus:
         for kind in ("requests", "limits"):
             container["resources"][kind][GPU_RESOURCE] = str(group.gpus)
@@ -71,28 +77,28 @@ def worker_group(group: WorkerGroup, production: Production, serving: Serving) -
     }
 
 
-def restricted() -> Manifest:
-    """The container's half of the Pod Security Standard `restricted`."""
+def build_security_context() -> Manifest:
+    """Build the container fields of the Pod Security Standard `restricted`."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def _container(name: str, image: str, size: Pod, serving: Serving) -> Manifest:
+def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) -> Manifest:
     amount = {"cpu": str(size.cpu), "memory": f"{size.memory_gib}Gi"}
     return {
         "name": name,
         "image": image,
-        # KubeRay's own command bypasses the image's entry point. tini reaps what HAProxy leaves
-        # behind; `exec` lets `ray start` receive SIGTERM and stop Ray in order.
+        # KubeRay's own command bypasses the image's entry point. tini reaps orphaned processes of
+        # HAProxy; `exec` lets `ray start` receive SIGTERM and stop Ray in order.
         "command": ["/usr/bin/tini", "--", "/bin/bash", "-c"],
         "args": ["ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"],
         "env": [{"name": key, "value": value} for key, value in RAY_ENVIRONMENT.items()],
         "resources": {"requests": dict(amount), "limits": dict(amount)},
-        "securityContext": restricted(),
-        "volumeMounts": [{"name": "artifacts", "mountPath": serving.store, "readOnly": True}],
+        "securityContext": build_security_context(),
+        "volumeMounts": [{"name": "artifacts", "mountPath": endpoint.store, "readOnly": True}],
     }
 
 
-def _template(production: Production, container: Manifest) -> Manifest:
+def _build_template(production: Production, container: Manifest) -> Manifest:
     claim = {"claimName": production.artifacts_claim, "readOnly": True}
     return {
         "metadata": {"labels": dict(PART_OF)},
@@ -112,12 +118,15 @@ def _template(production: Production, container: Manifest) -> Manifest:
     }
 
 
-def _ports(ports: Mapping[str, int]) -> list[Manifest]:
+def _build_ports(ports: Mapping[str, int]) -> list[Manifest]:
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _proxy_answers(port: int) -> Manifest:
-    """KubeRay's default gives up after one slow answer; a busy pod must not leave the Service."""
+def _build_readiness_probe(port: int) -> Manifest:
+    """Build a readiness probe that tolerates slow responses.
+
+    KubeRay's default fails after one slow response, which would remove busy pods from the Service.
+    """
     url = f"http://127.0.0.1:{port}/-/healthz"
     command = f"wget --tries=1 --timeout=4 -q -O- {url} | grep -q success"
     return {
@@ -128,7 +137,7 @@ def _proxy_answers(port: int) -> Manifest:
     }
 
 
-def _spread(group: WorkerGroup) -> Manifest:
+def _build_spread_constraint(group: WorkerGroup) -> Manifest:
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",

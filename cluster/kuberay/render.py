@@ -5,51 +5,64 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster.check import DEFAULT_CONFIG, check_text, report
-from cluster.kuberay.capacity import capacity_errors
+from cluster.kuberay.capacity import find_capacity_errors
 from cluster.kuberay.overlay import InvalidOverlay, Production, merge, read_production
-from cluster.kuberay.pods import PART_OF, Manifest, Serving, head_group, restricted, worker_group
+from cluster.kuberay.pods import (
+    PART_OF,
+    Manifest,
+    ServeEndpoint,
+    build_head_group,
+    build_security_context,
+    build_worker_group,
+)
 
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"
 RAYSERVICE = FOLDER / "rayservice.yaml"
+SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
 COMMAND = "hundredfold render"
 HEADER = f"""\
 # Generated from serve_config.yaml, cluster/kuberay/production.yaml and cluster/environment.py by
 #     {COMMAND}
-# Edit those, not this; a test fails when they and this differ.
+# Edit those files, not this one; a test compares them.
 """
 
 
 def render_rayservice(config: Path, production: Path) -> str:
-    """The text of rayservice.yaml. Raises InvalidOverlay and OSError."""
+    """Build the text of rayservice.yaml. Raises InvalidOverlay and OSError."""
     overlay = read_production(production)
     merged = merge(yaml.safe_load(config.read_text(encoding="utf-8")), overlay.serve)
     embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
     problems = check_text(embedded)
     if problems:
-        raise InvalidOverlay("the merged Serve config is wrong:\n" + report("merged", problems))
+        raise InvalidOverlay("the merged Serve config is invalid:\n" + report("merged", problems))
     deployments = [entry for app in merged["applications"] for entry in app["deployments"]]
-    missing = list(capacity_errors(deployments, overlay.workers))
-    if missing:
-        raise InvalidOverlay("\n".join(missing))
-    manifest = _rayservice(overlay, _serving(merged), embedded)
+    errors = list(find_capacity_errors(deployments, overlay.workers))
+    if errors:
+        raise InvalidOverlay("\n".join(errors))
+    manifest = _build_rayservice(overlay, _read_endpoint(merged), embedded)
     return HEADER + yaml.dump(manifest, Dumper=_BlockText, sort_keys=False, width=100)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `hundredfold render`."""
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG)
-    parser.add_argument("--check", action="store_true", help="compare only; 1 if out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if the file is out of date"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write rayservice.yaml, or compare it; 0 if done or equal, 1 if different, 2 if impossible."""
+    """Write or compare rayservice.yaml.
+
+    Returns 0 if written or equal, 1 if different, 2 if it cannot be rendered.
+    """
     try:
         text = render_rayservice(arguments.config, PRODUCTION)
     except (InvalidOverlay, OSError) as exc:
@@ -69,36 +82,47 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _BlockText(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, so that the embedded config can be read."""
+    """Write multi-line strings as blocks to keep the embedded config readable."""
 
 
-def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_BlockText.add_representer(str, _block)
+_BlockText.add_representer(str, _represent_block)
 
 
-def _serving(merged: dict[str, Any]) -> Serving:
+def _read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
     stores = {app["args"]["store"] for app in merged["applications"]}
     if len(stores) != 1 or None in stores:
-        raise InvalidOverlay("`args.store` must be one directory: the artifacts are mounted there")
-    return Serving(port=merged["http_options"]["port"], store=str(stores.pop()))
+        raise InvalidOverlay(
+            "`args.store` must be the same directory in all applications: the pods mount the "
+            "artifacts there"
+        )
+    # A leaving worker must outlast the slowest shutdown of its replicas.
+    timeouts = [
+        entry.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
+        for app in merged["applications"]
+        for entry in app["deployments"]
+    ]
+    return ServeEndpoint(
+        port=merged["http_options"]["port"], store=str(stores.pop()), drain_s=ceil(max(timeouts))
+    )
 
 
-def _rayservice(production: Production, serving: Serving, embedded: str) -> Manifest:
+def _build_rayservice(production: Production, endpoint: ServeEndpoint, embedded: str) -> Manifest:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
         "metadata": {
             "name": production.name,
             "labels": dict(PART_OF),
-            # The pods bring their own command, with tini in front of KubeRay's `ray start`.
+            # The pods define their own command, which starts KubeRay's `ray start` under tini.
             "annotations": {"ray.io/overwrite-container-cmd": "true"},
         },
         "spec": {
-            # Every CPU worker has a proxy and min_replicas is above zero; the head need not serve.
+            # Every CPU worker has a proxy and min_replicas is above zero; the head does not serve.
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": embedded,
             "rayClusterConfig": {
@@ -107,15 +131,15 @@ def _rayservice(production: Production, serving: Serving, embedded: str) -> Mani
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": {
                     "version": "v2",
-                    "securityContext": restricted(),
+                    "securityContext": build_security_context(),
                     "resources": {
                         "requests": {"cpu": "500m", "memory": "1Gi"},
                         "limits": {"cpu": "500m", "memory": "1Gi"},
                     },
                 },
-                "headGroupSpec": head_group(production, serving),
+                "headGroupSpec": build_head_group(production, endpoint),
                 "workerGroupSpecs": [
-                    worker_group(group, production, serving) for group in production.workers
+                    build_worker_group(group, production, endpoint) for group in production.workers
                 ],
             },
         },

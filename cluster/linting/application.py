@@ -1,4 +1,4 @@
-"""The parts of a Serve config that only this project reads: `args`, `user_config`, names."""
+"""The parts of a Serve config that this project reads: `args`, `user_config`, deployment names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from cluster.linting.document import KeyPath
 from cluster.linting.schema import Finding, Section, sections
 from deployments.config import USER_CONFIGS, AppArgs
-from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS
+from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
 IMPORT_PATH = "deployments.app:build_app"
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of an application's `deployments`; `ours` if this project's code runs in it."""
+    """One item of an application's `deployments`. `ours` marks deployments of this project."""
 
     path: KeyPath
     name: str
@@ -36,29 +36,27 @@ class ApplicationEntry:
 
     @property
     def import_path(self) -> str:
-        """What Serve imports."""
         return str(self.raw.get("import_path"))
 
     @property
     def ours(self) -> bool:
-        """Whether this project's code is what Serve imports."""
         return self.import_path == IMPORT_PATH
 
     def deployments(self) -> Iterator[DeploymentEntry]:
-        """Its entries, as far as they are mappings."""
+        """Yield the entries that are mappings; the schema check reports the others."""
         for path, raw in _mappings(self.raw.get("deployments"), (*self.path, "deployments")):
             yield DeploymentEntry(path, str(raw.get("name")), raw, self.ours)
 
 
-def applications(config: Any) -> Iterator[ApplicationEntry]:
-    """The applications of a config, as far as they are mappings."""
+def find_applications(config: Any) -> Iterator[ApplicationEntry]:
+    """Yield the applications that are mappings; the schema check reports the others."""
     if isinstance(config, dict):
         for path, raw in _mappings(config.get("applications"), ("applications",)):
             yield ApplicationEntry(path, raw)
 
 
-def our_sections(application: ApplicationEntry) -> Iterator[Section]:
-    """The mappings that our own settings types read."""
+def project_sections(application: ApplicationEntry) -> Iterator[Section]:
+    """Yield the mappings that the settings types of this project read."""
     if not application.ours:
         return
     yield from sections(AppArgs, application.raw.get("args") or {}, (*application.path, "args"))
@@ -68,30 +66,36 @@ def our_sections(application: ApplicationEntry) -> Iterator[Section]:
             yield from sections(USER_CONFIGS[entry.name], settings, (*entry.path, "user_config"))
 
 
-def wrong_names(application: ApplicationEntry) -> Iterator[Finding]:
-    """An import path of ours that leads nowhere, and entries for deployments we do not make."""
+def find_wrong_names(application: ApplicationEntry) -> Iterator[Finding]:
+    """Yield unknown import paths of this project, and unknown or missing deployments."""
     if not application.ours:
         if application.import_path.startswith(IMPORT_PATH.split(".")[0] + "."):
             yield (*application.path, "import_path"), f"the application is `{IMPORT_PATH}`"
         return
-    made = _deployments_made(application)
-    listed = [entry.name for entry in application.deployments()]
-    for entry in application.deployments():
-        if entry.name not in made:
-            close = difflib.get_close_matches(entry.name, sorted(made), n=1)
+    built = _built_deployments(application)
+    entries = list(application.deployments())
+    for entry in entries:
+        if entry.name not in built:
+            close = difflib.get_close_matches(entry.name, sorted(built), n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             yield (*entry.path, "name"), f"there is no deployment `{entry.name}`{hint}"
-    for name in sorted(made - set(listed)):
-        yield (*application.path, "deployments"), f"`{name}` is missing: it would run unbounded"
+    for name in sorted(built - {entry.name for entry in entries}):
+        yield (
+            (*application.path, "deployments"),
+            f"`{name}` is missing: Serve would run it with unlimited queues. Add an entry for it",
+        )
 
 
-def _deployments_made(application: ApplicationEntry) -> set[str]:
-    """Those of the encoders that `args` declares, and the rest; all of them if `args` is wrong."""
+def _built_deployments(application: ApplicationEntry) -> set[str]:
+    """Names of the deployments that `build_app` creates from `args`; all names if it is invalid."""
     try:
-        encoders = AppArgs.model_validate(application.raw.get("args") or {}).encoders
+        args = AppArgs.model_validate(application.raw.get("args") or {})
     except ValidationError:
         return set(USER_CONFIGS)
-    absent = {name for device, name in ENCODER_DEPLOYMENTS.items() if device not in encoders}
+    absent = {name for device, name in ENCODER_DEPLOYMENTS.items() if device not in args.encoders}
+    absent |= {
+        name for device, name in GENERATOR_DEPLOYMENTS.items() if device not in args.generators
+    }
     return set(USER_CONFIGS) - absent
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig
 
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.linting.application import ApplicationEntry, DeploymentEntry, applications
+from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
 from cluster.linting.schema import Finding
 from deployments.config import GeneratorSettings, IngressUserConfig, SchedulingSettings
 from deployments.errors import BadSetting
@@ -33,7 +33,7 @@ GENERATORS: Mapping[str, str] = {
 
 def check_rules(config: Any) -> Iterator[Finding]:
     """Every rule that the config breaks. Values of a wrong type are left to the schema."""
-    for application in applications(config):
+    for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
         for entry in application.deployments():

@@ -299,3 +299,20 @@ def test_a_file_that_is_not_there_is_an_error_with_a_hint(
     error = capsys.readouterr().err
     assert error.startswith("error: cannot read")
     assert "\n\nhint: " in error
+
+
+def test_check_accepts_config_without_generators() -> None:
+    config = config_with({})
+    del config["applications"][0]["args"]["generators"]
+    deployments = config["applications"][0]["deployments"]
+    config["applications"][0]["deployments"] = [
+        entry for entry in deployments if "Generator" not in entry["name"]
+    ]
+    assert check_text(yaml.safe_dump(config)) == []
+
+
+def test_check_rejects_deployments_of_undeclared_generators() -> None:
+    config = config_with({})
+    del config["applications"][0]["args"]["generators"]["gpu"]
+    (problem,) = check_text(yaml.safe_dump(config))
+    assert problem.message.startswith("there is no deployment `GpuGenerator`")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.kuberay.capacity import capacity_errors
+from cluster.kuberay.capacity import find_capacity_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.render import PRODUCTION, render_rayservice
 
@@ -22,14 +22,14 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
     return copy
 
 
-def group(name: str, *, cpu: int = 4, gpus: int = 0, pods: int = 2) -> WorkerGroup:
+def group(name: str, *, cpu: int = 4, gpus: int = 0, pods: int = 2, min_pods: int | None = None) -> WorkerGroup:
     return WorkerGroup(
         name=name,
         image="gpu" if gpus else "cpu",
         cpu=cpu,
         memory_gib=8,
         gpus=gpus,
-        min_replicas=0,
+        min_replicas=pods if min_pods is None else min_pods,
         max_replicas=pods,
         idle_timeout_s=60,
     )
@@ -65,8 +65,7 @@ def test_a_change_to_an_item_that_does_not_exist_is_refused() -> None:
     ("old", "new", "says"),
     [
         ("memory_gib: 4", "memory_gb: 4", "memory_gb"),
-        ("min_replicas: 2 ", "min_replicas: 11 ", "min_replicas exceeds"),
-        ("grace_s: 180", "grace_s: 30", "must exceed drain_s"),
+        ("min_replicas: 3 ", "min_replicas: 11 ", "min_replicas exceeds"),
         ("image: gpu", "image: tpu", "image"),
         ("name: hundredfold ", "name: Hundred_Fold ", "name"),
     ],
@@ -81,7 +80,8 @@ def test_a_wrong_overlay_is_refused(tmp_path: Path, old: str, new: str, says: st
     [
         ("host: 0.0.0.0", "hots: 0.0.0.0", "did you mean `host`"),
         ("- name: CpuEncoder", "- name: CpuLine", "there is no `CpuLine`"),
-        ("max_replicas: 10         #", "max_replicas: 3         #", "`cpu` is too small"),
+        ("max_replicas: 10         #", "max_replicas: 3         #", "max_replicas .* need 8 pods"),
+        ("min_replicas: 3 ", "min_replicas: 2 ", "min_replicas .* need 3 pods"),
         ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuEncoder` fits on 0 worker groups"),
         ("gpus: 1 ", "gpus: 0 ", "`GpuEncoder` fits on 0 worker groups"),
         ("store: /artifacts", "store: null     ", "args.store"),
@@ -98,25 +98,49 @@ def test_an_overlay_that_cannot_work_is_refused(
     ("deployments", "says"),
     [
         ([deployment("A", 8, "cpu", num_cpus=1), deployment("G", 2, num_cpus=1, num_gpus=1)], None),
-        ([deployment("A", 9, "cpu", num_cpus=1)], "9 CPUs"),
-        ([deployment("G", 3, num_cpus=1, num_gpus=1)], "3 GPUs"),
+        ([deployment("A", 9, "cpu", num_cpus=1)], "need 3 pods"),
+        ([deployment("G", 3, num_cpus=1, num_gpus=1)], "need 3 pods"),
         ([deployment("A", 1, num_cpus=1)], "fits on 2 worker groups"),
         ([deployment("A", 1, "tpu", num_cpus=1)], "fits on 0 worker groups"),
     ],
 )
-def test_what_grows_beyond_the_worker_groups_is_named(
+def test_capacity_errors_name_groups_and_deployments(
     deployments: list[dict[str, Any]], says: str | None
 ) -> None:
-    found = list(capacity_errors(deployments, [group("cpu"), group("gpu", gpus=1)]))
-    assert found == [] if says is None else len(found) == 1 and says in found[0]
+    errors = list(find_capacity_errors(deployments, [group("cpu"), group("gpu", gpus=1)]))
+    assert errors == [] if says is None else all(says in error for error in errors) and errors
 
 
-def test_the_largest_autoscaled_size_counts() -> None:
+def test_capacity_covers_the_autoscaled_maximum() -> None:
     growing = deployment("A", 1, "cpu", num_cpus=1)
     growing |= {"num_replicas": None, "autoscaling_config": {"max_replicas": 9}}
-    assert len(list(capacity_errors([growing], [group("cpu")]))) == 1
+    (error,) = find_capacity_errors([growing], [group("cpu")])
+    assert "the max_replicas of its deployments need 3 pods" in error
     growing |= {"num_replicas": "auto", "autoscaling_config": None}
-    assert "100 CPUs" in next(capacity_errors([growing], [group("cpu")]))
+    (error,) = find_capacity_errors([growing], [group("cpu")])
+    assert "need 25 pods" in error
+
+
+def test_capacity_covers_the_autoscaled_minimum() -> None:
+    steady = deployment("A", 1, "cpu", num_cpus=2)
+    steady |= {"num_replicas": None, "autoscaling_config": {"min_replicas": 3, "max_replicas": 4}}
+    assert list(find_capacity_errors([steady], [group("cpu", min_pods=2)])) == []
+    (error,) = find_capacity_errors([steady], [group("cpu", min_pods=1)])
+    assert "the min_replicas of its deployments need 2 pods" in error
+
+
+def test_capacity_counts_whole_pods() -> None:
+    two_of_three_cores = deployment("A", 2, "cpu", num_cpus=3)
+    assert list(find_capacity_errors([two_of_three_cores], [group("cpu", cpu=4)])) == []
+    errors = list(find_capacity_errors([two_of_three_cores], [group("cpu", cpu=6, pods=1)]))
+    assert errors == []
+    errors = list(find_capacity_errors([two_of_three_cores], [group("cpu", cpu=5, pods=1)]))
+    assert len(errors) == 2
+
+
+def test_capacity_adds_fractions_exactly() -> None:
+    tenths = deployment("A", 10, "cpu", num_cpus=0.1)
+    assert list(find_capacity_errors([tenths], [group("cpu", cpu=1, pods=1)])) == []
 
 
 def test_the_overlay_changes_only_what_it_names() -> None:
