@@ -157,8 +157,8 @@ def compact(arguments: argparse.Namespace) -> int:
             raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     print(compaction.describe())
-    for cut in compaction.cuts:
-        print(f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.rows)} feed-forward rows")
+    for cut in compaction.reductions:
+        print(f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward rows")
     return 0
 
 

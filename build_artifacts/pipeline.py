@@ -39,8 +39,8 @@ from build_artifacts.steps.seal import (
     ArtifactIdentity,
     EncoderArtifact,
     assemble,
-    build_tools,
     publish,
+    read_tool_versions,
 )
 from build_artifacts.storage.workspace import StepRunner, Workspace, build_workspace, scratch
 from deployments.artifacts.manifest import ArtifactManifest
@@ -303,5 +303,5 @@ def planned_version(
     """
     path, sampling = request.budget.evaluation, request.budget.sampling
     data = None if path is None else f"{digest_data(path)} {sampling}"
-    tools = build_tools()
+    tools = read_tool_versions()
     return artifact_version(request.recipe, tools, revision, adapter_revision, task, data)

@@ -79,7 +79,7 @@ class TorchProgramRecipe:
     dtype: Dtype
 
 
-Quantisation: TypeAlias = DynamicInt8 | StaticInt8 | WeightOnlyInt8 | NncfInt8
+Quantization: TypeAlias = DynamicInt8 | StaticInt8 | WeightOnlyInt8 | NncfInt8
 
 
 _AS_IT_COMES = EngineOptions()
@@ -94,7 +94,7 @@ class CandidateRecipe:
     precision: Precision
     source: ExportRecipe | TorchProgramRecipe
     rewrites: GraphRewrites | None = None
-    quantisation: Quantisation | None = None
+    quantization: Quantization | None = None
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     options: EngineOptions = _AS_IT_COMES
     # Tried in order when the first calibration misses the gate; none of them changes the speed.
@@ -196,7 +196,7 @@ def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str
 
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
-CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantisation=DynamicInt8())
+CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=DynamicInt8())
 # The winner from 256 tokens on.
 CPU_INT8_FLASH = replace(
     CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
@@ -212,10 +212,10 @@ CPU_INT8_FUSED = replace(
 CPU_INT8_STATIC = replace(
     CPU_INT8,
     name="cpu-int8-static",
-    quantisation=StaticInt8(),
+    quantization=StaticInt8(),
     other_calibrations=("percentile", "entropy"),
 )
-CPU_INT8_WEIGHTS = replace(CPU_INT8, name="cpu-int8-weights", quantisation=WeightOnlyInt8())
+CPU_INT8_WEIGHTS = replace(CPU_INT8, name="cpu-int8-weights", quantization=WeightOnlyInt8())
 # OpenVINO prepares kernels for every shape it meets, which costs as much as a pass: batches are
 # padded up to one of these, and it wins where that padding costs less than it gains.
 _FEW_SHAPES = EngineOptions(
@@ -230,14 +230,14 @@ OPENVINO_INT8 = replace(
     CPU_INT8,
     name="openvino-int8",
     rewrites=None,
-    quantisation=StaticInt8(),
+    quantization=StaticInt8(),
     engine="openvino",
     options=_FEW_SHAPES,
 )
 OPENVINO_INT8_SMOOTH = replace(
-    OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantisation=NncfInt8()
+    OPENVINO_INT8, name="openvino-int8-smooth", source=_PLAIN, quantization=NncfInt8()
 )
-OPENVINO_BF16 = replace(OPENVINO_INT8, name="openvino-bf16", precision="bf16", quantisation=None)
+OPENVINO_BF16 = replace(OPENVINO_INT8, name="openvino-bf16", precision="bf16", quantization=None)
 GPU_FP16 = CandidateRecipe(
     name="gpu-fp16",
     device=Device.GPU,

@@ -133,7 +133,7 @@ def _add_rival(
     found.entered.append(
         GraphCandidate(
             name=recipe.name,
-            what=f"OpenVINO, {type(recipe.quantisation).__name__}, opened without buckets and run "
+            what=f"OpenVINO, {type(recipe.quantization).__name__}, opened without buckets and run "
             "at exactly the measured shapes, which flatters it: traffic has many",
             open=partial(open_engine, spec),
             must_pass_gate=False,

@@ -58,17 +58,17 @@ def read_adapter(directory: Path) -> Adapter:
         raise UnsupportedModel(
             f"the adapter is of the type `{kind}`", hint="only LoRA adapters can be merged"
         )
-    task = _task(config)
+    task = _read_task(config)
     if task is None:
         raise UnsupportedModel(
             f"the adapter was trained for `{config.get('task_type')}`",
             hint=f"supported `task_type`: {', '.join(_TASKS)}",
         )
     check_weights(directory, ADAPTER_STEM)
-    return Adapter(directory.resolve(), content_digest(directory), task, _labels(directory))
+    return Adapter(directory.resolve(), content_digest(directory), task, _read_labels(directory))
 
 
-def _task(config: Mapping[str, Json]) -> TaskName | None:
+def _read_task(config: Mapping[str, Json]) -> TaskName | None:
     """From the task type, or from the class of the base model where peft was told no type."""
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
@@ -76,7 +76,7 @@ def _task(config: Mapping[str, Json]) -> TaskName | None:
     return parse_task_class(str(mapping.get("base_model_class")))
 
 
-def _labels(directory: Path) -> tuple[str, ...]:
+def _read_labels(directory: Path) -> tuple[str, ...]:
     labels = read_json(directory / LABELS_NAME, default=[])
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise UnsupportedModel(

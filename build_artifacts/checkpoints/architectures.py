@@ -43,7 +43,7 @@ def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
             hint="a decoder needs a sentence-transformers pooling for this; without one it can be "
             "built for `--task text-generation`",
         )
-    reason = _REFUSED.get(config.model_type, _nothing)(config)
+    reason = _UNSUPPORTED.get(config.model_type, _is_supported)(config)
     if reason is not None:
         why, hint = reason
         raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
@@ -83,11 +83,11 @@ def _generates_only(config: TransformersConfig) -> bool:
 Reason = tuple[str, str]  # why, and what to do instead
 
 
-def _nothing(_config: TransformersConfig) -> Reason | None:
+def _is_supported(_config: TransformersConfig) -> Reason | None:
     return None
 
 
-def _longformer(_config: TransformersConfig) -> Reason | None:
+def _check_longformer(_config: TransformersConfig) -> Reason | None:
     return (
         "which tokens its attention sees everywhere is decided per input, and the tracer can "
         "follow no sizes that depend on values",
@@ -95,7 +95,7 @@ def _longformer(_config: TransformersConfig) -> Reason | None:
     )
 
 
-def _big_bird(config: TransformersConfig) -> Reason | None:
+def _check_big_bird(config: TransformersConfig) -> Reason | None:
     if config.attention_type == "original_full":
         return None
     same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
@@ -106,9 +106,9 @@ def _big_bird(config: TransformersConfig) -> Reason | None:
     )
 
 
-_REFUSED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
-    "longformer": _longformer,
-    "big_bird": _big_bird,
+_UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
+    "longformer": _check_longformer,
+    "big_bird": _check_big_bird,
 }
 
 # MobileBERT puts each token's neighbours beside it; the tracer takes one neighbour for a special

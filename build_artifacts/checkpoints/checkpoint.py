@@ -144,7 +144,7 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     Raises SourceUnreadable for a directory or a file that cannot be read.
     """
     found = []
-    for top, below, names in os.walk(directory, onerror=_refuse_directory):
+    for top, below, names in os.walk(directory, onerror=_raise_unreadable):
         below[:] = [name for name in below if not name.startswith(".")]
         counted = (name for name in names if name.endswith(HASHED_SUFFIXES))
         found += [Path(top, name) for name in counted if not name.startswith(".")]
@@ -153,7 +153,7 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(directory).as_posix(), path
 
 
-def _refuse_directory(error: OSError) -> Never:
+def _raise_unreadable(error: OSError) -> Never:
     raise unreadable_source(Path(str(error.filename)), str(error.strerror)) from error
 
 
@@ -176,7 +176,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):
-        raise _foreign(weights) or SourceNotFound(
+        raise _find_foreign_weights(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )
     _check_remote_code(checkpoint)
@@ -256,7 +256,7 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     if not is_plain_file(path):
-        raise _foreign(path.parent) or SourceNotFound(
+        raise _find_foreign_weights(path.parent) or SourceNotFound(
             f"no `{path.name}` in {path.parent}", hint="SOURCE must hold safetensors weights"
         )
     try:
@@ -270,7 +270,7 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
         raise corrupt_file(path, f"the weight index promises `{min(missing)}`, which is not in it")
 
 
-def _foreign(directory: Path) -> BuildError | None:
+def _find_foreign_weights(directory: Path) -> BuildError | None:
     try:
         names = os.listdir(directory) if directory.is_dir() else []
     except OSError as exc:

@@ -40,7 +40,7 @@ _TURN_ENDS = (
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
 # What that file may say of drawing tokens.
-_DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 
@@ -77,22 +77,24 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        eos_token_ids=_end_tokens(weights, special),
+        eos_token_ids=_read_eos_token_ids(weights, special),
         special_tokens=special,
-        defaults=_defaults(weights),
+        defaults=_read_defaults(weights),
     )
 
 
-def _defaults(weights: Path) -> GenerationDefaults:
+def _read_defaults(weights: Path) -> GenerationDefaults:
     """How tokens are drawn by the checkpoint. Raises UnsupportedModel or SourceUnreadable."""
-    said = read_object(weights / GENERATION_CONFIG_NAME)
-    return GenerationDefaults(**{name: said[name] for name in _DRAWING if _is_meant(name, said)})
+    value = read_object(weights / GENERATION_CONFIG_NAME)
+    return GenerationDefaults(
+        **{name: value[name] for name in _SAMPLING_FIELDS if _is_valid_default(name, value)}
+    )
 
 
-def _is_meant(name: str, said: dict[str, Json]) -> bool:
+def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
     """Whether `name` is said, and no way to say nothing, such as a `top_k` of 0."""
     try:
-        GenerationDefaults.model_validate({name: said[name]}, strict=True)
+        GenerationDefaults.model_validate({name: value[name]}, strict=True)
     except (KeyError, ValidationError):
         return False
     return True
@@ -102,8 +104,8 @@ def special_tokens(weights: Path) -> dict[str, str]:
     """Tokens by the names that chat templates use, such as {"bos_token": "<s>"}."""
     found = {}
     for file in _TOKENIZER_FILES:
-        for name, said in read_object(weights / file).items():
-            token = said.get("content") if isinstance(said, dict) else said
+        for name, value in read_object(weights / file).items():
+            token = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(token, str):
                 found[name] = token
     return found
@@ -122,13 +124,13 @@ def read_chat_template(weights: Path) -> str | None:
             raise corrupt_file(path, str(exc)) from exc
         except OSError as exc:
             raise unreadable_source(path, str(exc.strerror)) from exc
-    said = read_object(weights / "tokenizer_config.json").get("read_chat_template")
-    if isinstance(said, list):  # several by name
-        said = {entry.get("name"): entry.get("template") for entry in said}.get("default")
-    return said if isinstance(said, str) else None
+    value = read_object(weights / "tokenizer_config.json").get("read_chat_template")
+    if isinstance(value, list):  # several by name
+        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
+    return value if isinstance(value, str) else None
 
 
-def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
+def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     """Every id by which the checkpoint's files let a text, or a turn of a chat, end."""
     from tokenizers import Tokenizer
 
@@ -150,7 +152,7 @@ def _end_tokens(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def iterate_token_ids(said: Json) -> Iterator[int]:
+def iterate_token_ids(value: Json) -> Iterator[int]:
     """One id, or several, or none."""
-    values: list[Any] = said if isinstance(said, list) else [said]
+    values: list[Any] = value if isinstance(value, list) else [value]
     yield from (value for value in values if isinstance(value, int) and value >= 0)

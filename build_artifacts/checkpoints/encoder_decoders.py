@@ -59,7 +59,7 @@ def read_encoder_decoder_config(
     Raises UnsupportedModel.
     """
     generation = load_generation_settings(weights, config)
-    heads = _of_decoder(config, "attention_heads", "num_heads")
+    heads = _read_decoder_size(config, "attention_heads", "num_heads")
     ends = tuple(iterate_token_ids(generation.eos_token_id))
     if generation.decoder_start_token_id is None or not ends:
         raise UnsupportedModel(
@@ -67,7 +67,7 @@ def read_encoder_decoder_config(
             hint="set `decoder_start_token_id` and `eos_token_id` in generation_config.json",
         )
     return GenerationConfig(
-        layers=_of_decoder(config, "layers", "num_decoder_layers"),
+        layers=_read_decoder_size(config, "layers", "num_decoder_layers"),
         kv_heads=heads,
         head_dim=getattr(config, "d_kv", None) or config.d_model // heads,
         eos_token_ids=ends,
@@ -79,8 +79,8 @@ def read_encoder_decoder_config(
             forced_bos_token_id=generation.forced_bos_token_id,
             forced_eos_token_id=next(iterate_token_ids(generation.forced_eos_token_id), None),
         ),
-        defaults=_defaults(generation),
-        task_prefixes=_prefixes(config),
+        defaults=_read_defaults(generation),
+        task_prefixes=_read_task_prefixes(config),
     )
 
 
@@ -99,11 +99,11 @@ def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
             yield int(words[0])
 
 
-def _of_decoder(config: TransformersConfig, name: str, otherwise: str) -> int:
+def _read_decoder_size(config: TransformersConfig, name: str, otherwise: str) -> int:
     return int(getattr(config, f"decoder_{name}", None) or getattr(config, otherwise))
 
 
-def _defaults(generation: GenerationSettings) -> GenerationDefaults:
+def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
     longest, shortest = generation.max_length, generation.min_length
     return GenerationDefaults(
         num_beams=generation.num_beams or 1,
@@ -116,14 +116,14 @@ def _defaults(generation: GenerationSettings) -> GenerationDefaults:
     )
 
 
-def _prefixes(config: TransformersConfig) -> dict[str, str]:
+def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
     """What is put before a text, by task; translation has one only where it is not ambiguous."""
-    said = getattr(config, "task_specific_params", None) or {}
+    value = getattr(config, "task_specific_params", None) or {}
     found: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:
         task_prefixes = {
             settings["prefix"]
-            for name, settings in said.items()
+            for name, settings in value.items()
             if (name == task or name.startswith(f"{task}_")) and settings.get("prefix")
         }
         if len(task_prefixes) == 1:

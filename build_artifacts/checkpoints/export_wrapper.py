@@ -29,7 +29,7 @@ def wrap_for_export(
     """
     answer = _POOLED[pooling] if head is ModelHead.VECTOR else _OUTPUT_FUNCTIONS[head]
     if with_tokens and head is ModelHead.VECTOR:
-        answer = _beside_tokens(answer)
+        answer = _with_token_outputs(answer)
     rows = copy.copy(model)
     rows.__class__ = _export_class(type(model), answer)
     return rows
@@ -42,14 +42,14 @@ def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
     answer for.
     """
     names = ["input_ids", "attention_mask"]
-    if _reads_token_types(model):
+    if _has_token_types(model):
         names.append("token_type_ids")
     if head is ModelHead.MASKS:
         names.append(MASK_POSITIONS)
     return tuple(names)
 
 
-def _reads_token_types(model: TorchModel) -> bool:
+def _has_token_types(model: TorchModel) -> bool:
     """Whether the segment of a token changes the answer."""
     asked = "token_type_ids" in inspect.signature(type(model).forward).parameters
     return asked and getattr(model.config, "type_vocab_size", 0) > 1
@@ -99,7 +99,7 @@ def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
         hook.remove()
 
 
-def _beside_tokens(pool: OutputFunction) -> OutputFunction:
+def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
         # As it is: a conversion would be a pass over all of it, whether somebody asks or not.
         return pool(out, mask), out.last_hidden_state

@@ -78,16 +78,16 @@ class CheckpointMetadata:
 
 
 def select_tasks(
-    checkpoint: Checkpoint, adapter: Adapter | None, asked: TaskName | None
+    checkpoint: Checkpoint, adapter: Adapter | None, requested: TaskName | None
 ) -> tuple[TaskName, ...]:
     """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel.
 
     Zero-shot classification is built as text classification: the graph is the same, and a server
     asks any classifier that judges entailment both ways.
     """
-    task = asked or (adapter.task if adapter else None) or _own_task(checkpoint)
+    task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
     if task is TaskName.ZERO_SHOT_CLASSIFICATION:
-        _check_entailment(_label_names(checkpoint, adapter))
+        _check_entailment(_read_label_names(checkpoint, adapter))
         task = TaskName.TEXT_CLASSIFICATION
     if adapter is not None and TASK_HEADS[task] is not TASK_HEADS[adapter.task]:
         raise UnsupportedModel(
@@ -99,10 +99,10 @@ def select_tasks(
         return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
     if TASK_HEADS[task] is not ModelHead.LABELS:
         return (task,)
-    return _labelling_tasks(task, len(_label_names(checkpoint, adapter)))
+    return _select_label_tasks(task, len(_read_label_names(checkpoint, adapter)))
 
 
-def _labelling_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
+def _select_label_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
     """A single score ranks as well as it classifies; several labels cannot rank."""
     if labels == 1:
         other = {TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING} - {task}
@@ -126,7 +126,7 @@ def _check_entailment(labels: Sequence[str]) -> None:
         )
 
 
-def _label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
+def _read_label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
     if adapter is not None and adapter.labels:
         return adapter.labels
     config = read_object(checkpoint.weights / CONFIG_NAME)
@@ -136,9 +136,9 @@ def _label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, 
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
-def _own_task(checkpoint: Checkpoint) -> TaskName:
+def _detect_task(checkpoint: Checkpoint) -> TaskName:
     if is_cross_encoder(checkpoint):
-        ranks = len(_label_names(checkpoint, None)) == 1
+        ranks = len(_read_label_names(checkpoint, None)) == 1
         return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
     if (checkpoint.directory / MODULES_NAME).is_file():
         return TaskName.FEATURE_EXTRACTION
@@ -188,14 +188,16 @@ def _label_metadata(
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config),
+        max_tokens=_read_max_tokens(checkpoint, config),
         output_width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
-        problem_type=_problem(config) if TASK_HEADS[tasks[0]] is ModelHead.LABELS else None,
+        problem_type=_read_problem_type(config)
+        if TASK_HEADS[tasks[0]] is ModelHead.LABELS
+        else None,
     )
 
 
-def _problem(config: TransformersConfig) -> ProblemType:
+def _read_problem_type(config: TransformersConfig) -> ProblemType:
     # A single label is no regression unless the config says so: transformers' pipeline puts its
     # logit through a sigmoid.
     if config.problem_type == "regression":
@@ -210,7 +212,7 @@ def _span_metadata(
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config),
+        max_tokens=_read_max_tokens(checkpoint, config),
         output_width=2,
     )
 
@@ -221,9 +223,9 @@ def _mask_metadata(
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config),
+        max_tokens=_read_max_tokens(checkpoint, config),
         output_width=config.vocab_size,
-        mask_token=_mask_token(checkpoint.weights),
+        mask_token=_read_mask_token(checkpoint.weights),
     )
 
 
@@ -234,7 +236,7 @@ def _decoder_metadata(
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config, reach),
+        max_tokens=_read_max_tokens(checkpoint, config, reach),
         output_width=config.vocab_size,
         generation_config=read_generation_config(checkpoint.weights, config),
     )
@@ -250,13 +252,13 @@ def _encoder_decoder_metadata(
         )
     check_encoder_decoder(config)
     positions = read_max_positions(config) or UNBOUNDED_TOKENS
-    most = _max_tokens(checkpoint, config, positions)
+    max_tokens = _read_max_tokens(checkpoint, config, positions)
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=most,
+        max_tokens=max_tokens,
         output_width=read_vocabulary_size(config),
-        generation_config=read_encoder_decoder_config(checkpoint.weights, config, most),
+        generation_config=read_encoder_decoder_config(checkpoint.weights, config, max_tokens),
     )
 
 
@@ -267,7 +269,7 @@ def _embedding_metadata(
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_max_tokens(checkpoint, config, read_max_seq_length(checkpoint.weights)),
+        max_tokens=_read_max_tokens(checkpoint, config, read_max_seq_length(checkpoint.weights)),
         output_width=config.hidden_size,
         pooling=embedding.pooling,
         normalize=embedding.normalize,
@@ -276,7 +278,7 @@ def _embedding_metadata(
     )
 
 
-def _max_tokens(
+def _read_max_tokens(
     checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
 ) -> int:
     """The longest input in tokens, special tokens included: the tightest of the stated limits."""
@@ -296,14 +298,14 @@ def _is_limit(value: Json) -> bool:
     return isinstance(value, int | float) and 0 < value < 10**9
 
 
-def _mask_token(weights: Path) -> int:
+def _read_mask_token(weights: Path) -> int:
     """The id of the mask token by the tokenizer's own files. Raises UnsupportedModel."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        said = read_object(weights / name).get("mask_token")
-        token = said.get("content") if isinstance(said, dict) else said
+        value = read_object(weights / name).get("mask_token")
+        token = value.get("content") if isinstance(value, dict) else value
         if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
             return int(found)
     raise UnsupportedModel(

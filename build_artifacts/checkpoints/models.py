@@ -37,20 +37,20 @@ def load_model(
     head: ModelHead,
     dtype: Dtype,
     has_encoder: bool = False,
-    quantisation: Any = None,
+    quantization: Any = None,
 ) -> TorchModel:
     """The model in `weights` with its head, on the CPU and in evaluation mode.
 
     `has_encoder`: of those that generate, one that reads its prompts with an encoder.
-    `quantisation`: how transformers rounds the weights, such as its BitsAndBytesConfig. Raises
+    `quantization`: how transformers rounds the weights, such as its BitsAndBytesConfig. Raises
     UnsupportedModel when it cannot be read or lacks weights that would then be random.
     """
     import torch
     import transformers
 
     how = {}
-    if quantisation is not None:  # which would else take a GPU, and not give its memory back
-        how = {"quantization_config": quantisation, "device_map": "cpu"}
+    if quantization is not None:  # which would else take a GPU, and not give its memory back
+        how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:
         model, info = loader.from_pretrained(
@@ -67,7 +67,7 @@ def load_model(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell to see why",
         ) from exc
-    if missing := _used(info["missing_keys"], head):
+    if missing := _find_used(info["missing_keys"], head):
         raise UnsupportedModel(
             f"the checkpoint has no weights for `{missing[0]}`",
             hint="pass the `--task` it was trained for, or the `--adapter` that adds the head",
@@ -75,7 +75,7 @@ def load_model(
     return model.eval()
 
 
-def _used(keys: Iterable[str], head: ModelHead) -> list[str]:
+def _find_used(keys: Iterable[str], head: ModelHead) -> list[str]:
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
 
 

@@ -44,8 +44,8 @@ class EmbeddingConfig:
 def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
     """The mean of the vectors where the checkpoint says nothing else. Raises UnsupportedModel."""
     modules = _modules(checkpoint)
-    spoken = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
-    prompts = dict(spoken.get("prompts") or {})
+    config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
+    prompts = dict(config_file.get("prompts") or {})
     pooling: Pooling = "mean"
     if "Pooling" in modules:
         pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
@@ -53,7 +53,7 @@ def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
         pooling=pooling,
         normalize="Normalize" in modules,
         prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
-        default_prompt=spoken.get("default_prompt_name"),
+        default_prompt=config_file.get("default_prompt_name"),
     )
 
 
@@ -68,12 +68,12 @@ def read_max_seq_length(weights: Path) -> Json:
 def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint was saved by sentence-transformers as a CrossEncoder."""
     config = read_object(checkpoint.weights / CONFIG_NAME)
-    said = config.get("sentence_transformers") or {}
-    spoken = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
+    value = config.get("sentence_transformers") or {}
+    config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     return (
-        "activation_fn" in said
+        "activation_fn" in value
         or "sbert_ce_default_activation_function" in config  # before version 4
-        or spoken.get("model_type") == "CrossEncoder"
+        or config_file.get("model_type") == "CrossEncoder"
     )
 
 

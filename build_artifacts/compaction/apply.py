@@ -25,36 +25,42 @@ def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)
-    for cut in compaction.cuts:
-        if cut.layer >= len(layers):
-            raise _misfit(f"names layer {cut.layer}, the model has {len(layers)}")
-        _check_constant(layers[cut.layer].heads, cut.heads, f"heads of layer {cut.layer}")
-        _check_constant(layers[cut.layer].rows, cut.rows, f"rows of layer {cut.layer}")
-    for cut in compaction.cuts:
-        layers[cut.layer].remove_heads(cut.heads)
-        layers[cut.layer].rows.remove(cut.rows)
+    for reduction in compaction.reductions:
+        if reduction.layer >= len(layers):
+            raise _mismatch_error(f"names layer {reduction.layer}, the model has {len(layers)}")
+        _check_constant(
+            layers[reduction.layer].heads, reduction.heads, f"heads of layer {reduction.layer}"
+        )
+        _check_constant(
+            layers[reduction.layer].ffn_channels,
+            reduction.ffn_channels,
+            f"rows of layer {reduction.layer}",
+        )
+    for reduction in compaction.reductions:
+        layers[reduction.layer].remove_heads(reduction.heads)
+        layers[reduction.layer].ffn_channels.remove(reduction.ffn_channels)
     return model
 
 
 def _check_same_model(model: TorchModel, compaction: Compaction) -> None:
     architecture = model.config.model_type
     if architecture != compaction.architecture:
-        raise _misfit(f"is for `{compaction.architecture}`, the model is `{architecture}`")
+        raise _mismatch_error(f"is for `{compaction.architecture}`, the model is `{architecture}`")
     parameters = parameter_count(model)
     if parameters != compaction.parameters_before:
-        raise _misfit(
+        raise _mismatch_error(
             f"is for {compaction.parameters_before:,} parameters, the model has {parameters:,}"
         )
 
 
 def _check_constant(units: ChannelGroups, chosen: Sequence[int], what: str) -> None:
     if varying := sorted(set(chosen) - set(units.constant())):
-        raise _misfit(f"removes {what} that the model needs: {varying[:8]}")
+        raise _mismatch_error(f"removes {what} that the model needs: {varying[:8]}")
     if len(chosen) >= units.count:
-        raise _misfit(f"removes all {units.count} {what}")
+        raise _mismatch_error(f"removes all {units.count} {what}")
 
 
-def _misfit(why: str) -> CompactionMismatch:
+def _mismatch_error(why: str) -> CompactionMismatch:
     return CompactionMismatch(
         f"the compaction does not fit the model: it {why}",
         hint="find it again in the weights that are built",

@@ -14,15 +14,18 @@ def find(model: TorchModel) -> Compaction:
     unknown architecture gives an empty compaction.
     """
     layers = encoder_layers(model)
-    cuts = tuple(cut for i, layer in enumerate(layers) if (cut := _cut(i, layer)))
+    reductions = tuple(
+        reduction for i, layer in enumerate(layers) if (reduction := _plan_layer(i, layer))
+    )
     parameters = parameter_count(model)
     return Compaction(
         architecture=model.config.model_type,
-        cuts=cuts,
+        reductions=reductions,
         heads_before=sum(layer.heads.count for layer in layers),
-        rows_before=sum(layer.rows.count for layer in layers),
+        ffn_channels_before=sum(layer.ffn_channels.count for layer in layers),
         parameters_before=parameters,
-        parameters_after=parameters - sum(_saved(layers[cut.layer], cut) for cut in cuts),
+        parameters_after=parameters
+        - sum(_count_removed(layers[reduction.layer], reduction) for reduction in reductions),
     )
 
 
@@ -31,10 +34,17 @@ def parameter_count(model: TorchModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _cut(index: int, layer: EncoderLayer) -> LayerReduction | None:
-    heads, rows = layer.heads.removable(), layer.rows.removable()
-    return LayerReduction(layer=index, heads=heads, rows=rows) if heads or rows else None
+def _plan_layer(index: int, layer: EncoderLayer) -> LayerReduction | None:
+    heads, ffn_channels = layer.heads.removable(), layer.ffn_channels.removable()
+    return (
+        LayerReduction(layer=index, heads=heads, ffn_channels=ffn_channels)
+        if heads or ffn_channels
+        else None
+    )
 
 
-def _saved(layer: EncoderLayer, cut: LayerReduction) -> int:
-    return len(cut.heads) * layer.heads.parameters + len(cut.rows) * layer.rows.parameters
+def _count_removed(layer: EncoderLayer, reduction: LayerReduction) -> int:
+    return (
+        len(reduction.heads) * layer.heads.parameters
+        + len(reduction.ffn_channels) * layer.ffn_channels.parameters
+    )

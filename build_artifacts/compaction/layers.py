@@ -38,8 +38,8 @@ class ChannelGroups:
     @property
     def parameters(self) -> int:
         """Weights and biases that go with one unit."""
-        rows = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
-        return int(rows + self.sink.out_features) * self.width
+        ffn_channels = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
+        return int(ffn_channels + self.sink.out_features) * self.width
 
     def constant(self) -> tuple[int, ...]:
         """ChannelGroups that add the same to every token of every input."""
@@ -81,7 +81,7 @@ class EncoderLayer:
     layout: ArchitectureLayout
     attention: Any  # torch.nn.Module
     heads: ChannelGroups
-    rows: ChannelGroups
+    ffn_channels: ChannelGroups
 
     def remove_heads(self, heads: Sequence[int]) -> None:
         """Take constant heads out, in place, and let the attention module know."""
@@ -101,12 +101,12 @@ def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
     if layout is None:
         return ()
     stack = dict(model.base_model.named_modules()).get(layout.layers, ())
-    layers = [_opened(layer, layout) for layer in stack]
+    layers = [_open_layer(layer, layout) for layer in stack]
     opened = tuple(layer for layer in layers if layer is not None)
     return opened if len(opened) == len(layers) else ()
 
 
-def _opened(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
+def _open_layer(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
     from torch import nn
 
     modules = dict(layer.named_modules())
@@ -117,36 +117,36 @@ def _opened(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
         for path, module in modules.items()
         if type(module) is nn.Linear and module.bias is not None
     }
-    needed = {*scores, layout.value, layout.mix, layout.ffn_up, layout.ffn_down}
+    needed = {*scores, layout.value, layout.attention_output, layout.ffn_up, layout.ffn_down}
     if not needed <= linears.keys() or not {layout.attention, layout.activation} <= modules.keys():
         return None
     attention = modules[layout.attention]
     heads = ChannelGroups(
         source=linears[layout.value],
-        sink=linears[layout.mix],
+        sink=linears[layout.attention_output],
         paired_linears=tuple(linears[path] for path in scores),
-        activation=_unchanged,
+        activation=_identity,
         width=getattr(attention, layout.head_width),
     )
-    rows = ChannelGroups(
+    ffn_channels = ChannelGroups(
         source=linears[layout.ffn_up],
         sink=linears[layout.ffn_down],
         paired_linears=(),
         activation=modules[layout.activation],
         width=1,
     )
-    return EncoderLayer(layout, attention, heads, rows)
+    return EncoderLayer(layout, attention, heads, ffn_channels)
 
 
-def _unchanged(values: TorchTensor) -> TorchTensor:
+def _identity(values: TorchTensor) -> TorchTensor:
     return values
 
 
 def _replace(linear: Linear, name: str, values: TorchTensor) -> None:
     from torch import nn
 
-    asks = getattr(linear, name).requires_grad
-    setattr(linear, name, nn.Parameter(values.contiguous(), requires_grad=asks))
+    requires_grad = getattr(linear, name).requires_grad
+    setattr(linear, name, nn.Parameter(values.contiguous(), requires_grad=requires_grad))
 
 
 def _select_heads(attention: Any, place: int, kept: list[int]) -> None:

@@ -15,7 +15,7 @@ class ArchitectureLayout:
     """Names inside an architecture; dotted paths start at a layer, `layers` at the bare encoder.
 
     Heads lie side by side: head h of width w owns rows h * w to (h + 1) * w of each projection
-    and the same columns of `mix`.
+    and the same columns of `attention_output`.
     """
 
     layers: str = "encoder.layer"
@@ -24,7 +24,9 @@ class ArchitectureLayout:
     # More projections of this kind, which a checkpoint's settings may leave out.
     optional_scores: tuple[str, ...] = ()
     value: str = "attention.self.value"
-    mix: str = "attention.output.dense"  # takes the heads' contexts back to the hidden size
+    attention_output: str = (
+        "attention.output.dense"  # takes the heads' contexts back to the hidden size
+    )
     ffn_up: str = "intermediate.dense"
     activation: str = "intermediate.intermediate_act_fn"
     ffn_down: str = "output.dense"
@@ -43,7 +45,7 @@ _DISTILBERT = ArchitectureLayout(
     attention="attention",
     scores=("attention.q_lin", "attention.k_lin"),
     value="attention.v_lin",
-    mix="attention.out_lin",
+    attention_output="attention.out_lin",
     ffn_up="ffn.lin1",
     activation="ffn.activation",
     ffn_down="ffn.lin2",
@@ -56,7 +58,7 @@ _MPNET = replace(
     attention="attention.attn",
     scores=("attention.attn.q", "attention.attn.k"),
     value="attention.attn.v",
-    mix="attention.attn.o",
+    attention_output="attention.attn.o",
     per_head_argument=2,  # the relative position bias, computed once for all layers
 )
 

@@ -23,11 +23,11 @@ class LayerReduction(FrozenModel):
 
     layer: NonNegativeInt
     heads: Indices = ()
-    rows: Indices = ()  # of the feed-forward network's first matrix
+    ffn_channels: Indices = ()  # of the feed-forward network's first matrix
 
     @model_validator(mode="after")
     def _removes_something(self) -> Self:
-        if not self.heads and not self.rows:
+        if not self.heads and not self.ffn_channels:
             raise ValueError("a cut removes a head or a row")
         return self
 
@@ -35,36 +35,38 @@ class LayerReduction(FrozenModel):
 class Compaction(FrozenModel):
     """Heads and feed-forward rows of an encoder that answer the same whatever the input.
 
-    `cuts` names only layers that lose something, in their order. An architecture without a known
+    `reductions` names only layers that lose something, in their order. An architecture without a known
     layout counts no heads and no rows. Parameters are the whole model's, its head included.
     """
 
     architecture: str  # the configuration's `model_type`
-    cuts: tuple[LayerReduction, ...] = ()
+    reductions: tuple[LayerReduction, ...] = ()
     heads_before: NonNegativeInt
-    rows_before: NonNegativeInt
+    ffn_channels_before: NonNegativeInt
     parameters_before: NonNegativeInt
     parameters_after: NonNegativeInt
 
     @model_validator(mode="after")
-    def _cuts_layers_in_order(self) -> Self:
-        _ascending(tuple(cut.layer for cut in self.cuts))
+    def _check_layer_order(self) -> Self:
+        _ascending(tuple(reduction.layer for reduction in self.reductions))
         return self
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is removed."""
-        return not self.cuts
+        return not self.reductions
 
     @property
     def heads_after(self) -> int:
         """Attention heads that stay, over all layers."""
-        return self.heads_before - sum(len(cut.heads) for cut in self.cuts)
+        return self.heads_before - sum(len(reduction.heads) for reduction in self.reductions)
 
     @property
-    def rows_after(self) -> int:
+    def ffn_channels_after(self) -> int:
         """Feed-forward rows that stay, over all layers."""
-        return self.rows_before - sum(len(cut.rows) for cut in self.cuts)
+        return self.ffn_channels_before - sum(
+            len(reduction.ffn_channels) for reduction in self.reductions
+        )
 
     def describe(self) -> str:
         """One line for people."""
@@ -72,10 +74,10 @@ class Compaction(FrozenModel):
             return "nothing to remove"
         return (
             f"removed {self.heads_before - self.heads_after:,} of {self.heads_before:,} heads and "
-            f"{self.rows_before - self.rows_after:,} of {self.rows_before:,} feed-forward rows: "
-            f"{_amount(self.parameters_before)} -> {_amount(self.parameters_after)} parameters"
+            f"{self.ffn_channels_before - self.ffn_channels_after:,} of {self.ffn_channels_before:,} feed-forward rows: "
+            f"{_format_count(self.parameters_before)} -> {_format_count(self.parameters_after)} parameters"
         )
 
 
-def _amount(parameters: int) -> str:
+def _format_count(parameters: int) -> str:
     return f"{parameters / 1e6:,.1f} M" if parameters >= 1_000_000 else f"{parameters:,}"

@@ -62,8 +62,8 @@ class DecoderBuild:
             return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 
         detail = "fp32 torch on passages and prompts"
-        asked = self.steps.run_cached("reference", "reference", detail, work)
-        return DecoderReference.read(asked, metadata.required_generation_config)
+        gate_inputs = self.steps.run_cached("reference", "reference", detail, work)
+        return DecoderReference.read(gate_inputs, metadata.required_generation_config)
 
     def _for_cpu(self, admission: DecoderAccuracyGate) -> list[DecoderCandidate]:
         passed = self._best(admission, Device.CPU)
@@ -123,7 +123,7 @@ class DecoderBuild:
             threads=usable_cores(),
             paces=dict(paces),
             conversations=compare_samples(
-                tokenizer, original.asked.prompts, original.answers, answers
+                tokenizer, original.gate_inputs.prompts, original.answers, answers
             ),
         )
 

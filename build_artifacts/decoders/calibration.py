@@ -37,7 +37,7 @@ class CalibrationTexts(NamedTuple):
             for name, of_texts in zip(values, seen, strict=True)
         }
 
-    def kept(self, graph: Path) -> Iterator[Mapping[str, FloatArray]]:
+    def observe_kv_cache(self, graph: Path) -> Iterator[Mapping[str, FloatArray]]:
         """What a float graph keeps of each text, by output: [heads, tokens, size].
 
         One text after the other: of a large model it is a gigabyte for a thousand tokens.
@@ -64,10 +64,10 @@ class CalibrationTexts(NamedTuple):
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         for text in self.texts:
-            yield session.run(list(outputs), _feeds(model, text, self.generation_config))
+            yield session.run(list(outputs), _build_feeds(model, text, self.generation_config))
 
 
-def _feeds(
+def _build_feeds(
     model: onnx.ModelProto, text: Tokens, generation_config: GenerationConfig
 ) -> dict[str, NDArray[np.generic]]:
     """A prompt into a memory of its own length, which holds nothing yet."""

@@ -25,10 +25,10 @@ from build_artifacts.recipes import DecoderRecipe
 # A torch program, weights included; and the weights of a checkpoint.
 PROGRAM_NAME = "model.safetensors"
 # Bits of the weights of written graphs, by precision; None: as they are.
-_WRITTEN: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
+_WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _Numbers = tuple[int, int, int, int]  # layers, heads of keys and values, head size, words
 # Every layer keeps all keys and values, so that all rows of memory are of one shape.
-_ALWAYS = "windowed_kv_cache=false"
+_BUILDER_OPTIONS = "windowed_kv_cache=false"
 
 
 def export_decoder(
@@ -45,38 +45,42 @@ def export_decoder(
         export_checkpoint(weights, metadata, recipe, into)
         return
     if is_supported_family(weights):
-        _write(weights, metadata, recipe, into)
+        _export_with_graph_builder(weights, metadata, recipe, into)
         return
-    with TemporaryDirectory(dir=into) as beside:
-        made = Path(beside, "made")
-        _build(weights, recipe, made)
-        _check(metadata, _told(made))
+    with TemporaryDirectory(dir=into) as temporary:
+        built = Path(temporary, "made")
+        _run_model_builder(weights, recipe, built)
+        _check_shape(metadata, _read_shape(built))
         for name in (GRAPH_NAME, WEIGHTS_NAME):
-            (made / name).rename(into / name)
+            (built / name).rename(into / name)
     check_rope(into / GRAPH_NAME, weights, metadata)
     slice_logits(into / GRAPH_NAME, metadata.architecture)
 
 
-def _write(weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path) -> None:
-    if recipe.precision not in _WRITTEN:
+def _export_with_graph_builder(
+    weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
+) -> None:
+    if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(
             f"there is no {recipe.precision} graph of this family ({recipe.name})",
-            hint=f"these are written: {', '.join(_WRITTEN)}",
+            hint=f"these are written: {', '.join(_WEIGHT_BITS)}",
         )
     if recipe.options:
         raise UnsupportedModel(
             f"the graphs of this family know nothing of {' '.join(recipe.options)} ({recipe.name})",
             hint="leave out the options of onnxruntime-genai's model builder",
         )
-    with TemporaryDirectory(dir=into) as beside:
-        written = export_model(weights, Path(beside))
-        _check(metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary))
-        _save(written.decoder, into / GRAPH_NAME, _WRITTEN[recipe.precision])
+    with TemporaryDirectory(dir=into) as temporary:
+        written = export_model(weights, Path(temporary))
+        _check_shape(
+            metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
+        )
+        _save_graph(written.decoder, into / GRAPH_NAME, _WEIGHT_BITS[recipe.precision])
         if written.encoder is not None:
-            _save(written.encoder, into / ENCODER_NAME, _WRITTEN[recipe.precision])
+            _save_graph(written.encoder, into / ENCODER_NAME, _WEIGHT_BITS[recipe.precision])
 
 
-def _save(graph: Path, into: Path, bits: Bits | None) -> None:
+def _save_graph(graph: Path, into: Path, bits: Bits | None) -> None:
     if bits is not None:
         quantize_blocks(graph, into, bits)
         return
@@ -85,8 +89,8 @@ def _save(graph: Path, into: Path, bits: Bits | None) -> None:
     ir.save(ir.load(graph), into, external_data=f"{into.name}.data")
 
 
-def _build(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
-    options = (_ALWAYS, *recipe.options)
+def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
+    options = (_BUILDER_OPTIONS, *recipe.options)
     ran = run_builder(
         weights, into, precision=recipe.precision, device=recipe.device, options=options
     )
@@ -98,29 +102,29 @@ def _build(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
         )
 
 
-def _told(made: Path) -> _Numbers:
-    told = json.loads((made / "genai_config.json").read_bytes())["model"]
-    decoder = told["decoder"]
+def _read_shape(built: Path) -> _Numbers:
+    model = json.loads((built / "genai_config.json").read_bytes())["model"]
+    decoder = model["decoder"]
     return (
         decoder["num_hidden_layers"],
         decoder["num_key_value_heads"],
         decoder["head_size"],
-        told["vocab_size"],
+        model["vocab_size"],
     )
 
 
-def _check(metadata: CheckpointMetadata, made: _Numbers) -> None:
+def _check_shape(metadata: CheckpointMetadata, built: _Numbers) -> None:
     """The graph's own numbers must be those that the manifest is going to have."""
     generation_config = metadata.required_generation_config
-    due = (
+    expected = (
         generation_config.layers,
         generation_config.kv_heads,
         generation_config.head_dim,
         metadata.output_width,
     )
-    if made != due:
+    if built != expected:
         raise UnsupportedModel(
-            f"the graph of `{metadata.architecture}` has {made} layers, heads of keys and values, "
-            f"values per head and words; config.json says {due}",
+            f"the graph of `{metadata.architecture}` has {built} layers, heads of keys and values, "
+            f"values per head and words; config.json says {expected}",
             hint="this release serves models whose layers are all alike",
         )

@@ -40,8 +40,8 @@ class AttentionWeights(NamedTuple):
             read_int_attribute(node, "kv_num_heads"),
         )
         is_packed = not node.input[2]
-        query_tables = graph.columns_of(node.input[0])
-        value_tables = query_tables if is_packed else graph.columns_of(node.input[2])
+        query_tables = graph.find_linear_weights(node.input[0])
+        value_tables = query_tables if is_packed else graph.find_linear_weights(node.input[2])
         width = graph.table(query_tables[0]).shape[-1] if query_tables else 0
         size = width // (queries + 2 * values if is_packed else queries)
         if value_tables and not query_tables:
@@ -84,29 +84,29 @@ class FloatGraph:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._tables = {table.name: table for table in model.graph.initializer}
-        self._makers = {name: node for node in model.graph.node for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        self._producers = {name: node for node in model.graph.node for name in node.output if name}
+        self._consumers: dict[str, list[onnx.NodeProto]] = {}
         for node in model.graph.node:
             for name in filter(None, set(node.input)):
-                self._readers.setdefault(name, []).append(node)
-        self._answers = {output.name for output in model.graph.output}
+                self._consumers.setdefault(name, []).append(node)
+        self._output_names = {output.name for output in model.graph.output}
 
-    def maker(self, value: str) -> onnx.NodeProto | None:
+    def find_producer(self, value: str) -> onnx.NodeProto | None:
         """The operator that puts it out; None for inputs and tables."""
-        return self._makers.get(value)
+        return self._producers.get(value)
 
-    def readers(self, value: str) -> Sequence[onnx.NodeProto]:
+    def find_consumers(self, value: str) -> Sequence[onnx.NodeProto]:
         """The operators that read it."""
-        return self._readers.get(value, ())
+        return self._consumers.get(value, ())
 
-    def reads(self, name: str) -> int:
+    def count_reads(self, name: str) -> int:
         """How often a value or a table is read; what the graph answers is read once more."""
-        read = sum(list(node.input).count(name) for node in self.readers(name))
-        return read + (name in self._answers)
+        read = sum(list(node.input).count(name) for node in self.find_consumers(name))
+        return read + (name in self._output_names)
 
-    def has_own(self, tables: Sequence[str]) -> bool:
+    def has_private(self, tables: Sequence[str]) -> bool:
         """Whether all of them are known, and read once."""
-        return all(name in self._tables and self.reads(name) == 1 for name in tables)
+        return all(name in self._tables and self.count_reads(name) == 1 for name in tables)
 
     def table(self, name: str) -> FloatArray:
         """Weights, to look at."""
@@ -122,19 +122,19 @@ class FloatGraph:
         changed = np.ascontiguousarray(values, np.float32)
         self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
 
-    def columns_of(self, value: str) -> tuple[str, ...]:
+    def find_linear_weights(self, value: str) -> tuple[str, ...]:
         """The weights [K, N], and the bias [N], of the product that `value` is, and nobody else's.
 
         Empty where it is none, or where something else reads the value or the tables too.
         """
-        maker = self.maker(value)
-        if maker is None or self.reads(value) != 1:
+        find_producer = self.find_producer(value)
+        if find_producer is None or self.count_reads(value) != 1:
             return ()
-        if maker.op_type == "Add" and self.has_own(maker.input[1:]):
-            weights = self.columns_of(maker.input[0])
-            return (*weights, maker.input[1]) if weights else ()
-        is_own = maker.op_type == "MatMul" and self.has_own(maker.input[1:])
-        return (maker.input[1],) if is_own else ()
+        if find_producer.op_type == "Add" and self.has_private(find_producer.input[1:]):
+            weights = self.find_linear_weights(find_producer.input[0])
+            return (*weights, find_producer.input[1]) if weights else ()
+        is_own = find_producer.op_type == "MatMul" and self.has_private(find_producer.input[1:])
+        return (find_producer.input[1],) if is_own else ()
 
     def scale_columns(self, tables: Sequence[str], first: int, factors: FloatArray) -> None:
         """Multiply the channels from `first` on, which are the last axis of every table."""

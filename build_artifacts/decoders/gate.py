@@ -213,7 +213,7 @@ class DecoderAccuracyGate:
                 found = compare_decoder(engine, self.original, self.gate)
                 most = max_answer_tokens(spec.max_tokens)
                 ends = spec.generation_config.eos_token_ids
-                answers = generate_answers(engine, self.original.asked.prompts, ends, most)
+                answers = generate_answers(engine, self.original.gate_inputs.prompts, ends, most)
             finally:
                 engine.close()
         except EngineFailed as exc:
@@ -228,7 +228,7 @@ class DecoderAccuracyGate:
 
 def opened(spec: DecoderSpec, original: DecoderReference) -> DecoderEngine:
     """The graph with room for what the original was asked. Raises EngineFailed."""
-    prompts = original.asked.prompts
+    prompts = original.gate_inputs.prompts
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, original.texts), longest_prompt + max_answer_tokens(spec.max_tokens))
     # Nothing else runs while a graph is looked at, so all cores may help.

@@ -143,7 +143,7 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Ga
     UnsupportedModel where the checkpoint's chat template cannot be used.
     """
     if not has_encoder:
-        return _asked(weights, max_tokens, GATE_PASSAGES, PROMPTS)
+        return _tokenize_inputs(weights, max_tokens, GATE_PASSAGES, PROMPTS)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
@@ -156,17 +156,17 @@ def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...
 
     Raises UnsupportedModel.
     """
-    asked = _asked(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
-    return (*asked.passages, *asked.prompts)
+    gate_inputs = _tokenize_inputs(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
+    return (*gate_inputs.passages, *gate_inputs.prompts)
 
 
-def _asked(
+def _tokenize_inputs(
     weights: Path, max_tokens: int, passages: Sequence[str], prompts: Sequence[str]
 ) -> GateInputs:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    written, is_chat = _written(weights, prompts)
+    written, is_chat = _format_prompts(weights, prompts)
     room = max_tokens - max_answer_tokens(max_tokens)
     return GateInputs(
         tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in passages),
@@ -182,7 +182,7 @@ def truncate_source(ids: Sequence[int], most: int) -> Tokens:
     return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
 
 
-def _written(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
+def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
     """The prompts as the model is to read them, and whether its chat template wrote them."""
     template = read_chat_template(weights)
     if template is None:

@@ -35,9 +35,9 @@ from build_artifacts.decoders.float_graph import (
 )
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
-LARGEST = 127
+MAX_INT8 = 127
 _MARGIN = 1.1  # for texts that nobody has seen yet
-_LEAST = 1e-6  # the scale of channels that are always zero
+_MIN_SCALE = 1e-6  # the scale of channels that are always zero
 
 
 class ChannelScales:
@@ -45,24 +45,28 @@ class ChannelScales:
 
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
         """The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours."""
-        self._pairs, self._interleaved = pairs, interleaved
+        self._count_rotated_pairs, self._interleaved = pairs, interleaved
         self._largest: FloatArray = np.zeros((), np.float32)
 
-    def see(self, kept: FloatArray) -> None:
+    def update(self, observe_kv_cache: FloatArray) -> None:
         """Take the values of one text into account, [heads, tokens, size]."""
-        sizes = np.abs(kept)
-        rotated = kept[..., : 2 * self._pairs]
-        parted = (self._pairs, 2) if self._interleaved else (2, self._pairs)
+        sizes = np.abs(observe_kv_cache)
+        rotated = observe_kv_cache[..., : 2 * self._count_rotated_pairs]
+        parted = (
+            (self._count_rotated_pairs, 2) if self._interleaved else (2, self._count_rotated_pairs)
+        )
         by_pair = (*rotated.shape[:-1], *parted)
         axis = -1 if self._interleaved else -2
         lengths = np.linalg.norm(rotated.reshape(by_pair), axis=axis, keepdims=True)
-        sizes[..., : 2 * self._pairs] = np.broadcast_to(lengths, by_pair).reshape(rotated.shape)
+        sizes[..., : 2 * self._count_rotated_pairs] = np.broadcast_to(lengths, by_pair).reshape(
+            rotated.shape
+        )
         self._largest = np.maximum(self._largest, sizes.max(axis=1))
 
     @property
     def table(self) -> FloatArray:
         """[heads, size]."""
-        scales: FloatArray = np.maximum(self._largest * _MARGIN / LARGEST, _LEAST)
+        scales: FloatArray = np.maximum(self._largest * _MARGIN / MAX_INT8, _MIN_SCALE)
         return scales.astype(np.float32)
 
 
@@ -72,7 +76,7 @@ def collect_scales(
     """The tables of all memories, by name, once each text was seen in them."""
     for text in texts:
         for name, scale in scales.items():
-            scale.see(text[name])
+            scale.update(text[name])
     return {name: scale.table for name, scale in scales.items()}
 
 
@@ -106,10 +110,10 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     nodes = [node for node in model.graph.node if node.op_type == ATTENTION]
     tables = {table.name: table for table in model.graph.initializer}
     answers = {value.name for value in model.graph.output}
-    if not nodes or not all(_is_plain(node, tables, answers) for node in nodes):
+    if not nodes or not all(_is_supported(node, tables, answers) for node in nodes):
         return
-    scales = collect_scales(calibration.kept(graph), _unseen(nodes, tables))
-    writer = _Writer(model, tables)
+    scales = collect_scales(calibration.observe_kv_cache(graph), _create_scales(nodes, tables))
+    writer = _Int8KvCacheWriter(model, tables)
     for layer, node in enumerate(nodes):
         writer.replace(node, f"memory/{layer}", [scales[name] for name in node.output[1:]])
     writer.finish()
@@ -124,7 +128,7 @@ def has_int8_kv_cache(graph: Path) -> bool:
     return any(value.name == IS_PREFILL for value in model.graph.input)
 
 
-def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
+def _is_supported(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
     """Whether both ways know all that it reads and is told, and can see what it keeps."""
     told = {attribute.name for attribute in node.attribute}
     if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
@@ -134,7 +138,7 @@ def _is_plain(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]
     return not read_int_attribute(node, "do_rotary") or node.input[_COSINES] in tables
 
 
-def _unseen(
+def _create_scales(
     nodes: Sequence[onnx.NodeProto], tables: Mapping[str, onnx.TensorProto]
 ) -> Mapping[str, ChannelScales]:
     """For what attention puts out to be kept, by name."""
@@ -142,17 +146,17 @@ def _unseen(
     for node in nodes:
         _, keys, values = node.output
         interleaved = bool(read_int_attribute(node, "rotary_interleaved"))
-        scales[keys] = ChannelScales(_pairs(node, tables), interleaved=interleaved)
+        scales[keys] = ChannelScales(_count_rotated_pairs(node, tables), interleaved=interleaved)
         scales[values] = ChannelScales()
     return scales
 
 
-def _pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
+def _count_rotated_pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
     """Pairs of channels that are rotated."""
     return tables[node.input[_COSINES]].dims[-1] if read_int_attribute(node, "do_rotary") else 0
 
 
-class _Writer:
+class _Int8KvCacheWriter:
     """One graph on its way to a memory of int8."""
 
     def __init__(self, model: onnx.ModelProto, tables: dict[str, onnx.TensorProto]) -> None:
@@ -174,8 +178,8 @@ class _Writer:
             self._constant(f"{name}/{part}_scales", table[None, :, None, :])
             self._constant(f"{name}/{part}_steps", table)
         ways = {
-            "then_branch": self._reading(node, name),
-            "else_branch": _stepping(node, name),
+            "then_branch": self._build_prefill_branch(node, name),
+            "else_branch": _build_decode_branch(node, name),
         }
         chosen = onnx.helper.make_node("If", [IS_PREFILL], node.output, name, **ways)
         place = list(self._graph.node).index(node)
@@ -194,8 +198,8 @@ class _Writer:
         for name, values in {
             _FIRST: np.array([0]),
             _TOKENS: np.array([2]),
-            _LOWEST: np.array(-LARGEST, np.float32),
-            _HIGHEST: np.array(LARGEST, np.float32),
+            _LOWEST: np.array(-MAX_INT8, np.float32),
+            _HIGHEST: np.array(MAX_INT8, np.float32),
             _ONE: np.array([1], np.int32),
         }.items():
             self._constant(name, values)
@@ -218,20 +222,22 @@ class _Writer:
             if not opset.domain:
                 opset.version = max(opset.version, _OPSET)
 
-    def _reading(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+    def _build_prefill_branch(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
         """Attention in floats, over what is in memory and a prompt's next tokens: [1, T, ..]."""
         self._nodes = []
         heads, size = self._tables[f"{name}/key_steps"].dims
-        pairs = _pairs(node, self._tables)
-        queries, *new = self._parted(node, name, size)
+        pairs = _count_rotated_pairs(node, self._tables)
+        queries, *new = self._split_inputs(node, name, size)
         if pairs:
             partial = 2 * pairs if 2 * pairs < size else 0
-            queries = self._rotated(node, queries, read_int_attribute(node, "num_heads"), partial)
-            new[0] = self._rotated(node, new[0], heads, partial)
+            queries = self._apply_rope(
+                node, queries, read_int_attribute(node, "num_heads"), partial
+            )
+            new[0] = self._apply_rope(node, new[0], heads, partial)
         self._constant(f"{name}/by_heads", np.array([0, 0, heads, size]))
         self._constant(f"{name}/side_by_side", np.array([0, 0, heads * size]))
         sides = [
-            self._kept(name, part, value, past)
+            self._write_kv(name, part, value, past)
             for part, value, past in zip(KV_NAMES, new, node.input[_PAST:_LENGTHS], strict=True)
         ]
         (keys, past_keys, kept_keys), (values, past_values, kept_values) = sides
@@ -242,10 +248,10 @@ class _Writer:
             [out, f"{name}/all_keys", f"{name}/all_values"],
             domain=ORT_DOMAIN,
         )
-        attended.attribute.extend(_without(node, "do_rotary", "rotary_interleaved"))
+        attended.attribute.extend(_drop_attributes(node, "do_rotary", "rotary_interleaved"))
         return _subgraph(f"{name}/prefill", self._nodes, [out, kept_keys, kept_values])
 
-    def _parted(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
+    def _split_inputs(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
         """Queries, keys and values, which may come side by side."""
         if node.input[_KEY]:
             return list(node.input[_QUERY : _KEY + 2])
@@ -257,7 +263,7 @@ class _Writer:
         self._op("Split", [node.input[_QUERY], f"{name}/sizes"], parts, axis=2)
         return parts
 
-    def _rotated(self, node: onnx.NodeProto, value: str, heads: int, partial: int) -> str:
+    def _apply_rope(self, node: onnx.NodeProto, value: str, heads: int, partial: int) -> str:
         """Queries or keys, [1, T, heads x size], turned by their positions; 0: all of each head."""
         turned = f"{value}/turned"
         self._op(
@@ -271,7 +277,7 @@ class _Writer:
         )
         return turned
 
-    def _kept(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
+    def _write_kv(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
         """Round what is new, [1, T, heads x size], and write it to the memory.
 
         Returns it as the memory has it, in floats; what was there before, [1, heads, done, size];
@@ -314,7 +320,7 @@ class _Writer:
         self._graph.initializer.append(table)
 
 
-def _stepping(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
+def _build_decode_branch(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
     """The operator as it was, over a memory of int8."""
     import onnx
 
@@ -340,5 +346,5 @@ def _subgraph(
     return onnx.helper.make_graph(list(nodes), name, [], values)
 
 
-def _without(node: onnx.NodeProto, *names: str) -> list[onnx.AttributeProto]:
+def _drop_attributes(node: onnx.NodeProto, *names: str) -> list[onnx.AttributeProto]:
     return [attribute for attribute in node.attribute if attribute.name not in names]

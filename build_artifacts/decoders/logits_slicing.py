@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GRAPH_NAME = "model.onnx"
 WEIGHTS_NAME = "model.onnx.data"
 _LOGITS = "logits"
-_PRODUCTS = ("MatMul", "MatMulNBits", "Gemm")
+_HEAD_OPERATORS = ("MatMul", "MatMulNBits", "Gemm")
 # What some architectures do to the logits, each one by itself.
 _ELEMENTWISE = ("Add", "Cast", "Div", "Mul", "Tanh")
 _TO_THE_END = 2**62
@@ -37,22 +37,22 @@ def slice_logits(graph: Path, architecture: str) -> None:
 
     model = onnx.load(graph, load_external_data=False)
     _check_inputs(model, architecture)
-    head = _head(model, architecture)
+    head = _find_head(model, architecture)
     tables = {"logits_end": _TO_THE_END, "logits_axis": _TOKENS_AXIS}
     for name, value in tables.items():
         model.graph.initializer.append(
             onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value])
         )
-    wanted = "logits_hidden_states"
+    sliced_name = "logits_hidden_states"
     inputs = [head.input[0], LOGITS_FROM, *tables]
-    cut = onnx.helper.make_node("Slice", inputs, [wanted], name="logits_slice")
+    slice_node = onnx.helper.make_node("Slice", inputs, [sliced_name], name="logits_slice")
     place = [node.name for node in model.graph.node].index(head.name)
-    head.input[0] = wanted
-    model.graph.node.insert(place, cut)
+    head.input[0] = sliced_name
+    model.graph.node.insert(place, slice_node)
     model.graph.input.append(
         onnx.helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1])
     )
-    _name_lengths(model)
+    _rename_logits_dimension(model)
     onnx.save(model, graph)
 
 
@@ -74,11 +74,11 @@ def _check_inputs(model: onnx.ModelProto, architecture: str) -> None:
         )
 
 
-def _head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
+def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
     """The product that gives the logits, however they are scaled afterwards."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    for node in _back_from(makers, _LOGITS):
-        if node.op_type in _PRODUCTS:
+    for node in _walk_back(makers, _LOGITS):
+        if node.op_type in _HEAD_OPERATORS:
             return node
         if node.op_type not in _ELEMENTWISE:
             break
@@ -88,7 +88,7 @@ def _head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
     )
 
 
-def _back_from(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
+def _walk_back(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
     """The nodes that lead to the value `name`, the nearest first, by the input that is computed."""
     while name in makers and makers[name].op_type != "Constant":
         node = makers[name]
@@ -97,7 +97,7 @@ def _back_from(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.No
         name = computed[0] if computed else ""
 
 
-def _name_lengths(model: onnx.ModelProto) -> None:
+def _rename_logits_dimension(model: onnx.ModelProto) -> None:
     """The logits are no longer as many as the tokens."""
     (logits,) = (value for value in model.graph.output if value.name == _LOGITS)
     logits.type.tensor_type.shape.dim[_TOKENS_AXIS].dim_param = "logits_length"

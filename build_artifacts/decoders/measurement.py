@@ -17,7 +17,12 @@ from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.decoders.gate_inputs import Tokens
-from build_artifacts.decoders.reference import DecoderReference, perplexity, seen, truncate_at_eos
+from build_artifacts.decoders.reference import (
+    DecoderReference,
+    perplexity,
+    summarize_logits,
+    truncate_at_eos,
+)
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, TokenColumn
 
@@ -112,7 +117,7 @@ class LogitAccumulator:
 
     def add(self, places: NDArray[np.int64], logits: FloatArray) -> None:
         """Take the logits [n, V] after the tokens at `places` among all."""
-        found = seen(logits)
+        found = summarize_logits(logits)
         self._choices[places] = found.choices
         self._squares[places] = found.squares
         self._products[places] = np.einsum("nv,nv->n", logits, self._original.logits[places])
@@ -121,11 +126,13 @@ class LogitAccumulator:
 
     def reading(self, near_tie_margin: float) -> ParityMetrics:
         """What came of it."""
-        own, starts = self._original.own, self._original.starts
-        sums = (np.add.reduceat(x, starts) for x in (self._products, self._squares, own.squares))
+        summary, starts = self._original.summary, self._original.starts
+        sums = (
+            np.add.reduceat(x, starts) for x in (self._products, self._squares, summary.squares)
+        )
         products, mine, theirs = sums
-        decided = own.gaps >= near_tie_margin
-        same = (self._choices == own.choices)[decided]
+        decided = summary.gaps >= near_tie_margin
+        same = (self._choices == summary.choices)[decided]
         return ParityMetrics(
             cosines=products / np.maximum(np.sqrt(mine * theirs), 1e-12),
             agreement=float(same.mean()) if len(same) else 1.0,

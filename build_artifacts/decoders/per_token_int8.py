@@ -33,14 +33,14 @@ from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 if TYPE_CHECKING:
     import onnx
 
-_LARGEST = 127
-_ZERO = 128  # int8 as ONNX Runtime's kernels want it on the left: uint8, shifted
+_MAX_INT8 = 127
+_ZERO_POINT = 128  # int8 as ONNX Runtime's kernels want it on the left: uint8, shifted
 _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
 # Smaller tables than this many values are left alone: there is nothing to gain.
-_FEWEST_VALUES = 1 << 12
+_MIN_QUANTIZED_VALUES = 1 << 12
 _MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
 # Of a row's size, what rounding with a fixed scale may add; a scale of its own adds 0.01 to 0.03.
-_MOST_NOISE = 0.05
+_MAX_NOISE = 0.05
 
 
 def quantize_per_token(
@@ -53,11 +53,11 @@ def quantize_per_token(
     import onnx
 
     # Before the weights are loaded: large ones must not be in memory twice.
-    seen = calibration.observe(graph, _read_by_products(graph)) if calibration else {}
+    observed = calibration.observe(graph, _find_activations(graph)) if calibration else {}
     model = onnx.load(graph)
     rewriter = _PerTokenRewriter(model)
-    if seen:
-        rewriter.learn(seen)
+    if observed:
+        rewriter.calibrate(observed)
     rewriter.rewrite()
     onnx.save(
         model,
@@ -68,20 +68,20 @@ def quantize_per_token(
     )
 
 
-def _read_by_products(graph: Path) -> list[str]:
+def _find_activations(graph: Path) -> list[str]:
     """The values that the products read which are going to be int8."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
-    weights = {table.name for table in model.graph.initializer if _is_worth_it(table)}
+    weights = {table.name for table in model.graph.initializer if _is_large_matrix(table)}
     products = (node for node in model.graph.node if node.op_type == "MatMul")
     return list(dict.fromkeys(node.input[0] for node in products if node.input[1] in weights))
 
 
-def _is_worth_it(table: onnx.TensorProto) -> bool:
+def _is_large_matrix(table: onnx.TensorProto) -> bool:
     """Whether it is a matrix of floats, and not a small one."""
     is_matrix = len(table.dims) == 2 and table.data_type == table.FLOAT
-    return is_matrix and int(np.prod(table.dims)) >= _FEWEST_VALUES
+    return is_matrix and int(np.prod(table.dims)) >= _MIN_QUANTIZED_VALUES
 
 
 class _QuantizedRows(NamedTuple):
@@ -101,33 +101,33 @@ class _PerTokenRewriter:
         self._tables = {table.name: table for table in model.graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
-        self._fixed: dict[str, np.float32] = {}  # input -> the scale of all its rows
-        self._quantised: dict[str, _QuantizedRows] = {}  # by input
+        self._static_scales: dict[str, np.float32] = {}  # input -> the scale of all its rows
+        self._quantized_rows: dict[str, _QuantizedRows] = {}  # by input
         if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
-    def learn(self, seen: Mapping[str, FloatArray]) -> None:
+    def calibrate(self, observed: Mapping[str, FloatArray]) -> None:
         """Even out the values that were seen, [tokens, K], and fix the scales of some."""
         graph = FloatGraph(self._model)
-        for value, rows in seen.items():
-            scale = static_scale(smooth_activations(graph, value, rows))
+        for value, rows in observed.items():
+            scale = compute_static_scale(smooth_activations(graph, value, rows))
             if scale is not None and is_bounded(graph, value):
-                self._fixed[value] = scale
+                self._static_scales[value] = scale
         for node in self._graph.node:
             scale_queries(graph, node)
 
     def rewrite(self) -> None:
         for node in self._graph.node:
-            if node.op_type == "Transpose" and self._weights(node.input[0]) is not None:
-                self._turn(node)
-            elif node.op_type == "MatMul" and self._weights(node.input[1]) is not None:
-                self._product(node)
-            elif node.op_type == "Gather" and self._weights(node.input[0]) is not None:
-                self._lookup(node)
+            if node.op_type == "Transpose" and self._read_large_matrix(node.input[0]) is not None:
+                self._transpose(node)
+            elif node.op_type == "MatMul" and self._read_large_matrix(node.input[1]) is not None:
+                self._quantize_matmul(node)
+            elif node.op_type == "Gather" and self._read_large_matrix(node.input[0]) is not None:
+                self._quantize_gather(node)
             else:
                 self._nodes.append(node)
-        self._constant(_STEP, np.array(1 / _LARGEST, np.float32))
-        self._constant(_SHIFT, np.array(_ZERO, np.uint8))
+        self._constant(_STEP, np.array(1 / _MAX_INT8, np.float32))
+        self._constant(_SHIFT, np.array(_ZERO_POINT, np.uint8))
         self._constant(_LAST_AXIS, np.array([-1], np.int64))
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
@@ -136,51 +136,53 @@ class _PerTokenRewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend([*kept, *self._added.values()])
 
-    def _weights(self, name: str) -> FloatArray | None:
+    def _read_large_matrix(self, name: str) -> FloatArray | None:
         """A table that is worth quantising."""
         import onnx
 
         table = self._tables.get(name)
-        if table is None or not _is_worth_it(table):
+        if table is None or not _is_large_matrix(table):
             return None
         weights: FloatArray = onnx.numpy_helper.to_array(table)
         return weights
 
-    def _turn(self, node: onnx.NodeProto) -> None:
+    def _transpose(self, node: onnx.NodeProto) -> None:
         """A word table that is kept as the turned weights of the head, now a table of its own."""
         import onnx
 
         turned = onnx.numpy_helper.to_array(self._tables[node.input[0]]).T
         self._tables[node.output[0]] = onnx.numpy_helper.from_array(turned.copy(), node.output[0])
 
-    def _product(self, node: onnx.NodeProto) -> None:
-        weights = self._weights(node.input[1])
+    def _quantize_matmul(self, node: onnx.NodeProto) -> None:
+        weights = self._read_large_matrix(node.input[1])
         assert weights is not None, "only products with weights come here; this is a bug"
         name = node.input[1]
-        scales = _scales(weights, axis=0)
-        self._constant(f"{name}_int8", _rounded(weights, scales))
+        scales = _compute_scales(weights, axis=0)
+        self._constant(f"{name}_int8", _round_to_int8(weights, scales))
         self._constant(f"{name}_scales", scales.ravel())
-        rows, output = self._rows(node.input[0]), node.output[0]
+        rows, output = self._quantize_rows(node.input[0]), node.output[0]
         product = output if rows.scales is None else f"{output}_unscaled"
         inputs = [rows.values, f"{name}_int8", rows.step, f"{name}_scales", _SHIFT]
         self._node("MatMulIntegerToFloat", inputs, product, domain=ORT_DOMAIN)
         if rows.scales is not None:
             self._node("Mul", [product, rows.scales], output)
 
-    def _rows(self, value: str) -> _QuantizedRows:
+    def _quantize_rows(self, value: str) -> _QuantizedRows:
         """What products of `value` read; made once for all of them."""
-        if value not in self._quantised:
-            is_fixed = value in self._fixed
-            self._quantised[value] = (self._in_steps if is_fixed else self._by_largest)(value)
-        return self._quantised[value]
+        if value not in self._quantized_rows:
+            is_fixed = value in self._static_scales
+            self._quantized_rows[value] = (
+                self._quantize_static if is_fixed else self._quantize_dynamic
+            )(value)
+        return self._quantized_rows[value]
 
-    def _in_steps(self, value: str) -> _QuantizedRows:
+    def _quantize_static(self, value: str) -> _QuantizedRows:
         rows = _QuantizedRows(f"{value}_int8", f"{value}_step")
-        self._constant(rows.step, np.array(self._fixed[value]))
+        self._constant(rows.step, np.array(self._static_scales[value]))
         self._node("QuantizeLinear", [value, rows.step, _SHIFT], rows.values)
         return rows
 
-    def _by_largest(self, value: str) -> _QuantizedRows:
+    def _quantize_dynamic(self, value: str) -> _QuantizedRows:
         sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
         self._node("Abs", [value], sizes)
         self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
@@ -189,14 +191,14 @@ class _PerTokenRewriter:
         self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
         return _QuantizedRows(f"{value}_int8", _STEP, scales)
 
-    def _lookup(self, node: onnx.NodeProto) -> None:
+    def _quantize_gather(self, node: onnx.NodeProto) -> None:
         import onnx
 
-        table = self._weights(node.input[0])
+        table = self._read_large_matrix(node.input[0])
         assert table is not None, "only lookups in a table come here; this is a bug"
         name, found = node.input[0], node.output[0]
-        scales = _scales(table, axis=1)
-        self._constant(f"{name}_words_int8", _rounded(table, scales))
+        scales = _compute_scales(table, axis=1)
+        self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
         self._constant(f"{name}_words_scales", scales)
         self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_words_int8")
         self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_words_scales")
@@ -208,8 +210,10 @@ class _PerTokenRewriter:
     ) -> None:
         import onnx
 
-        made = onnx.helper.make_node(kind, inputs, [output], output, domain=domain, **attributes)
-        self._nodes.append(made)
+        node_proto = onnx.helper.make_node(
+            kind, inputs, [output], output, domain=domain, **attributes
+        )
+        self._nodes.append(node_proto)
 
     def _constant(self, name: str, values: NDArray[np.generic]) -> None:
         import onnx
@@ -218,22 +222,24 @@ class _PerTokenRewriter:
             self._added[name] = onnx.numpy_helper.from_array(values, name)
 
 
-def _scales(weights: FloatArray, axis: int) -> FloatArray:
+def _compute_scales(weights: FloatArray, axis: int) -> FloatArray:
     largest = np.abs(weights).max(axis=axis, keepdims=True)
-    return np.where(largest == 0, 1, largest / _LARGEST).astype(np.float32)
+    return np.where(largest == 0, 1, largest / _MAX_INT8).astype(np.float32)
 
 
-def _rounded(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
-    rounded: NDArray[np.int8] = np.rint(weights / scales).clip(-_LARGEST, _LARGEST).astype(np.int8)
+def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
+    rounded: NDArray[np.int8] = (
+        np.rint(weights / scales).clip(-_MAX_INT8, _MAX_INT8).astype(np.int8)
+    )
     return rounded
 
 
-def static_scale(rows: FloatArray) -> np.float32 | None:
+def compute_static_scale(rows: FloatArray) -> np.float32 | None:
     """One scale for all rows like these, [N, K]; None where most would be too coarse with it.
 
     Rounding to steps of `scale` adds noise of scale / sqrt(12) to each value.
     """
-    scale = _MARGIN * np.abs(rows).max() / _LARGEST
+    scale = _MARGIN * np.abs(rows).max() / _MAX_INT8
     sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))
     noise = np.median(scale / np.sqrt(12) / np.maximum(sizes, 1e-12))
-    return np.float32(scale) if 0 < noise <= _MOST_NOISE else None
+    return np.float32(scale) if 0 < noise <= _MAX_NOISE else None

@@ -25,9 +25,9 @@ from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import ModelHead
 
 _LOGITS_NAME = "logits.npy"
-_ASKED_NAME = "asked.npz"
+_INPUTS_NAME = "asked.npz"
 _PARTS = ("passages", "prompts", "answers")
-_ROWS_AT_ONCE = 128
+_SUMMARY_ROWS = 128
 
 FloatArray = NDArray[np.float32]
 
@@ -41,7 +41,7 @@ class DecoderReference:
     the decoder reads: the start token, and the answer without its last.
     """
 
-    asked: GateInputs
+    gate_inputs: GateInputs
     answers: tuple[Tokens, ...]  # to the prompts, with the end token where one came
     logits: FloatArray
     decoder_start_token_id: int | None = None  # of a model with an encoder
@@ -49,20 +49,25 @@ class DecoderReference:
     @classmethod
     def read(cls, directory: Path, generation_config: GenerationConfig) -> DecoderReference:
         """What `write_reference` wrote."""
-        with np.load(directory / _ASKED_NAME, allow_pickle=False) as file:
-            passages, prompts, answers = (_parts(file, name) for name in _PARTS)
+        with np.load(directory / _INPUTS_NAME, allow_pickle=False) as file:
+            passages, prompts, answers = (_split_texts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
-        return cls(GateInputs(passages, prompts), answers, logits, _start_token(generation_config))
+        return cls(
+            GateInputs(passages, prompts),
+            answers,
+            logits,
+            _decoder_start_token_id(generation_config),
+        )
 
     @cached_property
     def texts(self) -> tuple[Tokens, ...]:
         """What was read."""
-        return _texts(self.asked, self.answers, self.decoder_start_token_id)
+        return _join_texts(self.gate_inputs, self.answers, self.decoder_start_token_id)
 
     @cached_property
     def sources(self) -> tuple[Tokens, ...]:
         """What an encoder reads for each text; empty without one."""
-        return () if self.decoder_start_token_id is None else self.asked.prompts
+        return () if self.decoder_start_token_id is None else self.gate_inputs.prompts
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -77,22 +82,22 @@ class DecoderReference:
         """
         if self.decoder_start_token_id is not None:
             return np.array([token for answer in self.answers for token in answer])
-        parts = [[*text[1:], -1] for text in self.asked.passages]
+        parts = [[*text[1:], -1] for text in self.gate_inputs.passages]
         known = [token for part in parts for token in part]
         return np.array(known + [-1] * (len(self.logits) - len(known)), dtype=np.int64)
 
     @cached_property
-    def own(self) -> LogitSummary:
+    def summary(self) -> LogitSummary:
         """Its own logits, summed up."""
-        rows = range(0, len(self.logits), _ROWS_AT_ONCE)
-        parts = [seen(self.logits[row : row + _ROWS_AT_ONCE]) for row in rows]
+        rows = range(0, len(self.logits), _SUMMARY_ROWS)
+        parts = [summarize_logits(self.logits[row : row + _SUMMARY_ROWS]) for row in rows]
         return LogitSummary(*map(np.concatenate, zip(*parts, strict=True)))
 
     def perplexity(self) -> float:
         """Of the passages."""
         places = np.flatnonzero(self.next_token_ids >= 0)
         taken = self.logits[places, self.next_token_ids[places]]
-        return perplexity(self.own.log_totals[places] - taken)
+        return perplexity(self.summary.log_totals[places] - taken)
 
 
 class LogitSummary(NamedTuple):
@@ -104,7 +109,7 @@ class LogitSummary(NamedTuple):
     squares: NDArray[np.float64]  # of all logits, summed
 
 
-def seen(logits: FloatArray) -> LogitSummary:
+def summarize_logits(logits: FloatArray) -> LogitSummary:
     """What rows of logits come to."""
     best = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64)
     shares = np.exp(logits - best[:, 1:].astype(np.float32)).sum(axis=1, dtype=np.float64)
@@ -125,12 +130,12 @@ def perplexity(negative_log_likelihoods: NDArray[np.float64]) -> float:
     )
 
 
-def _parts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
+def _split_texts(file: np.lib.npyio.NpzFile, name: str) -> tuple[Tokens, ...]:
     ends = file[f"{name}_ends"].tolist()
     return tuple(tuple(part.tolist()) for part in np.split(file[name], ends[:-1]))
 
 
-def _start_token(generation_config: GenerationConfig) -> int | None:
+def _decoder_start_token_id(generation_config: GenerationConfig) -> int | None:
     return (
         None
         if generation_config.encoder_decoder is None
@@ -138,13 +143,13 @@ def _start_token(generation_config: GenerationConfig) -> int | None:
     )
 
 
-def _texts(
-    asked: GateInputs, answers: Sequence[Tokens], decoder_start_token_id: int | None
+def _join_texts(
+    gate_inputs: GateInputs, answers: Sequence[Tokens], decoder_start_token_id: int | None
 ) -> tuple[Tokens, ...]:
     if decoder_start_token_id is not None:
         return tuple((decoder_start_token_id, *answer[:-1]) for answer in answers)
-    pairs = zip(asked.prompts, answers, strict=True)
-    return (*asked.passages, *((*prompt, *answer) for prompt, answer in pairs))
+    pairs = zip(gate_inputs.prompts, answers, strict=True)
+    return (*gate_inputs.passages, *((*prompt, *answer) for prompt, answer in pairs))
 
 
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
@@ -152,24 +157,24 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
 
     Raises UnsupportedModel.
     """
-    decoder_start_token_id = _start_token(metadata.required_generation_config)
+    decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None
-    asked = load_gate_inputs(weights, metadata.max_tokens, has_encoder=has_encoder)
+    gate_inputs = load_gate_inputs(weights, metadata.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
-    answers = _answers(
+    answers = _generate_answers(
         model,
-        asked.prompts,
+        gate_inputs.prompts,
         metadata.required_generation_config,
         max_answer_tokens(metadata.max_tokens),
     )
-    texts = _texts(asked, answers, decoder_start_token_id)
+    texts = _join_texts(gate_inputs, answers, decoder_start_token_id)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,
         mode="w+",
         dtype=np.float32,
         shape=(sum(map(len, texts)), metadata.output_width),
     )
-    _read(model, asked.prompts if has_encoder else None, texts, logits)
+    _write_logits(model, gate_inputs.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(
             f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
@@ -177,13 +182,13 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
         )
     logits.flush()
     kept: dict[str, Any] = {}  # untyped, or it would be taken for the other arguments of savez
-    for name, parts in zip(_PARTS, (*asked, answers), strict=True):
+    for name, parts in zip(_PARTS, (*gate_inputs, answers), strict=True):
         kept[name] = np.array([token for part in parts for token in part], dtype=np.int64)
         kept[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    np.savez(into / _ASKED_NAME, **kept)
+    np.savez(into / _INPUTS_NAME, **kept)
 
 
-def _read(
+def _write_logits(
     model: TorchModel,
     sources: Sequence[Tokens] | None,
     texts: Sequence[Tokens],
@@ -203,7 +208,7 @@ def _read(
             first += len(text)
 
 
-def _answers(
+def _generate_answers(
     model: TorchModel, prompts: Sequence[Tokens], generation_config: GenerationConfig, most: int
 ) -> tuple[Tokens, ...]:
     """The likeliest token each time, up to an end token, which is part of the answer."""
@@ -214,7 +219,7 @@ def _answers(
     filling = generation_config.eos_token_ids[0]
     ids = torch.full((len(prompts), longest), filling)
     mask = torch.zeros_like(ids)
-    decoder_start_token_id = _start_token(generation_config)
+    decoder_start_token_id = _decoder_start_token_id(generation_config)
     for row, prompt in enumerate(prompts):
         # An encoder's padding is behind; a decoder's before, because answers follow.
         place = (

@@ -30,11 +30,14 @@ _Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 _TOLERANCE = 1e-3
 # Angles are products in fp32, which whoever multiplies in another order rounds differently.
 _ANGLE_ROUNDING = 2.0**-22  # per position
-_EACH, _SPREAD = 256, 256  # positions: all of the first, and so many between them and the last
+_DENSE_POSITIONS, _SPARSE_POSITIONS = (
+    256,
+    256,
+)  # positions: all of the first, and so many between them and the last
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
 # Where the builder knows it, the graph chooses between two tables, neither of which is stored as
 # such; `check_decoder` keeps texts to the shorter one's.
-_CHOSEN_TYPE = "longrope"
+_SWITCHING_TYPE = "longrope"
 
 
 class _RopeLayer(NamedTuple):
@@ -54,22 +57,24 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
-    rotations = _ReferenceRope(weights)
-    places = _places(metadata.max_tokens)
+    reference = _ReferenceRope(weights)
+    positions = _sample_positions(metadata.max_tokens)
     found = {tensor.name: tensor for tensor in model.graph.initializer}
     checked = set()
-    for layer in _layers(model):
-        kind = rotations.kind(layer.number)
+    for layer in _find_rope_layers(model):
+        kind = reference.kind(layer.number)
         if (kind, layer.cosines) in checked:
             continue
         checked.add((kind, layer.cosines))
-        made = _read(found, layer, graph.parent)
-        if made is None and rotations.type_of(kind) == _CHOSEN_TYPE:
+        made = _read_tables(found, layer, graph.parent)
+        if made is None and reference.rope_type(kind) == _SWITCHING_TYPE:
             continue
-        if made is None or not _is_near(made, rotations.tables(kind, places), places):
+        if made is None or not _are_close(
+            made, reference.compute_tables(kind, positions), positions
+        ):
             raise UnsupportedModel(
                 f"the graph of `{metadata.architecture}` rotates otherwise than the model does, whose "
-                f"rope type is `{rotations.type_of(kind)}`",
+                f"rope type is `{reference.rope_type(kind)}`",
                 hint="onnxruntime-genai's model builder does not know this type as transformers "
                 "does; if it only lengthens the context, build from a copy whose config.json has "
                 "neither it nor the further positions",
@@ -94,25 +99,25 @@ class _ReferenceRope:
         """What tells the rotations of a layer from those of others; None where all are alike."""
         return str(self._config.layer_types[layer]) if self._by_kind else None
 
-    def type_of(self, kind: str | None) -> str:
+    def rope_type(self, kind: str | None) -> str:
         """The rope type of such layers, as configs name it."""
         said: Mapping[str, Any] = getattr(self._config, "rope_parameters", None) or {}
         own = said if kind is None else said.get(kind) or {}
         return str(own.get("rope_type", "default"))
 
-    def tables(self, kind: str | None, places: NDArray[np.int64]) -> _Tables:
-        """Cosines and sines at the positions `places` [P]."""
+    def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _Tables:
+        """Cosines and sines at the positions `positions` [P]."""
         import torch
 
         how = {} if kind is None else {"layer_type": kind}
         with torch.inference_mode():
-            tables = self._module(torch.zeros(1), torch.from_numpy(places)[None], **how)
+            compute_tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
         # transformers repeats the pairs, for both halves of a head.
-        cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
+        cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in compute_tables)
         return cosines, sines
 
 
-def _layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
+def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
     """Those that rotate; some architectures have layers that do not."""
     attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     for number, node in enumerate(attentions):
@@ -121,7 +126,7 @@ def _layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
             yield _RopeLayer(number, names[_COSINES], names[_SINES])
 
 
-def _read(
+def _read_tables(
     found: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
 ) -> _Tables | None:
     """The tables of a layer; None where they are not simply stored."""
@@ -136,20 +141,20 @@ def _read(
     return cosines, sines
 
 
-def _places(most_tokens: int) -> NDArray[np.int64]:
+def _sample_positions(most_tokens: int) -> NDArray[np.int64]:
     """Positions from the first to the last, ever further apart."""
     last = most_tokens - 1
-    spread = np.geomspace(1, max(last, 1), _SPREAD).round().astype(np.int64)
-    every = np.concatenate([np.arange(_EACH), spread])
+    spread = np.geomspace(1, max(last, 1), _SPARSE_POSITIONS).round().astype(np.int64)
+    every = np.concatenate([np.arange(_DENSE_POSITIONS), spread])
     return np.unique(every[every <= last])
 
 
-def _is_near(made: _Tables, due: _Tables, places: NDArray[np.int64]) -> bool:
-    """Whether whole tables have, at `places` [P], what is due there."""
-    allowed = _TOLERANCE + places[:, None] * _ANGLE_ROUNDING
+def _are_close(made: _Tables, due: _Tables, positions: NDArray[np.int64]) -> bool:
+    """Whether whole tables have, at `positions` [P], what is due there."""
+    allowed = _TOLERANCE + positions[:, None] * _ANGLE_ROUNDING
     for table, expected in zip(made, due, strict=True):
-        if len(table) <= places[-1] or table.shape[1] != expected.shape[1]:
+        if len(table) <= positions[-1] or table.shape[1] != expected.shape[1]:
             return False
-        if not (np.abs(table[places] - expected) <= allowed).all():  # which NaN is not either
+        if not (np.abs(table[positions] - expected) <= allowed).all():  # which NaN is not either
             return False
     return True

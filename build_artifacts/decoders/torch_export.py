@@ -22,7 +22,7 @@ _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("int8", "nf4"), "float16"),
 }
-_ALL_IN_ONE = "1000TB"  # a file of more is two
+_MAX_SHARD_SIZE = "1000TB"  # a file of more is two
 
 
 def export_checkpoint(
@@ -30,7 +30,10 @@ def export_checkpoint(
 ) -> None:
     """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
     check_recipe(metadata, recipe, _DTYPES)
-    if recipe.run.tensor_parallel_size > 1 and _quantisation(recipe.precision) is not None:
+    if (
+        recipe.run.tensor_parallel_size > 1
+        and _build_quantization_config(recipe.precision) is not None
+    ):
         raise UnsupportedModel(
             f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
             hint="leave out `--tensor-parallel-size`",
@@ -39,14 +42,16 @@ def export_checkpoint(
         weights,
         head=ModelHead.NEXT_TOKEN,
         dtype=_DTYPES[recipe.precision],
-        quantisation=_quantisation(recipe.precision),
+        quantization=_build_quantization_config(recipe.precision),
     )
     check_model(model, metadata, recipe.run.attention)
-    _check_plan(model, metadata, recipe.run.tensor_parallel_size)
-    model.save_pretrained(into, max_shard_size=_ALL_IN_ONE)
+    _check_tensor_parallel(model, metadata, recipe.run.tensor_parallel_size)
+    model.save_pretrained(into, max_shard_size=_MAX_SHARD_SIZE)
 
 
-def _check_plan(model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int) -> None:
+def _check_tensor_parallel(
+    model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int
+) -> None:
     """Each GPU must get its share of the heads, or it would have no room for what it computes."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
@@ -66,7 +71,7 @@ def _check_plan(model: TorchModel, metadata: CheckpointMetadata, tensor_parallel
         )
 
 
-def _quantisation(precision: Precision) -> Any:
+def _build_quantization_config(precision: Precision) -> Any:
     """What transformers is told to round weights by; None: they are not."""
     import torch
     from transformers import BitsAndBytesConfig
@@ -86,9 +91,9 @@ if TYPE_CHECKING:
     import torch
 
 _GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16"}
-_MOST_ROWS = 4_096
+_MAX_SLOTS = 4_096
 # An example of which no two sides are equal, or they would be taken for the same.
-_ROWS, _TOKENS, _WANTED, _ROOM = 2, 5, 3, 11
+_EXAMPLE_SLOTS, _EXAMPLE_TOKENS, _EXAMPLE_LOGITS, _EXAMPLE_CAPACITY = 2, 5, 3, 11
 
 
 def export_program(
@@ -104,24 +109,24 @@ def export_program(
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, metadata, recipe.run.attention)
     write_traced(
-        lambda: _traced(model, metadata, recipe.run.attention), metadata, path, in_place=True
+        lambda: _trace(model, metadata, recipe.run.attention), metadata, path, in_place=True
     )
 
 
 def check_recipe(
-    metadata: CheckpointMetadata, recipe: DecoderRecipe, known: Collection[str]
+    metadata: CheckpointMetadata, recipe: DecoderRecipe, supported: Collection[str]
 ) -> None:
-    """Raise UnsupportedModel for what no model through torch can be, of `known` precisions."""
+    """Raise UnsupportedModel for what no model through torch can be, of `supported` precisions."""
     if metadata.required_generation_config.encoder_decoder is not None:
         raise UnsupportedModel(
             f"{recipe.engine} does not run models with an encoder ({recipe.name})",
             hint="their ONNX graphs are not affected",
         )
-    if recipe.precision not in known or recipe.options or recipe.rowwise:
+    if recipe.precision not in supported or recipe.options or recipe.rowwise:
         raise UnsupportedModel(
             f"{recipe.engine} has no {recipe.precision}, or no options of a graph's builder "
             f"({recipe.name})",
-            hint=f"it has {', '.join(known)}",
+            hint=f"it has {', '.join(supported)}",
         )
 
 
@@ -148,21 +153,26 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
         )
 
 
-def _traced(
+def _trace(
     model: TorchModel, metadata: CheckpointMetadata, attention: Attention
 ) -> torch.export.ExportedProgram:
     import torch
 
     generation_config = metadata.required_generation_config
-    shape = (_ROWS, generation_config.kv_heads, _ROOM, generation_config.head_dim)
+    shape = (
+        _EXAMPLE_SLOTS,
+        generation_config.kv_heads,
+        _EXAMPLE_CAPACITY,
+        generation_config.head_dim,
+    )
     memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
     example = {
-        "input_ids": torch.ones(_ROWS, _TOKENS, dtype=torch.int64),
-        "lengths": torch.zeros(_ROWS, dtype=torch.int64),
-        "wanted": torch.arange(_WANTED),
+        "input_ids": torch.ones(_EXAMPLE_SLOTS, _EXAMPLE_TOKENS, dtype=torch.int64),
+        "lengths": torch.zeros(_EXAMPLE_SLOTS, dtype=torch.int64),
+        "wanted": torch.arange(_EXAMPLE_LOGITS),
         "memory": memory,
     }
-    rows = torch.export.Dim("rows", min=1, max=_MOST_ROWS)
+    rows = torch.export.Dim("rows", min=1, max=_MAX_SLOTS)
     tokens, wanted, room = (
         torch.export.Dim(name, min=1, max=metadata.max_tokens)
         for name in ("tokens", "wanted", "room")

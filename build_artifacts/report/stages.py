@@ -185,13 +185,13 @@ class RebuiltStages:
         if recipe is None or not isinstance(recipe.source, ExportRecipe):
             self.unmade["optimised"] = f"this release has no recipe for a graph `{candidate.name}`"
             return
-        if recipe.quantisation is None and recipe.precision == "fp32":
+        if recipe.quantization is None and recipe.precision == "fp32":
             return  # what is served
         floating = replace(
             recipe,
             name="optimised",
             precision="fp32",
-            quantisation=None,
+            quantization=None,
             options=variant.options(candidate.options),
         )
         yield from self._graph(floating, f"the fp32 graph behind {candidate.name}")

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling, digest_data
-from build_artifacts.steps.seal import build_tools
+from build_artifacts.steps.seal import read_tool_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
@@ -137,7 +137,7 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
         version=manifest.version,
         host=read_host(Device.CPU),
         gpu=read_host(Device.GPU) if on_gpu else None,
-        versions=build_tools(),
+        versions=read_tool_versions(),
         options=ReportOptions(
             runs=request.runs,
             threads=modes.alone.intra_op_threads,

@@ -96,7 +96,7 @@ class AccuracyGate:
         yield recipe, ()
         for other in with_other_calibrations(recipe):
             yield other, ()
-        if isinstance(recipe.quantisation, DynamicInt8 | StaticInt8):
+        if isinstance(recipe.quantization, DynamicInt8 | StaticInt8):
             order = self._graphs.sensitive_nodes(recipe)
             for count in _EXCLUDED_COUNTS:
                 if count <= len(order) * _MAX_EXCLUDED_SHARE:

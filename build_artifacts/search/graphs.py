@@ -12,7 +12,7 @@ from build_artifacts.recipes import (
     CandidateRecipe,
     ExportRecipe,
     GraphRewrites,
-    Quantisation,
+    Quantization,
     StaticInt8,
     TorchProgramRecipe,
     digest_of,
@@ -20,7 +20,7 @@ from build_artifacts.recipes import (
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
-from build_artifacts.steps.quantize import quantise
+from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
@@ -51,9 +51,9 @@ class CandidateGraphs:
         if isinstance(recipe.source, TorchProgramRecipe):
             return self._program(recipe.source)
         floating = self.floating(recipe)
-        if recipe.quantisation is None:
+        if recipe.quantization is None:
             return floating
-        return self._quantised(floating, recipe, recipe.quantisation, tuple(kept))
+        return self._quantised(floating, recipe, recipe.quantization, tuple(kept))
 
     def floating(self, recipe: CandidateRecipe) -> Path:
         """The candidate's graph before quantisation."""
@@ -124,11 +124,11 @@ class CandidateGraphs:
         return largest_difference(before, after, batches, metadata.mask_token)
 
     def _quantised(
-        self, floating: Path, recipe: CandidateRecipe, scheme: Quantisation, kept: tuple[str, ...]
+        self, floating: Path, recipe: CandidateRecipe, scheme: Quantization, kept: tuple[str, ...]
     ) -> Path:
         def work(into: Path) -> str:
             graph = into / _GRAPH_NAME
-            quantise(floating, scheme, graph, items=self._prepared.reference.items, kept=kept)
+            quantize(floating, scheme, graph, items=self._prepared.reference.items, excluded_nodes=kept)
             return megabytes(graph)
 
         key = f"int8-{_short(recipe.source, recipe.rewrites, scheme, kept)}"
@@ -140,11 +140,11 @@ class CandidateGraphs:
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
     """The recipe with each of its other calibrations."""
-    scheme = recipe.quantisation
+    scheme = recipe.quantization
     if not isinstance(scheme, StaticInt8):
         return []
     return [
-        replace(recipe, quantisation=replace(scheme, calibration=calibration))
+        replace(recipe, quantization=replace(scheme, calibration=calibration))
         for calibration in recipe.other_calibrations
     ]
 

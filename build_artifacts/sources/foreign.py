@@ -20,14 +20,14 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
     files = sorted({name.rpartition("/")[2] for name in names})
     if any(name.endswith(".safetensors") for name in files):
         return None
-    if pickled := _first(files, PICKLE_SUFFIXES):
+    if pickled := _find_first(files, PICKLE_SUFFIXES):
         return UnsafeSource(
             f"{where} has pickled weights only (`{pickled}`), which are never loaded: "
             "a pickle can run any program",
             hint="convert them where that does no harm: `AutoModel.from_pretrained(DIR)"
             ".save_pretrained(OUT)` writes safetensors",
         )
-    if gguf := _first(files, (GGUF_SUFFIX,)):
+    if gguf := _find_first(files, (GGUF_SUFFIX,)):
         return UnsupportedModel(
             f"{where} has GGUF weights only (`{gguf}`): they are rounded already, "
             "and graphs of encoders are made from the original ones",
@@ -37,6 +37,6 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
     return None
 
 
-def _first(names: list[str], suffixes: tuple[str, ...]) -> str | None:
+def _find_first(names: list[str], suffixes: tuple[str, ...]) -> str | None:
     weights = (name for name in names if not name.startswith(_TRAINING_STATE))
     return next((name for name in weights if name.lower().endswith(suffixes)), None)

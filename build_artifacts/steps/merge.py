@@ -51,7 +51,7 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
             hint="pass the base model it was trained on",
         ) from exc
     except KeyError as exc:
-        raise _incomplete(adapter, str(exc.args[0])) from exc
+        raise _missing_weight_error(adapter, str(exc.args[0])) from exc
     _check_complete(model, adapter)
     return model.merge_and_unload().eval()
 
@@ -63,14 +63,14 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
     head = TASK_HEADS[adapter.task]
     names: dict[str, object] = {}
     if head in (ModelHead.LABELS, ModelHead.TOKENS):
-        labels = dict(enumerate(adapter.labels or _own_labels(weights)))
+        labels = dict(enumerate(adapter.labels or _read_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
     return getattr(transformers, LOADERS[head]).from_pretrained(
         weights, dtype=torch.float32, use_safetensors=True, local_files_only=True, **names
     )
 
 
-def _own_labels(weights: Path) -> list[str]:
+def _read_labels(weights: Path) -> list[str]:
     config = read_object(weights / CONFIG_NAME)
     labels = config.get("id2label")
     if not labels:
@@ -90,10 +90,10 @@ def _check_complete(model: TorchModel, adapter: Adapter) -> None:
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
     if missing := sorted(set(get_peft_model_state_dict(model)) - stored):
-        raise _incomplete(adapter, missing[0])
+        raise _missing_weight_error(adapter, missing[0])
 
 
-def _incomplete(adapter: Adapter, weight: str) -> UnsupportedModel:
+def _missing_weight_error(adapter: Adapter, weight: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the adapter `{adapter.name}` has no weights for `{weight}`",
         hint="pass the base model it was trained on; save it with its head (`modules_to_save`)",

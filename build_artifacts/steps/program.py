@@ -11,7 +11,7 @@ from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_exp
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.steps.export import sample
+from build_artifacts.steps.export import build_example_inputs
 from deployments.engines.torch_program import write_program
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
     from transformers.exporters import DynamoConfig, DynamoExporter
 
     names = input_names(model, metadata.head)
-    inputs, shapes = sample(names, min_trace_tokens(model.config), metadata.max_tokens)
+    inputs, shapes = build_example_inputs(
+        names, min_trace_tokens(model.config), metadata.max_tokens
+    )
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
     rows = wrap_for_export(model, metadata.head, metadata.pooling)
     write_traced(

@@ -16,7 +16,7 @@ from build_artifacts.recipes import (
     CalibrationMethod,
     DynamicInt8,
     NncfInt8,
-    Quantisation,
+    Quantization,
     StaticInt8,
 )
 from deployments.batching.batches import collate
@@ -39,22 +39,22 @@ MAX_NNCF_BYTES = 600 << 20
 EXCLUDED_BLOCK_SIZE = 128
 
 
-def quantise(
+def quantize(
     graph: Path,
-    scheme: Quantisation,
+    scheme: Quantization,
     into: Path,
     *,
     items: Sequence[TokenizedItem],
-    kept: Collection[str] = (),
+    excluded_nodes: Collection[str] = (),
 ) -> None:
     """Write a quantised copy of the float `graph` to `into`.
 
     `items` are what activation ranges are taken from, where the scheme needs ranges. The nodes
-    `kept` stay out of it; their weights become int8 in small blocks, which costs half the time of
+    `excluded_nodes` stay out of it; their weights become int8 in small blocks, which costs half the time of
     float and next to none of its accuracy. Raises UnsupportedModel.
     """
     try:
-        _quantise(graph, scheme, into, items, kept)
+        _quantize_graph(graph, scheme, into, items, excluded_nodes)
     except OSError:
         raise
     except Exception as exc:  # quantisers raise whatever they met in a graph they do not expect
@@ -64,28 +64,28 @@ def quantise(
         ) from exc
 
 
-def _quantise(
+def _quantize_graph(
     graph: Path,
-    scheme: Quantisation,
+    scheme: Quantization,
     into: Path,
     items: Sequence[TokenizedItem],
-    kept: Collection[str],
+    excluded_nodes: Collection[str],
 ) -> None:
     if isinstance(scheme, DynamicInt8):
-        model = _dynamic(graph, scheme, kept, into)
+        model = _quantize_dynamic(graph, scheme, excluded_nodes, into)
     elif isinstance(scheme, StaticInt8):
-        model = _static(graph, scheme, kept, into, items)
+        model = _quantize_static(graph, scheme, excluded_nodes, into, items)
     elif isinstance(scheme, NncfInt8):
-        _smooth(graph, into, items)
+        _quantize_with_nncf(graph, into, items)
         return
     else:
-        _weights_only(_loaded(graph), scheme.block, None, into)
+        _quantize_weights(_load_graph(graph), scheme.block, None, into)
         return
-    if kept:
-        _weights_only(model, EXCLUDED_BLOCK_SIZE, kept, into)
+    if excluded_nodes:
+        _quantize_weights(model, EXCLUDED_BLOCK_SIZE, excluded_nodes, into)
 
 
-def _loaded(graph: Path) -> onnx.ModelProto:
+def _load_graph(graph: Path) -> onnx.ModelProto:
     import onnx
 
     model = onnx.load(graph)
@@ -95,28 +95,28 @@ def _loaded(graph: Path) -> onnx.ModelProto:
     return model
 
 
-def _dynamic(
-    graph: Path, scheme: DynamicInt8, kept: Collection[str], into: Path
+def _quantize_dynamic(
+    graph: Path, scheme: DynamicInt8, excluded_nodes: Collection[str], into: Path
 ) -> onnx.ModelProto:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
-        _loaded(graph),
+        _load_graph(graph),
         into,
         weight_type=QuantType.QInt8,
         per_channel=True,
         op_types_to_quantize=list(scheme.op_types),
-        nodes_to_exclude=list(kept),
+        nodes_to_exclude=list(excluded_nodes),
         extra_options={"WeightSymmetric": scheme.symmetric_weights, **_FLOAT},
     )
     return onnx.load(into)
 
 
-def _static(
+def _quantize_static(
     graph: Path,
     scheme: StaticInt8,
-    kept: Collection[str],
+    excluded_nodes: Collection[str],
     into: Path,
     items: Sequence[TokenizedItem],
 ) -> onnx.ModelProto:
@@ -128,10 +128,12 @@ def _static(
         "percentile": CalibrationMethod.Percentile,
         "entropy": CalibrationMethod.Entropy,
     }
-    model = _loaded(graph)
-    reader = _CalibrationReader(_equally_long(items), [value.name for value in model.graph.input])
-    with TemporaryDirectory() as beside:
-        ranges = Path(beside, "ranges.json")
+    model = _load_graph(graph)
+    reader = _CalibrationReader(
+        _truncate_to_equal_length(items), [value.name for value in model.graph.input]
+    )
+    with TemporaryDirectory() as temporary:
+        ranges = Path(temporary, "ranges.json")
         if scheme.calibration == "entropy":
             _write_entropy_ranges(model, scheme, reader, ranges)
         quantize_static(
@@ -140,7 +142,7 @@ def _static(
             reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(scheme.op_types),
-            nodes_to_exclude=list(kept),
+            nodes_to_exclude=list(excluded_nodes),
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
@@ -177,7 +179,7 @@ def _write_entropy_ranges(
     save_tensors_data(calibrator.compute_data(), ranges)
 
 
-def _smooth(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
+def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
     import onnx
 
     if graph.stat().st_size > MAX_NNCF_BYTES:
@@ -189,8 +191,8 @@ def _smooth(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
     import nncf
 
     # It wants every shape recorded, and finds them itself only when asked.
-    model = onnx.shape_inference.infer_shapes(_loaded(graph))
-    chosen = _equally_long(items)
+    model = onnx.shape_inference.infer_shapes(_load_graph(graph))
+    chosen = _truncate_to_equal_length(items)
     feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
     quantised = nncf.quantize(
         model,
@@ -206,7 +208,7 @@ def _smooth(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
 _FLOAT = {"DefaultTensorType": 1}
 
 
-def _weights_only(
+def _quantize_weights(
     model: onnx.ModelProto, block: int, nodes: Collection[str] | None, into: Path
 ) -> None:
     """`MatMulNBits` in place of the MatMuls with constant weights, or of `nodes` among them."""
@@ -238,7 +240,7 @@ class _CalibrationReader:
         return self._feeds
 
 
-def _equally_long(items: Sequence[TokenizedItem]) -> list[TokenizedItem]:
+def _truncate_to_equal_length(items: Sequence[TokenizedItem]) -> list[TokenizedItem]:
     """Items cut to one length, their last token kept: the histograms cannot be of two shapes."""
     chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
     length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))

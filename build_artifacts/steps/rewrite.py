@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Rewrite = Callable[["ir.Model"], int]
 
 _ORT_DOMAIN = "com.microsoft"
-_HEADS_APART = (0, 2, 1, 3)  # [B, T, N, D] <-> [B, N, T, D]
+_SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)  # [B, T, N, D] <-> [B, N, T, D]
 
 
 def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
@@ -67,17 +67,17 @@ def drop_empty_rows(model: ir.Model) -> int:
     torch defines such rows; here every item has at least one token, so none exists.
     """
     changed = 0
-    for node in _nodes(model, "Where"):
+    for node in _find_nodes(model, "Where"):
         zeros, attended = node.inputs[1], node.inputs[2]
         producer = attended.producer() if attended is not None else None
         if producer is None or producer.op_type != "Attention" or not _is_zero(zeros):
             continue
-        _replace(node.outputs[0], attended)
+        _replace_uses(node.outputs[0], attended)
         changed += 1
     return changed
 
 
-def packed_heads(model: ir.Model) -> int:
+def pack_heads(model: ir.Model) -> int:
     """Let `Attention` take [B, T, N x D] as the projections give it, without four transposes.
 
     ONNX operator `Attention` (opset 23): 3-D inputs with `q_num_heads` and `kv_num_heads`.
@@ -85,9 +85,9 @@ def packed_heads(model: ir.Model) -> int:
     import onnx_ir as ir
 
     changed = 0
-    for node in _nodes(model, "Attention"):
-        sources = [_before_split(value) for value in node.inputs[:3]]
-        joined = _after_join(node.outputs[0])
+    for node in _find_nodes(model, "Attention"):
+        sources = [_find_split_source(value) for value in node.inputs[:3]]
+        joined = _find_joined(node.outputs[0])
         if joined is None or any(source is None for source in sources):
             continue
         for i, source in enumerate(sources):
@@ -98,12 +98,12 @@ def packed_heads(model: ir.Model) -> int:
         node.attributes["kv_num_heads"] = ir.AttrInt64("kv_num_heads", heads[1])
         output = node.outputs[0]
         output.shape = joined.shape
-        _replace(joined, output)
+        _replace_uses(joined, output)
         changed += 1
     return changed
 
 
-def flash_when_full(model: ir.Model) -> int:
+def use_flash_attention(model: ir.Model) -> int:
     """Where no item of the batch is padded, attend without a mask, which has a faster kernel.
 
     ONNX Runtime's `MultiHeadAttention` keeps no [T, T] scores in memory when it is given no mask:
@@ -111,62 +111,64 @@ def flash_when_full(model: ir.Model) -> int:
     """
     import onnx_ir as ir
 
-    packed = [node for node in _nodes(model, "Attention") if "q_num_heads" in node.attributes]
+    packed = [node for node in _find_nodes(model, "Attention") if "q_num_heads" in node.attributes]
     masks = [value for value in model.graph.inputs if value.name == "attention_mask"]
     packed = [
-        node for node in packed if _heads(node, "q_num_heads") == _heads(node, "kv_num_heads")
+        node
+        for node in packed
+        if _read_attribute(node, "q_num_heads") == _read_attribute(node, "kv_num_heads")
     ]
     if not packed or not masks:
         return 0
-    smallest = _named(ir.node("ReduceMin", [masks[0]], {"keepdims": 0}), "smallest_mask")
+    smallest = _rename_node(ir.node("ReduceMin", [masks[0]], {"keepdims": 0}), "smallest_mask")
     full = {"to": ir.DataType.BOOL}
-    is_full = _named(ir.node("Cast", [smallest.outputs[0]], full), "nothing_padded")
+    is_full = _rename_node(ir.node("Cast", [smallest.outputs[0]], full), "nothing_padded")
     model.graph.insert_before(model.graph[0], [smallest, is_full])
     for node in packed:
-        _branch(model, node, is_full.outputs[0])
+        _add_branches(model, node, is_full.outputs[0])
     model.graph.opset_imports.setdefault(_ORT_DOMAIN, 1)
     return len(packed)
 
 
-def _branch(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> None:
+def _add_branches(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> None:
     """Put an If in place of `attention`: without its mask, and as it is."""
     import onnx_ir as ir
 
     scale = attention.attributes.get("scale")
-    flash = {"num_heads": _heads(attention, "q_num_heads")} | (
+    flash = {"num_heads": _read_attribute(attention, "q_num_heads")} | (
         {"scale": scale.as_float()} if scale is not None else {}
     )
     then = ir.node("MultiHeadAttention", attention.inputs[:3], flash, domain=_ORT_DOMAIN)
     otherwise = ir.node("Attention", attention.inputs, dict(attention.attributes))
     branches = {
-        "then_branch": _subgraph(_named(then, f"{attention.name}_full")),
-        "else_branch": _subgraph(_named(otherwise, f"{attention.name}_padded")),
+        "then_branch": _build_subgraph(_rename_node(then, f"{attention.name}_full")),
+        "else_branch": _build_subgraph(_rename_node(otherwise, f"{attention.name}_padded")),
     }
-    choice = _named(ir.node("If", [is_full], branches), f"{attention.name}_either")
+    choice = _rename_node(ir.node("If", [is_full], branches), f"{attention.name}_either")
     old, new = attention.outputs[0], choice.outputs[0]
     new.shape, new.type = old.shape, old.type
     model.graph.insert_before(attention, choice)
-    _replace(old, new)
+    _replace_uses(old, new)
     model.graph.remove(attention, safe=True)
 
 
-def _subgraph(node: ir.Node) -> ir.Graph:
+def _build_subgraph(node: ir.Node) -> ir.Graph:
     import onnx_ir as ir
 
     return ir.Graph([], node.outputs, nodes=[node], name=node.name)
 
 
-def _named(node: ir.Node, name: str) -> ir.Node:
+def _rename_node(node: ir.Node, name: str) -> ir.Node:
     """`node` and its output under a name of their own: branches share the graph's namespace."""
     node.name = node.outputs[0].name = name
     return node
 
 
-def _heads(node: ir.Node, name: str) -> int:
+def _read_attribute(node: ir.Node, name: str) -> int:
     return int(node.attributes[name].as_int())
 
 
-def _nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
+def _find_nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == op_type and not node.domain]
 
 
@@ -175,14 +177,14 @@ def _is_zero(value: ir.Value | None) -> bool:
     return constant is not None and not constant.numpy().any()
 
 
-def _replace(old: ir.Value, new: ir.Value) -> None:
+def _replace_uses(old: ir.Value, new: ir.Value) -> None:
     for user, index in tuple(old.uses()):
         user.replace_input_with(index, new)
 
 
-def _before_split(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+def _find_split_source(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     """The [B, T, N x D] value that `value` [B, N, T, D] was made from, and N."""
-    split = _transposed(value)
+    split = _find_transpose_source(value)
     if split is None or split.shape is None:
         return None
     reshape, heads = split.producer(), split.shape[2]
@@ -192,33 +194,37 @@ def _before_split(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     return None if source is None else (source, heads)
 
 
-def _transposed(value: ir.Value | None) -> ir.Value | None:
+def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
     """The value that a transposition of heads and tokens made into `value`."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Transpose":
         return None
     order = node.attributes.get("perm")
-    return node.inputs[0] if order is not None and tuple(order.value) == _HEADS_APART else None
+    return (
+        node.inputs[0]
+        if order is not None and tuple(order.value) == _SWAP_HEADS_AND_TOKENS
+        else None
+    )
 
 
-def _after_join(value: ir.Value) -> ir.Value | None:
+def _find_joined(value: ir.Value) -> ir.Value | None:
     """The [B, T, N x D] value that is made from `value` [B, N, T, D] and from nothing else."""
-    transpose = _only_user(value)
-    if transpose is None or _transposed(transpose.outputs[0]) is not value:
+    transpose = _find_only_user(value)
+    if transpose is None or _find_transpose_source(transpose.outputs[0]) is not value:
         return None
-    reshape = _only_user(transpose.outputs[0])
+    reshape = _find_only_user(transpose.outputs[0])
     if reshape is None or reshape.op_type != "Reshape":
         return None
     return reshape.outputs[0]
 
 
-def _only_user(value: ir.Value) -> ir.Node | None:
+def _find_only_user(value: ir.Value) -> ir.Node | None:
     users = value.uses()
     return users[0].node if len(users) == 1 else None
 
 
 REWRITES: Mapping[str, Rewrite] = {
     "drop-empty-rows": drop_empty_rows,
-    "packed-heads": packed_heads,
-    "flash-when-full": flash_when_full,
+    "packed-heads": pack_heads,
+    "flash-when-full": use_flash_attention,
 }

@@ -66,15 +66,17 @@ class EncoderArtifact:
     tables: tuple[CostTable, ...]  # of this host
 
 
-def assemble(sealing: EncoderArtifact, into: Path) -> None:
+def assemble(artifact: EncoderArtifact, into: Path) -> None:
     """Lay out the artifact's files under `into`, with their digests in the manifest."""
-    prepared, compaction = sealing.prepared, sealing.prepared.compaction
-    names = _graph_names(sealing.graphs)
+    prepared, compaction = artifact.prepared, artifact.prepared.compaction
+    names = _name_graphs(artifact.graphs)
     contents = ArtifactContents(
-        identity=sealing.identity,
+        identity=artifact.identity,
         metadata=prepared.metadata,
-        candidates=tuple(_candidate(passed, names[passed.graph]) for passed in sealing.graphs),
-        gate=sealing.gate,
+        candidates=tuple(
+            _candidate(accepted, names[accepted.graph]) for accepted in artifact.graphs
+        ),
+        gate=artifact.gate,
         scores=prepared.scores,
         files={
             TOKENIZER_NAME: prepared.weights / TOKENIZER_NAME,
@@ -84,7 +86,7 @@ def assemble(sealing: EncoderArtifact, into: Path) -> None:
         pruned=None if compaction.is_empty else compaction.describe(),
     )
     write_artifact(contents, into)
-    for table in sealing.tables:
+    for table in artifact.tables:
         write_costs(into, table)
 
 
@@ -115,8 +117,8 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         gate=contents.gate,
         scores=dict(contents.scores),
         candidates=contents.candidates,
-        files={name: _sealed(into / name) for name in contents.files},
-        built_with=build_tools() | {"recipe": identity.recipe_digest},
+        files={name: _digest_file(into / name) for name in contents.files},
+        built_with=read_tool_versions() | {"recipe": identity.recipe_digest},
     )
     (into / MANIFEST_NAME).write_bytes(manifest.to_json())
 
@@ -138,34 +140,34 @@ def publish(staged: Path, store: Path) -> Path:
     return target
 
 
-def _graph_names(graphs: Sequence[AcceptedGraph]) -> dict[Path, str]:
+def _name_graphs(graphs: Sequence[AcceptedGraph]) -> dict[Path, str]:
     """Where each graph file goes: candidates that run one graph in several ways share it."""
     names: dict[Path, str] = {}
-    for passed in graphs:
-        names.setdefault(passed.graph, f"graphs/{passed.recipe.name}{passed.graph.suffix}")
+    for accepted in graphs:
+        names.setdefault(accepted.graph, f"graphs/{accepted.recipe.name}{accepted.graph.suffix}")
     return names
 
 
-def _candidate(passed: AcceptedGraph, graph: str) -> Candidate:
-    recipe = passed.recipe
+def _candidate(accepted: AcceptedGraph, graph: str) -> Candidate:
+    recipe = accepted.recipe
     return Candidate(
         name=recipe.name,
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
         graph=graph,
-        options=passed.spec.options,
-        parity=passed.parity,
-        scores=dict(passed.scores),
-        excluded_nodes=passed.kept,
+        options=accepted.spec.options,
+        parity=accepted.parity,
+        scores=dict(accepted.scores),
+        excluded_nodes=accepted.kept,
     )
 
 
-def _sealed(path: Path) -> FileDigest:
+def _digest_file(path: Path) -> FileDigest:
     return FileDigest(sha256=file_sha256(path), size=path.stat().st_size)
 
 
-def build_tools() -> dict[str, str]:
+def read_tool_versions() -> dict[str, str]:
     """Versions of what a build depends on besides this code; onnxruntime's by whichever name."""
     found = installed_versions(_TOOLS)
     if gpu := found.pop("onnxruntime-gpu", None):

@@ -47,9 +47,9 @@ def rank_by_sensitivity(
         for node in model.graph.node
         if node.op_type == "MatMul" and node.input[1] in weights
     ]
-    seen = _activations(model, {p.activation for p in products}, items, mask_token)
+    activations = _read_activations(model, {p.activation for p in products}, items, mask_token)
     errors = {
-        p.node: relative_error(seen[p.activation], numpy_helper.to_array(weights[p.weight]))
+        p.node: relative_error(activations[p.activation], numpy_helper.to_array(weights[p.weight]))
         for p in products
     }
     return sorted(errors, key=lambda node: -errors[node])
@@ -58,12 +58,12 @@ def rank_by_sensitivity(
 def relative_error(activations: Matrix, weights: Matrix) -> float:
     """How far int8 takes `activations` [N, K] times `weights` [K, M] from the float product."""
     exact = activations @ weights
-    rounded = _rounded(activations) @ _rounded(weights, per_column=True)
+    rounded = _round_to_int8(activations) @ _round_to_int8(weights, per_column=True)
     scale = float(np.linalg.norm(exact))
     return float(np.linalg.norm(rounded - exact)) / scale if scale else 0.0
 
 
-def _rounded(values: Matrix, *, per_column: bool = False) -> Matrix:
+def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
     """`values` on a grid of 255 steps between their extremes, zero included."""
     axis = 0 if per_column else None
     low = np.minimum(values.min(axis=axis), 0)
@@ -73,7 +73,7 @@ def _rounded(values: Matrix, *, per_column: bool = False) -> Matrix:
     return rounded
 
 
-def _activations(
+def _read_activations(
     model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
     """Values inside the graph for one padded batch, [tokens, K] each, by name."""

@@ -29,7 +29,7 @@ class Layer:
     query: Any
     key: Any
     value: Any
-    mix: Any
+    attention_output: Any
     ffn_up: Any
     ffn_down: Any
 
@@ -96,9 +96,9 @@ def layer(model: Model, index: int) -> Layer:
     return Layer(*(modules[path] for path in paths))
 
 
-def zero_rows(linear: Any, rows: Iterable[int]) -> None:
+def zero_rows(linear: Any, ffn_channels: Iterable[int]) -> None:
     """Cut these outputs of `linear` off from its inputs; their biases stay."""
-    linear.weight.data[list(rows)] = 0
+    linear.weight.data[list(ffn_channels)] = 0
 
 
 def zero_columns(linear: Any, columns: Iterable[int]) -> None:
@@ -112,7 +112,7 @@ def channels(*heads: int) -> list[int]:
 
 
 def ignored_heads(at: Layer) -> None:
-    zero_columns(at.mix, channels(1, 3))
+    zero_columns(at.attention_output, channels(1, 3))
 
 
 def blind_heads(at: Layer) -> None:
@@ -121,7 +121,7 @@ def blind_heads(at: Layer) -> None:
 
 def half_blind_half_ignored_head(at: Layer) -> None:
     zero_rows(at.value, channels(1)[:3])
-    zero_columns(at.mix, channels(1)[3:])
+    zero_columns(at.attention_output, channels(1)[3:])
 
 
 def blind_rows(at: Layer) -> None:
@@ -133,7 +133,7 @@ def ignored_rows(at: Layer) -> None:
 
 
 def everything(at: Layer) -> None:
-    for linear in (at.query, at.key, at.value, at.mix, at.ffn_up, at.ffn_down):
+    for linear in (at.query, at.key, at.value, at.attention_output, at.ffn_up, at.ffn_down):
         zero_rows(linear, range(linear.out_features))
 
 
@@ -164,8 +164,8 @@ def answers(model: Model) -> NDArray[np.float32]:
         alone = model(input_ids=torch.from_numpy(ids[:1]))[0]
     if together.dim() == 3:
         together = together[torch.from_numpy(mask).bool()]
-    rows = torch.cat([together.flatten(), alone.flatten()])
-    return np.asarray(rows.float().numpy())
+    ffn_channels = torch.cat([together.flatten(), alone.flatten()])
+    return np.asarray(ffn_channels.float().numpy())
 
 
 def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -197,6 +197,6 @@ def graph_answers(graph: Path) -> NDArray[np.float32]:
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     ids, mask = padded_batch()
-    rows = session.run(None, {"input_ids": ids, "attention_mask": mask})[0][mask == 1]
+    ffn_channels = session.run(None, {"input_ids": ids, "attention_mask": mask})[0][mask == 1]
     alone = session.run(None, {"input_ids": ids[:1], "attention_mask": mask[:1]})[0]
-    return np.concatenate([rows.ravel(), np.asarray(alone).ravel()])
+    return np.concatenate([ffn_channels.ravel(), np.asarray(alone).ravel()])

@@ -42,9 +42,9 @@ class BartLike:
         """The graphs. Raises UnsupportedModel."""
         weights = CheckpointWeights(checkpoint, base="model.")
         decoder = _BartDecoder(self, config, weights)
-        vocabulary = decoder.draw()
+        vocabulary = decoder.build()
         return ModelGraphs(
-            encoder=_BartEncoder(self, config, weights).draw(),
+            encoder=_BartEncoder(self, config, weights).build(),
             decoder=decoder.graph,
             layers=config.decoder_layers,
             shape=decoder.shape,
@@ -90,7 +90,7 @@ class _BartStack:
 
         return self.graph.weight(name, (rows, width), read)
 
-    def _added(self, hidden: Value, norm: str, part: Sublayer) -> Value:
+    def _add_residual(self, hidden: Value, norm: str, part: Sublayer) -> Value:
         """What `part` makes of `hidden`, added to it, with the norm where it belongs."""
         if self._layout.norms_first:
             return self.graph.op("Add", hidden, part(self._norm(hidden, norm)))
@@ -105,7 +105,7 @@ class _BartStack:
             active = self.graph.activation(inner, self._config.activation_function)
             return self.graph.linear(active, [f"{layer}.fc2"])
 
-        return self._added(hidden, f"{layer}.final_layer_norm", part)
+        return self._add_residual(hidden, f"{layer}.final_layer_norm", part)
 
     def _last_norm(self, hidden: Value) -> Value:
         if not self._layout.norms_first:
@@ -118,10 +118,10 @@ class _BartEncoder(_BartStack):
         self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights
     ) -> None:
         super().__init__(layout, config, weights, "encoder")
-        self._source = EncoderInputs(self.graph)
+        self._encoder_inputs = EncoderInputs(self.graph)
 
-    def draw(self) -> GraphWriter:
-        hidden = self._embed(self._source.ids, self._source.positions())
+    def build(self) -> GraphWriter:
+        hidden = self._embed(self._encoder_inputs.ids, self._encoder_inputs.positions())
         for layer in range(self._config.encoder_layers):
             hidden = self._layer(f"encoder.layers.{layer}", hidden)
         states = self._last_norm(hidden)
@@ -130,17 +130,17 @@ class _BartEncoder(_BartStack):
         for layer in range(self._config.decoder_layers):
             name = f"decoder.layers.{layer}.encoder_attn"
             projected = [self.graph.linear(states, [f"{name}.{part}_proj"]) for part in "kv"]
-            self._source.leave(layer, projected, shape)
+            self._encoder_inputs.export_cross_kv(layer, projected, shape)
         return self.graph
 
     def _layer(self, name: str, hidden: Value) -> Value:
         def attention(value: Value) -> Value:
             attn = f"{name}.self_attn"
             parts = [self.graph.linear(value, [f"{attn}.{part}_proj"]) for part in "qkv"]
-            attended = self._source.attend(parts, self.shape, attn)
+            attended = self._encoder_inputs.attend(parts, self.shape, attn)
             return self.graph.linear(attended, [f"{attn}.out_proj"])
 
-        hidden = self._added(hidden, f"{name}.self_attn_layer_norm", attention)
+        hidden = self._add_residual(hidden, f"{name}.self_attn_layer_norm", attention)
         return self._feed_forward(name, hidden)
 
 
@@ -149,16 +149,16 @@ class _BartDecoder(_BartStack):
         self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights
     ) -> None:
         super().__init__(layout, config, weights, "decoder")
-        self._rows = SelfAttentionInputs(self.graph)
-        self._cross = CrossAttentionInputs(self.graph, self._rows.tokens, self.shape)
+        self._self_inputs = SelfAttentionInputs(self.graph)
+        self._cross_inputs = CrossAttentionInputs(self.graph, self._self_inputs.tokens, self.shape)
 
-    def draw(self) -> int:
+    def build(self) -> int:
         """Draw all of it; returns the size of the vocabulary."""
         graph = self.graph
-        hidden = self._embed(self._rows.ids, self._rows.positions())
+        hidden = self._embed(self._self_inputs.ids, self._self_inputs.positions())
         for layer in range(self._config.decoder_layers):
             hidden = self._layer(layer, hidden)
-        states = self._last_norm(self._rows.wanted(hidden))
+        states = self._last_norm(self._self_inputs.select_logits_positions(hidden))
         logits, vocabulary = graph.head(states, ["lm_head.weight", *embedding_names("decoder")])
         if self._has_logits_bias():
             logits = graph.op("Add", logits, graph.stored("final_logits_bias"))
@@ -177,15 +177,17 @@ class _BartDecoder(_BartStack):
             attn = f"{name}.self_attn"
             modules = [f"{attn}.{part}_proj" for part in "qkv"]
             joined = graph.linear(value, modules, label=f"{attn}.qkv_proj")
-            return graph.linear(self._rows.attend(layer, joined, self.shape), [f"{attn}.out_proj"])
+            return graph.linear(
+                self._self_inputs.attend(layer, joined, self.shape), [f"{attn}.out_proj"]
+            )
 
         def cross_attention(value: Value) -> Value:
             attn = f"{name}.encoder_attn"
             query = graph.linear(value, [f"{attn}.q_proj"])
-            return graph.linear(self._cross.attend(layer, query), [f"{attn}.out_proj"])
+            return graph.linear(self._cross_inputs.attend(layer, query), [f"{attn}.out_proj"])
 
-        hidden = self._added(hidden, f"{name}.self_attn_layer_norm", attention)
-        hidden = self._added(hidden, f"{name}.encoder_attn_layer_norm", cross_attention)
+        hidden = self._add_residual(hidden, f"{name}.self_attn_layer_norm", attention)
+        hidden = self._add_residual(hidden, f"{name}.encoder_attn_layer_norm", cross_attention)
         return self._feed_forward(name, hidden)
 
 

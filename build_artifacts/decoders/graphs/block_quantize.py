@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Bits = Literal[4, 8]
 
-BLOCK = 32  # values of a weight's column that share a scale
-_INT8_PRODUCTS = 4  # what ONNX Runtime calls accuracy level 4
-LARGE_TABLE = 1 << 20  # values; smaller ones, such as those of positions, stay float
+BLOCK_SIZE = 32  # values of a weight's column that share a scale
+_INT8_ACCURACY_LEVEL = 4  # what ONNX Runtime calls accuracy level 4
+MIN_QUANTIZED_TABLE = 1 << 20  # values; smaller ones, such as those of positions, stay float
 
 
 class _QuantizedBlocks(NamedTuple):
@@ -41,20 +41,20 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
     model = ir.load(graph)
     for node in list(model.graph):
-        weight = _constant(node)
+        weight = _find_constant(node)
         if weight is None:
             continue
         if node.op_type == "MatMul":
-            _replace(model.graph, node, _product(node, weight, bits))
+            _replace_node(model.graph, node, _quantize_matmul(node, weight, bits))
         elif node.op_type == "Gather" and _is_large_table(node, weight):
-            _replace(model.graph, node, _look_up(node, weight))
+            _replace_node(model.graph, node, _quantize_gather(node, weight))
     for name, value in list(model.graph.initializers.items()):
         if not value.uses():
             del model.graph.initializers[name]
     ir.save(model, into, external_data=f"{into.name}.data")
 
 
-def _constant(node: ir.Node) -> Value | None:
+def _find_constant(node: ir.Node) -> Value | None:
     """The matrix known now that a MatMul multiplies by, or a Gather looks up in."""
     places = {"MatMul": 1, "Gather": 0}
     if node.op_type not in places:
@@ -67,39 +67,39 @@ def _constant(node: ir.Node) -> Value | None:
 def _is_large_table(node: ir.Node, table: Value) -> bool:
     rows, width = table.shape
     by_rows = "axis" not in node.attributes or node.attributes["axis"].as_int() == 0
-    return bool(by_rows and rows * width >= LARGE_TABLE and width % BLOCK == 0)
+    return bool(by_rows and rows * width >= MIN_QUANTIZED_TABLE and width % BLOCK_SIZE == 0)
 
 
-def _product(node: ir.Node, weight: Value, bits: Bits) -> ir.Node:
+def _quantize_matmul(node: ir.Node, weight: Value, bits: Bits) -> ir.Node:
     size, columns = weight.shape
-    blocks = _in_blocks(weight.const_value.numpy(), bits)
+    blocks = _quantize_weight(weight.const_value.numpy(), bits)
     attributes = {
         "K": int(size),
         "N": int(columns),
         "bits": bits,
-        "block_size": BLOCK,
-        "accuracy_level": _INT8_PRODUCTS,
+        "block_size": BLOCK_SIZE,
+        "accuracy_level": _INT8_ACCURACY_LEVEL,
     }
-    tensors = _kept(node.graph, weight.name, blocks.packed, blocks.scales)
-    return _made("MatMulNBits", [node.inputs[0], *tensors], attributes, node)
+    tensors = _add_tensors(node.graph, weight.name, blocks.packed, blocks.scales)
+    return _create_node("MatMulNBits", [node.inputs[0], *tensors], attributes, node)
 
 
-def _look_up(node: ir.Node, table: Value) -> ir.Node:
+def _quantize_gather(node: ir.Node, table: Value) -> ir.Node:
     rows, width = table.shape
-    blocks = _in_blocks(table.const_value.numpy().T, 8)
+    blocks = _quantize_weight(table.const_value.numpy().T, 8)
     packed = blocks.packed.reshape(rows, width)
-    data, scales = _kept(node.graph, table.name, packed, blocks.scales)
-    attributes = {"bits": 8, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
-    return _made("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
+    data, scales = _add_tensors(node.graph, table.name, packed, blocks.scales)
+    attributes = {"bits": 8, "block_size": BLOCK_SIZE, "gather_axis": 0, "quantize_axis": 1}
+    return _create_node("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
 
 
-def _in_blocks(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
+def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         DefaultWeightOnlyQuantizer,
     )
 
-    config = DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=True, bits=bits)
+    config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
     # The zero points of symmetric blocks are what the operators take where none are given.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
@@ -107,7 +107,9 @@ def _in_blocks(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     return _QuantizedBlocks(packed, scales.reshape(packed.shape[:2]))
 
 
-def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray) -> list[Value]:
+def _add_tensors(
+    graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray
+) -> list[Value]:
     """The two as tensors of the graph; what two operators read is kept once."""
     import onnx_ir as ir
 
@@ -126,14 +128,16 @@ def _kept(graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray) 
     return kept
 
 
-def _made(op_type: str, inputs: list[Value], attributes: dict[str, int], old: ir.Node) -> ir.Node:
+def _create_node(
+    op_type: str, inputs: list[Value], attributes: dict[str, int], old: ir.Node
+) -> ir.Node:
     import onnx_ir as ir
 
     output = ir.Value(name=f"{old.name}:quantize_blocks")
     return ir.node(op_type, inputs, attributes, domain=ORT_DOMAIN, outputs=[output], name=old.name)
 
 
-def _replace(graph: Any, old: ir.Node, new: ir.Node) -> None:
+def _replace_node(graph: Any, old: ir.Node, new: ir.Node) -> None:
     import onnx_ir as ir
 
     ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs, new.outputs)

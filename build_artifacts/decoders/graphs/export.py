@@ -80,21 +80,23 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
             f"there is no graph for the model type `{model_type or 'none'}`",
             hint=f"these are written: {', '.join(GRAPH_FAMILIES)}",
         )
-    config = _config(checkpoint)
-    drafts = GRAPH_FAMILIES[model_type](config, checkpoint)
+    config = _load_config(checkpoint)
+    graphs = GRAPH_FAMILIES[model_type](config, checkpoint)
     decoder, encoder = into / DECODER_NAME, None
-    drafts.decoder.save(decoder)
-    if drafts.encoder is not None:
+    graphs.decoder.save(decoder)
+    if graphs.encoder is not None:
         encoder = into / ENCODER_NAME
-        drafts.encoder.save(encoder)
-    return _written(drafts, load_generation_settings(checkpoint, config), decoder, encoder)
+        graphs.encoder.save(encoder)
+    return _build_exported_model(
+        graphs, load_generation_settings(checkpoint, config), decoder, encoder
+    )
 
 
 def _model_type(checkpoint: Path) -> str:
     return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))
 
 
-def _config(checkpoint: Path) -> TransformersConfig:
+def _load_config(checkpoint: Path) -> TransformersConfig:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -107,8 +109,8 @@ def _config(checkpoint: Path) -> TransformersConfig:
         ) from exc
 
 
-def _written(
-    drafts: ModelGraphs, generation: GenerationSettings, decoder: Path, encoder: Path | None
+def _build_exported_model(
+    graphs: ModelGraphs, generation: GenerationSettings, decoder: Path, encoder: Path | None
 ) -> ExportedModel:
     start = generation.decoder_start_token_id
     if start is None and encoder is not None:
@@ -116,10 +118,10 @@ def _written(
     return ExportedModel(
         decoder=decoder,
         encoder=encoder,
-        layers=drafts.layers,
-        kv_heads=drafts.shape.heads,
-        head_dim=drafts.shape.size,
-        vocabulary=drafts.vocabulary,
+        layers=graphs.layers,
+        kv_heads=graphs.shape.heads,
+        head_dim=graphs.shape.size,
+        vocabulary=graphs.vocabulary,
         decoder_start_token=start,
         eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )

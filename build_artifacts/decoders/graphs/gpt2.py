@@ -21,14 +21,16 @@ def build_gpt2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         )
     weights = CheckpointWeights(checkpoint, base="transformer.")
     graph = GraphWriter("decoder", weights)
-    memory = SelfAttentionInputs(graph)
-    words = graph.op("Gather", graph.stored("wte.weight"), memory.ids)
+    inputs = SelfAttentionInputs(graph)
+    words = graph.op("Gather", graph.stored("wte.weight"), inputs.ids)
     hidden = graph.op(
-        "Add", words, graph.op("Gather", graph.stored("wpe.weight"), memory.positions())
+        "Add", words, graph.op("Gather", graph.stored("wpe.weight"), inputs.positions())
     )
     for layer in range(config.n_layer):
-        hidden = _layer(graph, memory, layer, hidden, config)
-    normed = graph.layer_norm(memory.wanted(hidden), "ln_f", config.layer_norm_epsilon)
+        hidden = _layer(graph, inputs, layer, hidden, config)
+    normed = graph.layer_norm(
+        inputs.select_logits_positions(hidden), "ln_f", config.layer_norm_epsilon
+    )
     logits, vocabulary = graph.head(normed, ["lm_head.weight", "wte.weight"])
     graph.output(logits, "logits", "B", "L", vocabulary)
     return ModelGraphs(
@@ -41,7 +43,7 @@ def build_gpt2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
 
 def _layer(
     graph: GraphWriter,
-    memory: SelfAttentionInputs,
+    inputs: SelfAttentionInputs,
     layer: int,
     hidden: Value,
     config: TransformersConfig,
@@ -49,7 +51,7 @@ def _layer(
     name, epsilon = f"h.{layer}", config.layer_norm_epsilon
     normed = graph.layer_norm(hidden, f"{name}.ln_1", epsilon)
     joined = graph.linear(normed, [f"{name}.attn.c_attn"], stored="columns")
-    attended = memory.attend(layer, joined, _heads(config, layer))
+    attended = inputs.attend(layer, joined, _heads(config, layer))
     projected = graph.linear(attended, [f"{name}.attn.c_proj"], stored="columns")
     hidden = graph.op("Add", hidden, projected)
     normed = graph.layer_norm(hidden, f"{name}.ln_2", epsilon)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatArray
-from build_artifacts.decoders.graphs.operators import Value, activated
+from build_artifacts.decoders.graphs.operators import Value, apply_activation
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class GraphWriter:
 
     def input(self, name: str, kind: Kind, *shape: str | int) -> Value:
         """An input of the graph; sizes in words are free."""
-        value = _typed(name, kind, shape)
+        value = _create_value(name, kind, shape)
         self._inputs.append(value)
         return value
 
@@ -56,9 +56,9 @@ class GraphWriter:
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
         """Append an operator with one output; `domain` among the attributes is where it is from."""
-        return self.several(op_type, 1, *inputs, name=name, **attributes)[0]
+        return self.multi_output_op(op_type, 1, *inputs, name=name, **attributes)[0]
 
-    def several(
+    def multi_output_op(
         self, op_type: str, outputs: int, *inputs: Value | None, name: str = "", **attributes: Any
     ) -> Sequence[Value]:
         """Append an operator with several outputs."""
@@ -68,7 +68,7 @@ class GraphWriter:
         outputs_made: Sequence[Value] = node.outputs
         return outputs_made
 
-    def either(
+    def if_else(
         self, condition: Value, then: Sequence[ir.Node], otherwise: Sequence[ir.Node], name: str
     ) -> Value:
         """What the last of the operators `then`, or of `otherwise`, makes."""
@@ -85,16 +85,20 @@ class GraphWriter:
         array = np.asarray(value)
         kind: type[np.generic] = np.float32 if array.dtype.kind == "f" else np.int64
         array = array.astype(kind)
-        said = "_".join(str(number) for number in array.ravel())
+        digits = "_".join(str(number) for number in array.ravel())
         shape = "x".join(str(size) for size in array.shape)
-        return self.tensor(f"{array.dtype}_{shape}_{said}", array)
+        return self.tensor(f"{array.dtype}_{shape}_{digits}", array)
 
     def tensor(self, name: str, array: NDArray[np.generic]) -> Value:
         """A tensor known now, under a name of its own."""
         import onnx_ir as ir
 
-        known = self._tensors.get(name)
-        return self._kept(name, ir.tensor(array, name=name)) if known is None else known
+        existing = self._tensors.get(name)
+        return (
+            self._add_initializer(name, ir.tensor(array, name=name))
+            if existing is None
+            else existing
+        )
 
     def weight(
         self, name: str, shape: Sequence[int], read: Callable[[], FloatArray] | None = None
@@ -110,7 +114,9 @@ class GraphWriter:
             assert array.shape == tuple(shape), f"{name} is {array.shape}; this is a bug"
             return ir.tensor(np.ascontiguousarray(array), name=name)
 
-        return self._kept(name, ir.LazyTensor(load, ir.DataType.FLOAT, ir.Shape(shape), name=name))
+        return self._add_initializer(
+            name, ir.LazyTensor(load, ir.DataType.FLOAT, ir.Shape(shape), name=name)
+        )
 
     def stored(self, name: str) -> Value:
         """A tensor of the checkpoint as it is."""
@@ -143,7 +149,7 @@ class GraphWriter:
 
     def activation(self, value: Value, name: str) -> Value:
         """`name` as config.json has it. Raises UnsupportedModel."""
-        return activated(self.op, value, name)
+        return apply_activation(self.op, value, name)
 
     def save(self, path: Path) -> None:
         """Write the graph to `path`, its weights to a file beside it."""
@@ -159,7 +165,7 @@ class GraphWriter:
         )
         ir.save(ir.Model(graph, ir_version=_IR_VERSION), path, external_data=f"{path.name}.data")
 
-    def _kept(self, name: str, tensor: ir.TensorProtocol) -> Value:
+    def _add_initializer(self, name: str, tensor: ir.TensorProtocol) -> Value:
         import onnx_ir as ir
 
         value = ir.Value(
@@ -208,7 +214,7 @@ def create_node(
     return ir.node(op_type, inputs, attributes, domain=domain, outputs=values, name=name)
 
 
-def _typed(name: str, kind: Kind, shape: Sequence[str | int]) -> Value:
+def _create_value(name: str, kind: Kind, shape: Sequence[str | int]) -> Value:
     import onnx_ir as ir
 
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType[kind]))

@@ -50,7 +50,7 @@ class EncoderInputs:
             **shape.attributes,
         )
 
-    def leave(self, layer: int, projected: Sequence[Value], shape: HeadShape) -> None:
+    def export_cross_kv(self, layer: int, projected: Sequence[Value], shape: HeadShape) -> None:
         """Keys and values [B, S, heads x size] that a decoder's layer will attend to.
 
         They become the outputs `cross.{layer}.{key,value}`, [B, heads, S, size].
@@ -121,11 +121,11 @@ class SelfAttentionInputs:
         self._graph = graph
         self.ids = graph.input("input_ids", "INT64", "B", "T")
         mask = graph.input("attention_mask", "INT64", "B", "M")
-        self._wanted_from = graph.input(LOGITS_FROM, "INT64", 1)
+        self._logits_from = graph.input(LOGITS_FROM, "INT64", 1)
         self._sums = sum_rows(graph, mask)
-        self._room = read_length(graph, mask)
+        self._width = read_length(graph, mask)
         self._lengths = lengths_before_last(graph, self._sums)
-        self._total = graph.op("Cast", self._room, to=INT32)
+        self._total = graph.op("Cast", self._width, to=INT32)
         self.tokens = read_length(graph, self.ids)
 
     def positions(self) -> Value:
@@ -135,7 +135,7 @@ class SelfAttentionInputs:
 
     def places(self) -> Value:
         """0 to M - 1, [M]."""
-        return arange(self._graph, self._room)
+        return arange(self._graph, self._width)
 
     def attend(
         self, layer: int, joined: Value, shape: HeadShape, bias: Value | None = None
@@ -149,17 +149,17 @@ class SelfAttentionInputs:
         past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
         biased = [] if bias is None else [None, None, None, bias]
         inputs = [joined, None, None, *past, self._lengths, self._total, *biased]
-        attended, *present = graph.several(
+        attended, *present = graph.multi_output_op(
             "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **shape.grouped
         )
         for part, value in zip(KV_NAMES, present, strict=True):
             graph.output(value, f"present.{layer}.{part}", *size)
         return attended
 
-    def wanted(self, hidden: Value) -> Value:
+    def select_logits_positions(self, hidden: Value) -> Value:
         """The tokens whose logits are asked for: [B, T, D] -> [B, T - logits_from, D]."""
         end, axis = self._graph.constant([_TO_THE_END]), self._graph.constant([1])
-        return self._graph.op("Slice", hidden, self._wanted_from, end, axis)
+        return self._graph.op("Slice", hidden, self._logits_from, end, axis)
 
 
 class CrossAttentionInputs:
@@ -178,8 +178,8 @@ class CrossAttentionInputs:
         self._mask = graph.op("Cast", mask, to=INT32)
         self._is_step = graph.op("Equal", tokens, graph.constant(1))
         empty = [graph.op("Shape", mask, end=1), graph.constant([0, shape.heads * shape.size])]
-        nothing = graph.op("ConstantOfShape", graph.op("Concat", *empty, axis=0))
-        self._nothing = [nothing, nothing]  # keys and values of no tokens
+        empty_kv = graph.op("ConstantOfShape", graph.op("Concat", *empty, axis=0))
+        self._empty_kv = [empty_kv, empty_kv]  # keys and values of no tokens
 
     def attend(self, layer: int, query: Value) -> Value:
         """[B, T, heads x size] -> [B, T, heads x size].
@@ -192,7 +192,7 @@ class CrossAttentionInputs:
         shape, name = self._shape, f"cross_attention.{layer}"
         size = ("B", shape.heads, "C", shape.size)
         cross = [self._graph.input(f"cross.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
-        step_inputs = [query, *self._nothing, *cross, self._lengths, self._total]
+        step_inputs = [query, *self._empty_kv, *cross, self._lengths, self._total]
         step = create_node(
             "GroupQueryAttention", *step_inputs, name=f"{name}.step", causal=0, **shape.grouped
         )
@@ -203,7 +203,7 @@ class CrossAttentionInputs:
             mask_filter_value=MASKED_SCORE,
             **shape.attributes,
         )
-        return self._graph.either(self._is_step, [step], [part], name)
+        return self._graph.if_else(self._is_step, [step], [part], name)
 
 
 def sum_rows(graph: GraphWriter, mask: Value) -> Value:

@@ -16,7 +16,7 @@ Value = Any  # an onnx_ir.Value; the library is not typed
 Append = Callable[..., Value]  # appends an operator to a graph
 
 
-def activated(op: Append, value: Value, name: str) -> Value:
+def apply_activation(op: Append, value: Value, name: str) -> Value:
     """`value` through the activation `name`. Raises UnsupportedModel."""
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(

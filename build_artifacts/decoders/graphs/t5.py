@@ -26,9 +26,9 @@ def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     """The graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
     weights = CheckpointWeights(checkpoint)
     decoder = _T5Decoder(config, weights)
-    vocabulary = decoder.draw()
+    vocabulary = decoder.build()
     return ModelGraphs(
-        encoder=_T5Encoder(config, weights).draw(),
+        encoder=_T5Encoder(config, weights).build(),
         decoder=decoder.graph,
         layers=config.num_decoder_layers,
         shape=decoder.shape,
@@ -98,22 +98,22 @@ class _T5Stack:
 class _T5Encoder(_T5Stack):
     def __init__(self, config: TransformersConfig, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "encoder")
-        self._source = EncoderInputs(self.graph)
+        self._encoder_inputs = EncoderInputs(self.graph)
 
-    def draw(self) -> GraphWriter:
-        graph, hidden, bias = self.graph, self._embed(self._source.ids), self._distances()
+    def build(self) -> GraphWriter:
+        graph, hidden, bias = self.graph, self._embed(self._encoder_inputs.ids), self._distances()
         for layer in range(self._config.num_layers):
             hidden = self._layer(f"encoder.block.{layer}", hidden, bias)
         states = self._norm(hidden, "encoder.final_layer_norm")
         for layer in range(self._config.num_decoder_layers):
             name = f"decoder.block.{layer}.{_CROSS}"
             projected = [graph.linear(states, [f"{name}.{part}"]) for part in "kv"]
-            self._source.leave(layer, projected, self.shape)
+            self._encoder_inputs.export_cross_kv(layer, projected, self.shape)
         return graph
 
     def _distances(self) -> Value:
         """The bias [1, heads, S, S]."""
-        graph, places = self.graph, self._source.positions()
+        graph, places = self.graph, self._encoder_inputs.positions()
         queries = graph.op("Unsqueeze", places, graph.constant([0, 2]))
         farthest = self._config.relative_attention_max_distance
         bias = self._bias(queries, places, ahead=farthest)
@@ -123,7 +123,7 @@ class _T5Encoder(_T5Stack):
         graph, attn = self.graph, f"{name}.{_SELF}"
         normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
         parts = [graph.linear(normed, [f"{attn}.{part}"]) for part in "qkv"]
-        attended = self._source.attend(parts, self.shape, attn, bias)
+        attended = self._encoder_inputs.attend(parts, self.shape, attn, bias)
         hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
         return self._feed_forward(f"{name}.layer.1", hidden)
 
@@ -131,15 +131,17 @@ class _T5Encoder(_T5Stack):
 class _T5Decoder(_T5Stack):
     def __init__(self, config: TransformersConfig, weights: CheckpointWeights) -> None:
         super().__init__(config, weights, "decoder")
-        self._rows = SelfAttentionInputs(self.graph)
-        self._cross = CrossAttentionInputs(self.graph, self._rows.tokens, self.shape)
+        self._self_inputs = SelfAttentionInputs(self.graph)
+        self._cross_inputs = CrossAttentionInputs(self.graph, self._self_inputs.tokens, self.shape)
 
-    def draw(self) -> int:
+    def build(self) -> int:
         """Draw all of it; returns the size of the vocabulary."""
-        graph, hidden, bias = self.graph, self._embed(self._rows.ids), self._distances()
+        graph, hidden, bias = self.graph, self._embed(self._self_inputs.ids), self._distances()
         for layer in range(self._config.num_decoder_layers):
             hidden = self._layer(layer, hidden, bias)
-        states = self._norm_by(self._rows.wanted(hidden), self._last_scale())
+        states = self._norm_by(
+            self._self_inputs.select_logits_positions(hidden), self._last_scale()
+        )
         logits, vocabulary = graph.head(states, ["lm_head.weight", *embedding_names("decoder")])
         graph.output(logits, "logits", "B", "L", vocabulary)
         return vocabulary
@@ -147,8 +149,8 @@ class _T5Decoder(_T5Stack):
     def _distances(self) -> Value:
         """The bias [B, heads, T, M]: keys ahead of the query are not attended to at all."""
         graph = self.graph
-        queries = graph.op("Unsqueeze", self._rows.positions(), graph.constant([2]))
-        bias = self._bias(queries, self._rows.places(), ahead=0)
+        queries = graph.op("Unsqueeze", self._self_inputs.positions(), graph.constant([2]))
+        bias = self._bias(queries, self._self_inputs.places(), ahead=0)
         return graph.op("Transpose", bias, perm=[1, 0, 2, 3])
 
     def _last_scale(self) -> Value:
@@ -165,10 +167,10 @@ class _T5Decoder(_T5Stack):
         attn, cross = f"{name}.{_SELF}", f"{name}.{_CROSS}"
         normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
         joined = graph.linear(normed, [f"{attn}.{part}" for part in "qkv"], label=f"{attn}.qkv")
-        attended = self._rows.attend(layer, joined, self.shape, bias)
+        attended = self._self_inputs.attend(layer, joined, self.shape, bias)
         hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
         normed = self._norm(hidden, f"{name}.layer.1.layer_norm")
         query = graph.linear(normed, [f"{cross}.q"])
-        attended = self._cross.attend(layer, query)
+        attended = self._cross_inputs.attend(layer, query)
         hidden = graph.op("Add", hidden, graph.linear(attended, [f"{cross}.o"]))
         return self._feed_forward(f"{name}.layer.2", hidden)

@@ -22,7 +22,7 @@ from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
 from build_artifacts.search.preparation import Original
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
-from build_artifacts.steps.quantize import quantise
+from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
 from deployments.artifacts.types import Device, ModelHead, TaskName
@@ -153,7 +153,7 @@ def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_
     assert subject.verdict(lean).passed
 
     quantised = tmp_path / "int8.onnx"
-    quantise(lean, DynamicInt8(), quantised, items=())
+    quantize(lean, DynamicInt8(), quantised, items=())
     assert "MatMulInteger" in operators(quantised)
     rounded = run_probes(subject.engine(quantised), subject.reference.items, 1)
     # A tiny random model is no measure of accuracy; that it still tells texts apart is asked.

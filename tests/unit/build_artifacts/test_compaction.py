@@ -32,8 +32,8 @@ HALF_TOLERANCE = 1e-2  # float16 has three digits
 
 BOTH = ("bert", "distilbert")
 PRUNED = tuple(
-    LayerReduction(layer=i, heads=heads, rows=rows)
-    for i, (heads, rows) in enumerate(pruned_checkpoints.PRUNED)
+    LayerReduction(layer=i, heads=heads, ffn_channels=ffn_channels)
+    for i, (heads, ffn_channels) in enumerate(pruned_checkpoints.PRUNED)
 )
 
 CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] = [
@@ -50,19 +50,19 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
 @pytest.mark.parametrize("model_type", BOTH)
 @pytest.mark.parametrize(("prune", "heads", "rows"), CASES, ids=[c[0].__name__ for c in CASES])
 def test_what_is_constant_goes_and_answers_stay(
-    model_type: str, prune: pruned_checkpoints.Prune, heads: tuple[int, ...], rows: tuple[int, ...]
+    model_type: str, prune: pruned_checkpoints.Prune, heads: tuple[int, ...], ffn_channels: tuple[int, ...]
 ) -> None:
     model = encoder(model_type)
     prune(layer(model, 1))
     before, parameters = answers(model), size(model)
     compaction = find(model)
-    assert compaction.cuts == (LayerReduction(layer=1, heads=heads, rows=rows),)
+    assert compaction.reductions == (LayerReduction(layer=1, heads=heads, ffn_channels=ffn_channels),)
     assert compact(model, compaction) is model
     assert (
         layer(model, 1).value.weight.shape[0]
         == (TASK_HEADS - len(heads)) * pruned_checkpoints.WIDTH
     )
-    assert layer(model, 1).ffn_down.weight.shape[1] == ROWS - len(rows)
+    assert layer(model, 1).ffn_down.weight.shape[1] == ROWS - len(ffn_channels)
     assert compaction.parameters_before == parameters
     assert compaction.parameters_after == size(model) < parameters
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
@@ -75,12 +75,12 @@ def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
     model = pruned_encoder(model_type)
     before = answers(model)
     compaction = find(model)
-    assert compaction.cuts == PRUNED
+    assert compaction.reductions == PRUNED
     assert (compaction.heads_before, compaction.heads_after) == (
         pruned_checkpoints.LAYERS * TASK_HEADS,
         5,
     )
-    assert (compaction.rows_before, compaction.rows_after) == (pruned_checkpoints.LAYERS * ROWS, 91)
+    assert (compaction.ffn_channels_before, compaction.ffn_channels_after) == (pruned_checkpoints.LAYERS * ROWS, 91)
     compact(model, compaction)
     assert size(model) == compaction.parameters_after
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
@@ -92,7 +92,7 @@ def test_any_head_may_sit_on_top(model_type: str, kind: str) -> None:
     model = pruned_encoder(model_type, kind)
     before = answers(model)
     compaction = find(model)
-    assert compaction.cuts == PRUNED
+    assert compaction.reductions == PRUNED
     compact(model, compaction)
     # Logits are of order 10.
     np.testing.assert_allclose(answers(model), before, rtol=TOLERANCE, atol=10 * TOLERANCE)
@@ -112,9 +112,9 @@ def test_constants_are_kept_in_the_biases(model_type: str) -> None:
     pruned_checkpoints.blind_heads(first)
     pruned_checkpoints.blind_rows(first)
     before = answers(model)
-    biases = [linear.bias.detach().clone() for linear in (first.mix, first.ffn_down)]
+    biases = [linear.bias.detach().clone() for linear in (first.attention_output, first.ffn_down)]
     compact(model, find(model))
-    for linear, bias in zip((first.mix, first.ffn_down), biases, strict=True):
+    for linear, bias in zip((first.attention_output, first.ffn_down), biases, strict=True):
         folded, linear.bias.data = linear.bias.data, bias
         assert np.abs(answers(model) - before).max() > 1000 * TOLERANCE
         linear.bias.data = folded
@@ -135,7 +135,7 @@ def test_what_is_nearly_constant_stays() -> None:
     model = encoder("bert")
     first = layer(model, 0)
     pruned_checkpoints.zero_rows(first.value, pruned_checkpoints.channels(1)[:-1])
-    pruned_checkpoints.zero_columns(first.mix, pruned_checkpoints.channels(2)[1:])
+    pruned_checkpoints.zero_columns(first.attention_output, pruned_checkpoints.channels(2)[1:])
     pruned_checkpoints.zero_rows(first.ffn_up, [5])
     first.ffn_up.weight.data[5, 0] = 1e-30
     assert find(model).is_empty
@@ -149,7 +149,7 @@ def test_an_unknown_architecture_has_nothing_to_remove(model_type: str) -> None:
             parameter.data.zero_()
     compaction = find(model)
     assert compaction.is_empty
-    assert compaction.heads_before == compaction.rows_before == 0
+    assert compaction.heads_before == compaction.ffn_channels_before == 0
     assert compaction.parameters_before == compaction.parameters_after == size(model)
     assert compaction.describe() == "nothing to remove"
     assert size(compact(model, compaction)) == compaction.parameters_after
@@ -180,7 +180,7 @@ def test_a_compaction_is_found_once_and_applied_after_every_load(tmp_path: Path)
 
     expected = answers(loaded(torch.float32))
     found = Compaction.model_validate_json(find(dense).model_dump_json())
-    assert [(cut.heads, len(cut.rows)) for cut in found.cuts] == [((0,), 0), ((), 32)]
+    assert [(reduction.heads, len(reduction.ffn_channels)) for reduction in found.reductions] == [((0,), 0), ((), 32)]
     first, second = (answers(compact(loaded(torch.float32), found)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE)
@@ -207,24 +207,24 @@ def test_a_compaction_reads_back_as_it_was_written() -> None:
         {"layer": 0, "heads": [1], "columns": [1]},
     ],
 )
-def test_a_cut_that_makes_no_sense_is_refused(cut: dict[str, Any]) -> None:
+def test_a_cut_that_makes_no_sense_is_refused(reduction: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        LayerReduction.model_validate(cut)
+        LayerReduction.model_validate(reduction)
 
 
 def test_layers_are_cut_once_each_and_in_order() -> None:
     found = find(pruned_encoder("bert")).model_dump()
-    for cuts in (found["cuts"][::-1], found["cuts"][:1] * 2):
+    for reductions in (found["cuts"][::-1], found["cuts"][:1] * 2):
         with pytest.raises(ValidationError, match="ascend"):
-            Compaction.model_validate({**found, "cuts": cuts})
+            Compaction.model_validate({**found, "cuts": reductions})
 
 
 def test_it_says_in_one_line_what_it_removed() -> None:
     large = Compaction(
         architecture="bert",
-        cuts=(LayerReduction(layer=0, heads=tuple(range(31)), rows=tuple(range(5_120))),),
+        reductions=(LayerReduction(layer=0, heads=tuple(range(31)), ffn_channels=tuple(range(5_120))),),
         heads_before=72,
-        rows_before=9_216,
+        ffn_channels_before=9_216,
         parameters_before=22_713_216,
         parameters_after=14_081_664,
     )
@@ -239,12 +239,12 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
     ("another architecture", "is for `bert`, the model is `distilbert`", lambda c: {}),
     ("another size", "is for 7 parameters", lambda c: {"parameters_before": 7}),
     ("no such layer", "names layer 2, the model has 2",
-     lambda c: {"cuts": (*c.cuts, LayerReduction(layer=2, heads=(0,)))}),
+     lambda c: {"cuts": (*c.reductions, LayerReduction(layer=2, heads=(0,)))}),
     ("a head in use", r"removes heads of layer 0 that the model needs: \[2\]",
      lambda c: {"cuts": (LayerReduction(layer=0, heads=(1, 2)),)}),
     ("no such head", r"needs: \[4\]", lambda c: {"cuts": (LayerReduction(layer=0, heads=(4,)),)}),
     ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
-     lambda c: {"cuts": (*c.cuts[:1], LayerReduction(layer=1, rows=(0, 7)))}),
+     lambda c: {"cuts": (*c.reductions[:1], LayerReduction(layer=1, ffn_channels=(0, 7)))}),
 ]  # fmt: skip
 
 

@@ -73,14 +73,14 @@ def test_another_calibration_and_other_kept_nodes_are_other_graphs(workshop: Pre
 
 
 def test_the_other_calibrations_are_those_of_the_recipe() -> None:
-    schemes = [other.quantisation for other in with_other_calibrations(CPU_INT8_STATIC)]
+    schemes = [other.quantization for other in with_other_calibrations(CPU_INT8_STATIC)]
     assert schemes == [StaticInt8(calibration="percentile"), StaticInt8(calibration="entropy")]
     assert with_other_calibrations(CPU_INT8) == []
     assert with_other_calibrations(CPU_FP32) == []
 
 
 def test_an_order_belongs_to_the_float_graph(workshop: PreparedBuild) -> None:
-    dynamic = replace(CPU_INT8, quantisation=DynamicInt8(symmetric_weights=True))
+    dynamic = replace(CPU_INT8, quantization=DynamicInt8(symmetric_weights=True))
     assert workshop.graphs.sensitive_nodes(dynamic) == workshop.graphs.sensitive_nodes(CPU_INT8)
     ranked = workshop.runner.lines("rank")
     assert len(ranked) == len(set(ranked)), "one float graph was ranked twice"

@@ -29,8 +29,8 @@ from build_artifacts.steps.seal import (
     ArtifactIdentity,
     EncoderArtifact,
     assemble,
-    build_tools,
     publish,
+    read_tool_versions,
 )
 from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource, Parity
@@ -110,7 +110,7 @@ def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
     assert first.options == CPU_INT8.options
     assert (second.name, second.excluded_nodes) == ("the-same-graph", ())
     assert manifest.built_with["recipe"] == "abc"
-    assert set(build_tools()) <= set(manifest.built_with)
+    assert set(read_tool_versions()) <= set(manifest.built_with)
 
 
 def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> N
 
 
 def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
-    cut = LayerReduction(layer=0, heads=(1,), rows=(2, 3))
+    cut = LayerReduction(layer=0, heads=(1,), ffn_channels=(2, 3))
     compaction = WHOLE.model_copy(update={"cuts": (cut,), "parameters_after": 60})
     manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
     assert manifest.pruned == (
@@ -182,7 +182,7 @@ def test_everything_that_shapes_a_build_shapes_its_version() -> None:
 
 
 def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
-    tools = build_tools()
+    tools = read_tool_versions()
     assert {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} <= set(
         tools
     )
@@ -192,7 +192,7 @@ def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
 
 @pytest.mark.parametrize("tool", ["onnx-ir", "bitsandbytes", "accelerate"])
 def test_what_writes_or_rounds_weights_is_among_the_tools_where_it_is_there(tool: str) -> None:
-    assert (tool in build_tools()) == (find_spec(tool.replace("-", "_")) is not None)
+    assert (tool in read_tool_versions()) == (find_spec(tool.replace("-", "_")) is not None)
 
 
 @pytest.mark.parametrize("recipe", SEARCH_PRESETS.values(), ids=SEARCH_PRESETS)

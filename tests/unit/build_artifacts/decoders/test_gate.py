@@ -32,14 +32,14 @@ class Builder:
     """Writes the tiny graph whatever it is asked for, and knows what it was."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []
+        self.gate_inputs: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []
         self.attention: Change = packed
         self.refuses = False
 
     def export(
         self, weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
     ) -> None:
-        self.asked.append((recipe.options, recipe.kv_cache_dtype))
+        self.gate_inputs.append((recipe.options, recipe.kv_cache_dtype))
         if self.refuses:
             raise UnsupportedModel("no such graph", hint="none")
         float_graph(into / "model.onnx", self.attention)
@@ -107,14 +107,14 @@ def test_a_graph_that_passes_keeps_int8(
     assert has_int8_kv_cache(passed.spec.path)
     assert passed.judgement.parity is not None
     assert 0.99 < passed.judgement.parity.cosine_mean < 1 - 1e-7, "nothing was rounded"
-    assert len(builder.asked) == 1
+    assert len(builder.gate_inputs) == 1
 
 
 def test_a_gate_that_is_missed_is_tried_without_int8_last(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.asked == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
+    assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
     told = [line.partition(" against")[0] for line in runner.lines("verify")]
     assert told == [
         "cpu-int4, bits=4, memory in int8",
@@ -143,7 +143,7 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
-    assert builder.asked == [((), None)]
+    assert builder.gate_inputs == [((), None)]
     assert runner.lines("export") == ["cpu-fp32: 0.0 MB"]
     assert len(runner.lines("quantise")) == len(runner.lines("verify")) == 2
 
@@ -156,7 +156,7 @@ def test_a_recipe_without_int8_is_tried_as_it_is(
     assert passed.spec.kv_cache_dtype is None
     assert passed.judgement.parity is not None
     assert passed.judgement.parity.cosine_worst > 1 - 1e-6
-    assert builder.asked == [(TTFT, None)]
+    assert builder.gate_inputs == [(TTFT, None)]
 
 
 def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
@@ -175,7 +175,7 @@ def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
 ) -> None:
     builder.attention = sinking
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.asked == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8")]
+    assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8")]
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)
@@ -191,7 +191,9 @@ def test_a_model_with_an_encoder_never_keeps_int8(
     assert (
         DecoderAccuracyGate(runner.steps, Path(), metadata, original, Gate()).admit(recipe) is None
     )
-    assert builder.asked == [(options, None) for options in (recipe.options, *recipe.other_options)]
+    assert builder.gate_inputs == [
+        (options, None) for options in (recipe.options, *recipe.other_options)
+    ]
     assert not any("memory" in line for line in runner.told.getvalue().splitlines())
 
 

@@ -34,7 +34,9 @@ FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # an answer
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
-def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def observe_kv_cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A graph that keeps int8, its weights as they come and rounded."""
     directory = tmp_path_factory.mktemp("kept")
     if request.param == "fp32":
@@ -46,8 +48,8 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def decoder(kept: Path) -> Iterator[OnnxDecoder]:
-    decoder = opened(kept)
+def decoder(observe_kv_cache: Path) -> Iterator[OnnxDecoder]:
+    decoder = opened(observe_kv_cache)
     yield decoder
     decoder.close()
 
@@ -119,8 +121,8 @@ def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
     return arrays
 
 
-def test_the_memory_is_int8_and_an_input_says_which_way(kept: Path) -> None:
-    graph = onnx.load(kept, load_external_data=False).graph
+def test_the_memory_is_int8_and_an_input_says_which_way(observe_kv_cache: Path) -> None:
+    graph = onnx.load(observe_kv_cache, load_external_data=False).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     memory = {name for name in types if name.startswith(("past_key_values.", "present."))}
     assert len(memory) == 8
@@ -214,8 +216,8 @@ def test_several_tokens_are_verified_as_single_ones_are_read(
         decoder.prefill(row, prompt, 0)
         together = decoder.verify(row, FOLLOWING[:count], len(prompt))
         np.testing.assert_array_equal(together, singly[:count])
-    for array, kept in zip(decoder.memory.arrays, due, strict=True):
-        np.testing.assert_array_equal(array[row], kept)
+    for array, observe_kv_cache in zip(decoder.memory.arrays, due, strict=True):
+        np.testing.assert_array_equal(array[row], observe_kv_cache)
 
 
 def test_what_was_drafted_in_vain_is_written_over(decoder: OnnxDecoder) -> None:

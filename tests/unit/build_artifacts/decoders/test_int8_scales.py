@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float32]
 def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) -> FloatArray:
     """By one text, [tokens, heads, size]."""
     scales = ChannelScales(pairs, interleaved=interleaved)
-    scales.see(values.swapaxes(0, 1))
+    scales.update(values.swapaxes(0, 1))
     return scales.table
 
 
@@ -58,7 +58,7 @@ def test_it_does_not_matter_in_how_many_texts_values_were_seen(pairs: int) -> No
     values = np.random.default_rng(2).normal(size=(3, 50, 6)).astype(np.float32)
     scales = ChannelScales(pairs)
     for text in np.split(values, (1, 20, 30), axis=1):
-        scales.see(text)
+        scales.update(text)
     np.testing.assert_array_equal(scales.table, scales_of(values.swapaxes(0, 1), pairs))
 
 

@@ -15,7 +15,7 @@ from build_artifacts.decoders.measurement import (
     measure_throughput,
     steps,
 )
-from build_artifacts.decoders.reference import DecoderReference, perplexity, seen
+from build_artifacts.decoders.reference import DecoderReference, perplexity, summarize_logits
 from deployments.artifacts.manifest import Gate
 from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.engines.onnx_decoder import OnnxDecoder
@@ -147,7 +147,7 @@ def test_texts_of_all_lengths_are_read_to_their_ends(
 
 
 def test_answers_are_those_of_one_prompt_alone(graph: Path, original: DecoderReference) -> None:
-    prompts = original.asked.prompts
+    prompts = original.gate_inputs.prompts
     together = generate_answers(open_graph(graph), prompts, ENDS, 12)
     engine = open_graph(graph)
     for prompt, answer in zip(prompts, together, strict=True):
@@ -165,7 +165,7 @@ def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
 
 def test_logits_are_summed_up_as_probabilities_say() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], np.float32)) + 3
-    found = seen(logits.astype(np.float32))
+    found = summarize_logits(logits.astype(np.float32))
     assert found.choices.tolist() == [0, 2]
     np.testing.assert_allclose(found.gaps, [0.2, 0.7], atol=1e-6)
     np.testing.assert_allclose(found.log_totals, [3, 3], atol=1e-6)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.decoders.calibration import CalibrationTexts
-from build_artifacts.decoders.per_token_int8 import quantize_per_token, static_scale
+from build_artifacts.decoders.per_token_int8 import compute_static_scale, quantize_per_token
 from deployments.machine import CpuInfo
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
 from tests.support.outlier_models import graph_with_outliers
@@ -49,14 +49,16 @@ def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactor
         helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", "T", WORDS]),
         helper.make_tensor_value_info("few", TensorProto.FLOAT, ["B", "T", 2]),
     ]
-    made = helper.make_graph(
+    node_proto = helper.make_graph(
         nodes,
         "small",
         [helper.make_tensor_value_info("ids", TensorProto.INT64, ["B", "T"])],
         outputs,
         [numpy_helper.from_array(table, name) for name, table in tables.items()],
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(
+        node_proto, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )
     path = tmp_path_factory.mktemp("fp32") / "model.onnx"
     onnx.save(model, path)
     return path
@@ -174,12 +176,12 @@ def test_a_processor_that_would_overflow_answers_the_same(
 
 def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
     rows = np.random.default_rng(4).normal(size=(50, 64)).astype(np.float32)
-    scale = static_scale(rows)
+    scale = compute_static_scale(rows)
     assert scale is not None
     assert np.abs(rows).max() / 127 < scale < np.abs(rows).max() / 100
     rows[0] *= 100
-    assert static_scale(rows) is None
-    assert static_scale(np.zeros((4, 8), np.float32)) is None
+    assert compute_static_scale(rows) is None
+    assert compute_static_scale(np.zeros((4, 8), np.float32)) is None
 
 
 def logits_of(graph: Path) -> FloatArray:

@@ -22,11 +22,11 @@ class Slow:
 
     def __init__(self, *left_out: str) -> None:
         self.left_out = left_out
-        self.asked: list[str] = []
+        self.gate_inputs: list[str] = []
 
     def admit(self, recipe: DecoderRecipe) -> str | None:
         time.sleep(0.01)
-        self.asked.append(recipe.name)
+        self.gate_inputs.append(recipe.name)
         return None if recipe.name in self.left_out else recipe.name
 
 
@@ -49,7 +49,7 @@ def test_with_time_left_all_that_may_be_sealed_are_tried(runner: RecordingRunner
 
 def test_no_further_candidate_is_begun_after_the_time(runner: RecordingRunner) -> None:
     admission = Slow()
-    assert best(runner, admission, 0.005) == admission.asked == FOR_CPU[:1]
+    assert best(runner, admission, 0.005) == admission.gate_inputs == FOR_CPU[:1]
     told = [f"{name}: the search has taken its 0 s" for name in FOR_CPU[1:]]
     assert runner.lines("skip") == told
 
@@ -59,7 +59,7 @@ def test_candidates_are_tried_until_one_passes_however_long_it_takes(
 ) -> None:
     admission = Slow(FOR_CPU[0])
     assert best(runner, admission, 0.005) == FOR_CPU[1:2]
-    assert admission.asked == FOR_CPU[:2]
+    assert admission.gate_inputs == FOR_CPU[:2]
 
 
 def test_a_device_has_time_of_its_own(

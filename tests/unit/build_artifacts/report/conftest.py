@@ -57,7 +57,7 @@ def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     source = tiny_checkpoint(tmp_path_factory.mktemp("source") / "pruned", layers=1)
     model = AutoModel.from_pretrained(source)
-    zero_columns(layer(model, 0).mix, range(HIDDEN // 2))
+    zero_columns(layer(model, 0).attention_output, range(HIDDEN // 2))
     zero_rows(layer(model, 0).ffn_up, range(16))
     model.save_pretrained(source)
     return source

@@ -86,8 +86,8 @@ def test_other_calibrations_come_before_any_product_is_kept(
 
     class Watched(GivenGraphs):
         def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
-            assert isinstance(recipe.quantisation, StaticInt8)
-            made.append((recipe.quantisation.calibration, len(kept)))
+            assert isinstance(recipe.quantization, StaticInt8)
+            made.append((recipe.quantization.calibration, len(kept)))
             return super().graph(recipe, kept)
 
     bad = Watched({CPU_INT8_STATIC.name: workshop.graphs.graph(CPU_INT8)})

@@ -16,11 +16,11 @@ from build_artifacts.recipes import (
     CalibrationMethod,
     DynamicInt8,
     NncfInt8,
-    Quantisation,
+    Quantization,
     StaticInt8,
     WeightOnlyInt8,
 )
-from build_artifacts.steps.quantize import EXCLUDED_BLOCK_SIZE, quantise
+from build_artifacts.steps.quantize import EXCLUDED_BLOCK_SIZE, quantize
 from deployments.tuning.parity import cosines
 from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
@@ -36,9 +36,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
 
 
 def quantised(
-    shop: PreparedBuild, scheme: Quantisation, graph: Path, kept: tuple[str, ...] = ()
+    shop: PreparedBuild, scheme: Quantization, graph: Path, excluded_nodes: tuple[str, ...] = ()
 ) -> Path:
-    quantise(shop.graphs.floating(CPU_FP32), scheme, graph, items=shop.items, kept=kept)
+    quantize(shop.graphs.floating(CPU_FP32), scheme, graph, items=shop.items, excluded_nodes=excluded_nodes)
     return graph
 
 
@@ -118,16 +118,16 @@ def test_weights_only_int8_leaves_tables_and_activations(
 
 @pytest.mark.parametrize("scheme", [DynamicInt8(), StaticInt8()], ids=lambda s: type(s).__name__)
 def test_kept_nodes_keep_their_activations(
-    plain: PreparedBuild, tmp_path: Path, scheme: Quantisation
+    plain: PreparedBuild, tmp_path: Path, scheme: Quantization
 ) -> None:
     every = quantised(plain, scheme, tmp_path / "every.onnx")
-    kept = tuple(plain.graphs.sensitive_nodes(CPU_INT8)[:3])
-    graph = quantised(plain, scheme, tmp_path / "graph.onnx", kept)
+    excluded_nodes = tuple(plain.graphs.sensitive_nodes(CPU_INT8)[:3])
+    graph = quantised(plain, scheme, tmp_path / "graph.onnx", excluded_nodes)
     int8 = "MatMulInteger" if isinstance(scheme, DynamicInt8) else "MatMul"
     assert op_counts(graph)[int8] == op_counts(every)[int8] - 3
     blocks = [n for n in onnx.load(graph).graph.node if n.op_type == "MatMulNBits"]
     assert len(blocks) == 3
-    assert all(name in {n.name.removesuffix("_Q8") for n in blocks} for name in kept)
+    assert all(name in {n.name.removesuffix("_Q8") for n in blocks} for name in excluded_nodes)
     assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {
         EXCLUDED_BLOCK_SIZE
     }
@@ -153,7 +153,7 @@ def test_what_a_quantiser_cannot_do_is_said_in_one_line(
 ) -> None:
     graph = unreadable(tmp_path / "graph.onnx")
     with pytest.raises(UnsupportedModel, match="StaticInt8 does not work on this graph: "):
-        quantise(graph, StaticInt8(), tmp_path / "q.onnx", items=plain.items)
+        quantize(graph, StaticInt8(), tmp_path / "q.onnx", items=plain.items)
 
 
 def readers_of(writer: str, reader: str, graph: Path) -> int:

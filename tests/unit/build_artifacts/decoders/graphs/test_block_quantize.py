@@ -51,7 +51,7 @@ def test_int8_is_near(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
 ) -> None:
     if tables:  # of words, which are too small here to be worth it
-        monkeypatch.setattr(block_quantize, "LARGE_TABLE", 0)
+        monkeypatch.setattr(block_quantize, "MIN_QUANTIZED_TABLE", 0)
     written = made(name).written
     small = in_integers(written, tmp_path, 8)
     assert worst_cosine(answers(small), answers(written)) > 0.99
