@@ -48,7 +48,7 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
 
 
 @pytest.mark.parametrize("model_type", BOTH)
-@pytest.mark.parametrize(("prune", "heads", "rows"), CASES, ids=[c[0].__name__ for c in CASES])
+@pytest.mark.parametrize(("prune", "heads", "ffn_channels"), CASES, ids=[c[0].__name__ for c in CASES])
 def test_what_is_constant_goes_and_answers_stay(
     model_type: str, prune: pruned_checkpoints.Prune, heads: tuple[int, ...], ffn_channels: tuple[int, ...]
 ) -> None:
@@ -197,11 +197,11 @@ def test_a_compaction_reads_back_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "reduction",
     [
         {"layer": 0},
         {"layer": 0, "heads": [1, 1]},
-        {"layer": 0, "rows": [3, 2]},
+        {"layer": 0, "ffn_channels": [3, 2]},
         {"layer": 0, "heads": [-1]},
         {"layer": -1, "heads": [1]},
         {"layer": 0, "heads": [1], "columns": [1]},
@@ -214,9 +214,9 @@ def test_a_cut_that_makes_no_sense_is_refused(reduction: dict[str, Any]) -> None
 
 def test_layers_are_cut_once_each_and_in_order() -> None:
     found = find(pruned_encoder("bert")).model_dump()
-    for reductions in (found["cuts"][::-1], found["cuts"][:1] * 2):
+    for reductions in (found["reductions"][::-1], found["reductions"][:1] * 2):
         with pytest.raises(ValidationError, match="ascend"):
-            Compaction.model_validate({**found, "cuts": reductions})
+            Compaction.model_validate({**found, "reductions": reductions})
 
 
 def test_it_says_in_one_line_what_it_removed() -> None:
@@ -239,12 +239,12 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
     ("another architecture", "is for `bert`, the model is `distilbert`", lambda c: {}),
     ("another size", "is for 7 parameters", lambda c: {"parameters_before": 7}),
     ("no such layer", "names layer 2, the model has 2",
-     lambda c: {"cuts": (*c.reductions, LayerReduction(layer=2, heads=(0,)))}),
+     lambda c: {"reductions": (*c.reductions, LayerReduction(layer=2, heads=(0,)))}),
     ("a head in use", r"removes heads of layer 0 that the model needs: \[2\]",
-     lambda c: {"cuts": (LayerReduction(layer=0, heads=(1, 2)),)}),
-    ("no such head", r"needs: \[4\]", lambda c: {"cuts": (LayerReduction(layer=0, heads=(4,)),)}),
+     lambda c: {"reductions": (LayerReduction(layer=0, heads=(1, 2)),)}),
+    ("no such head", r"needs: \[4\]", lambda c: {"reductions": (LayerReduction(layer=0, heads=(4,)),)}),
     ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
-     lambda c: {"cuts": (*c.reductions[:1], LayerReduction(layer=1, ffn_channels=(0, 7)))}),
+     lambda c: {"reductions": (*c.reductions[:1], LayerReduction(layer=1, ffn_channels=(0, 7)))}),
 ]  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_a_compaction_that_does_not_fit_touches_nothing(
 def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
     model = encoder("bert")
     pruned_checkpoints.everything(layer(model, 0))
-    whole = find(model).model_copy(update={"cuts": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)})
+    whole = find(model).model_copy(update={"reductions": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)})
     with pytest.raises(CompactionMismatch, match="removes all 4 heads of layer 0"):
         compact(model, whole)
 
