@@ -21,7 +21,7 @@ from deployments.generation.messages import (
     Chunk,
     GenerationCall,
     GenerationOptions,
-    Sampling,
+    SamplingParams,
     Started,
 )
 from deployments.generation.preparation import RequestPreparer
@@ -32,7 +32,7 @@ from deployments.records import StepRecord
 from deployments.registry import RegisteredModel
 
 LONGEST_S = 600.0
-GREEDY = Sampling(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class InProcessGenerator:
@@ -92,7 +92,7 @@ class InProcessGenerator:
         )
         call = GenerationCall(self._ref, ask.prompt, options, time.time() + LONGEST_S)
         submitted_s = time.perf_counter()
-        job = self._preparation.job(call, None)
+        job = self._preparation.build_job(call, None)
         reader = self._readers[job.number] = _TokenRecorder(ask, self._events)
         try:
             self._loop.submit(job)
@@ -115,7 +115,7 @@ class InProcessGenerator:
         for event in events:
             reader = self._readers.get(event.job)
             if reader is not None:  # else it left meanwhile
-                reader.put(now_s, event.what)
+                reader.put(now_s, event.payload)
 
 
 class _TokenRecorder:

@@ -1,1 +1,1 @@
-"""Text generation: prompts in, tokens out, many requests over one decoder."""
+"""Text generation: jobs, sampling, KV slots and the scheduler of one decoder."""

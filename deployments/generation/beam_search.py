@@ -1,4 +1,4 @@
-"""A job that keeps several beginnings of its answer, and tells the likeliest when it is done."""
+"""Beam search: the search itself and the job that runs it over several KV slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
-from deployments.generation.job import Job, ModelContext, Written
+from deployments.generation.job import Job, JobStep, ModelContext
 from deployments.generation.messages import (
     BeamSearchParams,
     Chunk,
@@ -19,11 +19,11 @@ from deployments.generation.messages import (
     GenerationOptions,
     Started,
 )
-from deployments.generation.sampling import likeliest, log_total
+from deployments.generation.sampling import log_total, top_indices
 
 
-class Step(NamedTuple):
-    """How a beam goes on: which former beam it continues, and with which token."""
+class BeamStep(NamedTuple):
+    """Continuation of a beam: the index of the beam it extends, and the token."""
 
     parent: int
     token: int
@@ -33,7 +33,7 @@ class Hypothesis(NamedTuple):
     """A finished answer."""
 
     score: float  # log-probability over length ** length_penalty
-    tokens: tuple[int, ...]  # the end token included, where there is one
+    tokens: tuple[int, ...]  # including the end token, if there is one
 
 
 class _Beam(NamedTuple):
@@ -41,149 +41,164 @@ class _Beam(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-class _Candidate(NamedTuple):
+class _Continuation(NamedTuple):
     score: float
     parent: int
     token: int
-    ends: bool
+    is_end: bool
 
 
 class BeamSearch:
-    """One search. It starts with a single beam, which has no tokens."""
+    """One beam search. It starts with a single empty beam."""
 
     def __init__(
-        self, how: BeamSearchParams, most_tokens: int, eos_token_ids: Collection[int]
+        self, params: BeamSearchParams, max_new_tokens: int, eos_token_ids: Collection[int]
     ) -> None:
-        """For an answer of `most_tokens` at most, which any of `eos_token_ids` ends."""
-        self._how = how
-        self._most_tokens = most_tokens
-        self._end_tokens = frozenset(eos_token_ids)
+        self._params = params
+        self._max_new_tokens = max_new_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._beams = [_Beam()]
-        self._finished: list[Hypothesis] = []
+        self._finished: list[Hypothesis] = []  # best first, at most `num_beams`
         self._is_over = False
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can get better."""
         return self._is_over
 
     @property
     def running(self) -> list[tuple[int, ...]]:
-        """The tokens of the beams that go on, the likeliest first."""
+        """The tokens of the running beams, most likely beam first."""
         return [beam.tokens for beam in self._beams]
 
     @property
     def best(self) -> list[Hypothesis]:
-        """The answers found, best first; those that run where none has finished."""
+        """Finished answers, best first; the running beams if none has finished."""
         if self._finished:
             return self._finished
-        return [Hypothesis(self._normalised(b.score, len(b.tokens)), b.tokens) for b in self._beams]
+        return [Hypothesis(self._normalize(b.score, len(b.tokens)), b.tokens) for b in self._beams]
 
-    def advance(self, log_probabilities: NDArray[np.float32]) -> list[Step]:
-        """One token further; what is forbidden has -inf. [beams, V]: row i follows beam i."""
+    def advance(self, log_probabilities: NDArray[np.float32]) -> list[BeamStep]:
+        """Extend the beams by one token.
+
+        `log_probabilities` are [beams, V], row i for beam i; forbidden tokens have -inf.
+        """
         length = len(self._beams[0].tokens) + 1
-        candidates = self._candidates(log_probabilities, is_last=length >= self._most_tokens)
-        self._finish(candidates[: self._how.width], length)
-        going_on = [c for c in candidates if not c.ends][: self._how.width]
-        if going_on:
+        is_last = length >= self._max_new_tokens
+        candidates = self._find_continuations(log_probabilities, is_last=is_last)
+        self._finish(candidates[: self._params.num_beams], length)
+        running = [c for c in candidates if not c.is_end][: self._params.num_beams]
+        if running:
             self._beams = [
-                _Beam(c.score, (*self._beams[c.parent].tokens, c.token)) for c in going_on
+                _Beam(c.score, (*self._beams[c.parent].tokens, c.token)) for c in running
             ]
-        self._is_over = not going_on or self._is_enough(length)
-        return [Step(c.parent, c.token) for c in going_on]
+        self._is_over = not running or self._can_stop(length)
+        return [BeamStep(c.parent, c.token) for c in running]
 
-    def _candidates(
+    def _find_continuations(
         self, log_probabilities: NDArray[np.float32], *, is_last: bool
-    ) -> list[_Candidate]:
-        """The best continuations of all beams, best first; all of them end with the last token."""
-        count = max(2, 1 + len(self._end_tokens)) * self._how.width
+    ) -> list[_Continuation]:
+        """The best continuations of all beams, best first; with `is_last` all of them end.
+
+        There are enough of them for `num_beams` running beams if all end tokens are among them.
+        """
+        count = max(2, 1 + len(self._eos_token_ids)) * self._params.num_beams
         before = np.array([beam.score for beam in self._beams], np.float32)
         scores = log_probabilities + before[:, None]
         vocabulary = scores.shape[1]
-        places = likeliest(scores.ravel(), min(count, scores.size))
+        indices = top_indices(scores.ravel(), min(count, scores.size))
         return [
-            _Candidate(
-                float(scores[parent, token]), parent, token, is_last or token in self._end_tokens
+            _Continuation(
+                float(scores[parent, token]),
+                parent,
+                token,
+                is_last or token in self._eos_token_ids,
             )
-            for parent, token in (divmod(int(place), vocabulary) for place in places)
+            for parent, token in (divmod(int(index), vocabulary) for index in indices)
             if np.isfinite(scores[parent, token])
         ]
 
-    def _finish(self, first: Sequence[_Candidate], length: int) -> None:
+    def _finish(self, candidates: Sequence[_Continuation], length: int) -> None:
         ended = [
             Hypothesis(
-                self._normalised(candidate.score, length),
+                self._normalize(candidate.score, length),
                 (*self._beams[candidate.parent].tokens, candidate.token),
             )
-            for candidate in first
-            if candidate.ends
+            for candidate in candidates
+            if candidate.is_end
         ]
-        best = sorted([*self._finished, *ended], key=lambda one: -one.score)
-        self._finished = best[: self._how.width]
+        best = sorted([*self._finished, *ended], key=lambda hypothesis: -hypothesis.score)
+        self._finished = best[: self._params.num_beams]
 
-    def _is_enough(self, length: int) -> bool:
-        how = self._how
-        if len(self._finished) < how.width:
+    def _can_stop(self, length: int) -> bool:
+        params = self._params
+        if len(self._finished) < params.num_beams:
             return False
-        if how.early_stopping is True:
+        if params.early_stopping is True:
             return True
-        to_the_end = how.early_stopping == "never" and how.length_penalty > 0
-        hoped = self._normalised(self._beams[0].score, self._most_tokens if to_the_end else length)
-        return hoped <= self._finished[-1].score
+        # With a positive length penalty the best possible score is that of the maximum length.
+        use_max_length = params.early_stopping == "never" and params.length_penalty > 0
+        bound = self._normalize(
+            self._beams[0].score, self._max_new_tokens if use_max_length else length
+        )
+        return bound <= self._finished[-1].score
 
-    def _normalised(self, score: float, length: int) -> float:
-        return float(score / max(length, 1) ** self._how.length_penalty)
+    def _normalize(self, score: float, length: int) -> float:
+        return float(score / max(length, 1) ** self._params.length_penalty)
 
 
 class BeamSearchJob(Job):
-    """Beam search over as many rows as there are beams."""
+    """Beam search with one KV slot per beam. Its only chunk is the best answer."""
 
     def __init__(
         self,
         prompt: Sequence[int],
         options: GenerationOptions,
-        beams: BeamSearchParams,
-        words: ModelContext,
+        params: BeamSearchParams,
+        model: ModelContext,
         deadline_s: float,
     ) -> None:
-        super().__init__(prompt, words, deadline_s)
-        self.width = beams.width
-        self._rules = words.rules(options, len(self.prompt))
-        self._search = BeamSearch(beams, self._rules.most, words.eos_token_ids)
+        super().__init__(prompt, model, deadline_s)
+        self.slot_count = params.num_beams
+        self._constraints = model.build_constraints(options, len(self.prompt))
+        self._search = BeamSearch(params, self._constraints.max_new_tokens, model.eos_token_ids)
 
-    def started(self, compute_type: str) -> Started:
-        """What the answer's reader is told first."""
-        return Started(len(self.prompt), self.cached, 0, compute_type)
+    def build_started(self, compute_type: str) -> Started:
+        return Started(len(self.prompt), self.cached_tokens, 0, compute_type)
 
-    def write(self, logits: Logits) -> Written:
-        """One token further for every beam, [beams, V]. Raises EngineFailed for no numbers."""
-        if not self.clock.first_s:
-            self.clock.first_s = time.perf_counter()
-        running = self._search.running
+    def accept_logits(self, logits: Logits) -> JobStep:
+        """Extend all beams from logits [beams, V].
+
+        Raises EngineFailed for NaN or infinite logits.
+        """
+        if not self.times.first_token_s:
+            self.times.first_token_s = time.perf_counter()
         scores = np.stack(
-            [self._allowed(row, answer) for row, answer in zip(logits, running, strict=True)]
+            [
+                self._constrain(row, answer)
+                for row, answer in zip(logits, self._search.running, strict=True)
+            ]
         )
         steps = self._search.advance(scores)
         self.last_tokens = [step.token for step in steps]
-        chunk = self._chunk() if self._search.is_over else None
-        return Written([step.parent for step in steps], chunk)
+        chunk = self._build_chunk() if self._search.is_over else None
+        return JobStep([step.parent for step in steps], chunk)
 
-    def _allowed(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probabilities of what may follow, [V]; -inf for all that may not."""
+    def _constrain(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities [V] of the next token; -inf for forbidden tokens."""
         scores: NDArray[np.float32] = logits - np.float32(log_total(logits))
-        forced = self._rules.forced(answer)
+        forced = self._constraints.find_forced(answer)
         if forced is not None:
             scores = np.full_like(scores, -np.inf)
             scores[forced] = 0.0
-        elif forbidden := self._rules.forbidden(answer):
+        elif forbidden := self._constraints.find_forbidden(answer):
             scores[forbidden] = -np.inf
         return scores
 
-    def _chunk(self) -> Chunk:
+    def _build_chunk(self) -> Chunk:
         ids = self._search.best[0].tokens
-        words = self._words
-        ends = bool(ids) and ids[-1] in words.eos_token_ids
-        text: str = words.tokenizer.decode(list(ids), skip_special_tokens=True)
-        tokens = tuple(words.told(token, None) for token in ids)
-        reason = FinishReason.END if ends else FinishReason.LENGTH
-        return Chunk(text, tokens, Finished(reason, len(ids), self.clock.timings()))
+        model = self._model
+        is_end = bool(ids) and ids[-1] in model.eos_token_ids
+        text: str = model.tokenizer.decode(list(ids), skip_special_tokens=True)
+        tokens = tuple(model.build_token(token, None) for token in ids)
+        reason = FinishReason.END if is_end else FinishReason.LENGTH
+        return Chunk(text, tokens, Finished(reason, len(ids), self.times.timings()))

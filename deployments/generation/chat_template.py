@@ -1,9 +1,8 @@
-"""A model's chat template: Jinja of foreign origin, run within bounds.
+"""Chat templates: untrusted Jinja, rendered in a sandbox with limits.
 
-The sandbox keeps templates from everything but what they are given. Loops and calls are counted,
-so that none goes on for ever; the text is bounded as it grows. What remains is memory: strings that
-an expression pads or doubles over and over may still take all there is. Templates are sealed with
-their model, by whoever chose it.
+Templates can access only their arguments. Loop turns and calls are counted, and the length of the
+text is limited while it grows. Memory is not limited: expressions that pad or double strings can
+still exhaust it. Templates are sealed with their model.
 """
 
 from __future__ import annotations
@@ -23,45 +22,44 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from deployments.errors import InputTooLong, InvalidField
 from deployments.generation.messages import Chat
 
-MOST_CHARACTERS = 4_000_000  # of a rendered conversation
-# Turns of loops in one rendering, half a second of them or so; a call is worth several. Templates
-# take a few for each message, and some look at every message for each of them.
-MOST_STEPS = 500_000
-STEPS_OF_CALL = 10
-MOST_REASON_CHARACTERS = 300
+MAX_CHARACTERS = 4_000_000  # per rendered conversation
+# Loop turns per rendering, about 0.5 s; a call counts as several. Templates take a few turns per
+# message, and some iterate over all messages for each message.
+MAX_STEPS = 500_000
+STEPS_PER_CALL = 10
+MAX_REASON_CHARACTERS = 300
 
 
 class ChatTemplate:
-    """Turns conversations into the text a model was trained to continue. Not thread-safe."""
+    """Renders conversations in the format the model was trained on. Not thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are what the template may name, such as {"bos_token": "<s>"}.
+        """`special_tokens` are variables of the template, such as {"bos_token": "<s>"}.
 
-        Raises InvalidField for a template that is none: conversations are what it cannot serve.
+        Raises InvalidField for an invalid template, because the model still serves text prompts.
         """
         self._environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)
-        except Exception as exc:  # nested deeply enough, also Python's own about its source
-            raise _refusal(exc) from exc
+        except Exception as exc:  # deep nesting also raises errors of the Python compiler
+            raise _invalid_messages(exc) from exc
 
     def render(self, chat: Chat) -> str:
-        """The prompt, up to where the model is to go on.
+        """Render the prompt of the next answer.
 
-        Raises InvalidField with the template's reason where it refuses the conversation, and
-        InputTooLong beyond MOST_CHARACTERS.
+        Raises InvalidField with the error of the template, InputTooLong beyond MAX_CHARACTERS.
         """
-        self._environment.steps_left = MOST_STEPS
+        self._environment.steps_left = MAX_STEPS
         pieces: list[str] = []
         length = 0
         for piece in self._pieces(chat):
             length += len(piece)
-            if length > MOST_CHARACTERS:
+            if length > MAX_CHARACTERS:
                 raise InputTooLong(
-                    f"`messages` make a prompt of more than {MOST_CHARACTERS} characters",
+                    f"`messages` render to more than {MAX_CHARACTERS} characters; shorten them",
                     field="messages",
                 )
             pieces.append(piece)
@@ -76,45 +74,47 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=True,
             )
-        except Exception as exc:  # whatever Python raises in an expression of the template
-            raise _refusal(exc) from exc
+        except Exception as exc:  # expressions of a template can raise any exception
+            raise _invalid_messages(exc) from exc
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with what templates of the hub expect, counting their steps."""
+    """Sandbox with the functions that templates on the Hub expect, and a limit on steps."""
 
-    steps_left = MOST_STEPS
+    steps_left = MAX_STEPS
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.filters["tojson"] = _to_json
-        self.filters["counted"] = self._counted
-        del self.globals["lipsum"]  # any amount of text in one call
+        self.filters["count_turns"] = self._count_turns
+        del self.globals["lipsum"]  # returns text of any length
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Every call of a template comes through here."""
-        self._count(STEPS_OF_CALL)
+        """Count a call. Jinja routes every call of a template through this method."""
+        self._count(STEPS_PER_CALL)
         return super().call(context, callee, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuses to make numbers or strings that no prompt can need."""
+        """Reject powers and repetitions that exceed the maximum prompt."""
         if operator == "**":
             raise SecurityError("chat templates may not compute powers")
         for factor, times in ((left, right), (right, left)):
-            if isinstance(factor, Sized) and len(factor) * times > MOST_CHARACTERS:
-                raise SecurityError(f"a string of more than {MOST_CHARACTERS} characters")
+            if isinstance(factor, Sized) and len(factor) * times > MAX_CHARACTERS:
+                raise SecurityError(f"a string has more than {MAX_CHARACTERS} characters")
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(
+                loop.iter, "count_turns", [], [], None, None, lineno=loop.lineno
+            )
         return template
 
-    def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _count_turns(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
             self._count(1)
             yield item
@@ -122,16 +122,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _count(self, steps: int) -> None:
         self.steps_left -= steps
         if self.steps_left < 0:
-            raise TemplateError(f"the chat template takes more than {MOST_STEPS} steps")
+            raise TemplateError(f"it takes more than {MAX_STEPS} steps")
 
 
-class _Generation(Extension):
-    """Templates mark what a model is trained on; for a prompt the marks mean nothing."""
+class _GenerationTag(Extension):
+    """The tag {% generation %} marks training targets; it does not affect a prompt."""
 
-    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012  declared as in Jinja
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the marks."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -147,7 +146,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own writes for HTML, with `<` escaped.
+    # Jinja's own filter escapes `<` for HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -157,6 +156,6 @@ def _to_json(
     )
 
 
-def _refusal(reason: Exception) -> InvalidField:
-    told = " ".join(str(reason).split())[:MOST_REASON_CHARACTERS] or type(reason).__name__
-    return InvalidField(f"`messages` cannot be made a prompt: {told}", field="messages")
+def _invalid_messages(reason: Exception) -> InvalidField:
+    text = " ".join(str(reason).split())[:MAX_REASON_CHARACTERS] or type(reason).__name__
+    return InvalidField(f"the chat template rejects `messages`: {text}", field="messages")

@@ -1,7 +1,7 @@
-"""Text that must follow a JSON schema or a regular expression: which tokens may come next.
+"""Constrained decoding: the tokens that a JSON schema or a regular expression allows.
 
-llguidance does the work, within its own limits on time and memory. A grammar that is wrong, or that
-turns out to be too complex, is the request's fault and is refused with the library's reason.
+llguidance computes the masks, with limits on time and memory. A grammar that is invalid or too
+complex is rejected as InvalidField with the error of llguidance.
 """
 
 from __future__ import annotations
@@ -13,116 +13,120 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 
-from deployments.errors import EngineFailed, InvalidField
+from deployments.errors import InvalidField
 from deployments.generation.messages import Grammar
 
-MOST_CHARACTERS = 65_536  # of a schema or a regular expression
-MOST_REASON_CHARACTERS = 300
+MAX_CHARACTERS = 65_536  # per schema or regular expression
+MAX_REASON_CHARACTERS = 300
 ANY_OBJECT = '{"type": "object"}'
-# At most one space where JSON allows any: what models write anyway, and no way to go on for ever.
+# At most one space where JSON allows any number. Models write no more, and unlimited whitespace
+# would let an answer continue forever.
 WHITESPACE = "[ ]?"
-# In regular expressions `\d` and `\s` are the characters that programs read as such, not all that
-# Unicode has.
+# `\d` and `\s` match ASCII characters only, which is what programs parse.
 ASCII_CLASSES = "ds"
-# A quarter or less of what the library allows. One mask then takes at most about 5 ms, because all
-# rows of a batch wait for it, and a grammar of nested counts about 20 MB and half a second.
+# A quarter or less of the defaults, because every sequence of a batch waits for a mask. A mask takes
+# at most about 5 ms, and a grammar of nested counts about 20 MB and 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,
     step_max_items=20_000,
     max_lexer_states=20_000,
-    verbose_errors=False,  # they would tell the state of the parser
+    verbose_errors=False,  # verbose errors contain the state of the parser
 )
 
 
 class Constraint:
-    """Where one answer stands in its grammar. One thread at a time."""
+    """State of one answer in its grammar. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing but the end can follow."""
+    def is_complete(self) -> bool:
+        """Whether only the end of the text can follow."""
         return self._matcher.is_stopped()
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may follow, [V]; end tokens where the text may end.
+    def compute_allowed(self) -> NDArray[np.bool_]:
+        """Mask [V] of the tokens that may follow, including end tokens where the text may end.
 
-        Tokens of the model that the tokenizer does not know may not. Raises InvalidField when the
-        grammar got too complex.
+        Tokens that only the model has are not allowed. Raises InvalidField if the grammar became
+        too complex.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
 
     def accept(self, token: int) -> None:
-        """Go on with a token that was allowed. Raises InvalidField as `allowed` does."""
+        """Advance by an allowed token. Raises InvalidField as `compute_allowed` does."""
         if not self._matcher.consume_token(token):
             self._check()
-            raise EngineFailed(f"token {token} is outside of its grammar; this is a bug")
+            raise AssertionError(f"bug: the grammar does not allow token {token}")
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _refusal(self._matcher.get_error())
+            raise _invalid_grammar(self._matcher.get_error())
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. Safe to share between threads."""
+    """Compiles grammars for one tokenizer. Thread-safe."""
 
     def __init__(
         self, tokenizer_json: str, vocabulary: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """For logits of `vocabulary` tokens, V, which may be more than the tokenizer has."""
+        """`vocabulary` is the number of logits, which may exceed the tokenizer's vocabulary."""
         self._tokenizer_json = tokenizer_json
         self._vocabulary = vocabulary
-        self._end_tokens = eos_token_ids
+        self._eos_token_ids = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
-        self._opening = Lock()
+        self._lock = Lock()
 
     def open(self) -> None:
-        """Prepare the tokenizer, which the first grammar would wait for.
+        """Prepare the tokenizer in advance; the first grammar would wait for it otherwise.
 
-        It takes some tenths of a second, in which no other thread of the process runs. Raises
-        InvalidField for a kind of tokenizer that cannot follow grammars.
+        Holds the GIL for some tenths of a second. Raises InvalidField if llguidance does not
+        support the tokenizer.
         """
-        self._opened()
+        self._get_tokenizer()
 
     def compile(self, grammar: Grammar) -> Constraint:
-        """The beginning of a text that follows `grammar`.
+        """Compile a grammar: milliseconds, up to about 1 s for the most complex accepted ones.
 
-        Takes milliseconds, up to about a second for the most complex ones that are accepted. Raises
-        InvalidField.
+        Raises InvalidField.
         """
-        if len(grammar.value) > MOST_CHARACTERS:
-            raise _refusal(f"{len(grammar.value)} characters, at most {MOST_CHARACTERS} are read")
-        matcher = LLMatcher(self._opened(), _source(grammar), log_level=0, limits=LIMITS)
+        if len(grammar.value) > MAX_CHARACTERS:
+            raise _invalid_grammar(
+                f"it has {len(grammar.value)} characters; the maximum is {MAX_CHARACTERS}"
+            )
+        matcher = LLMatcher(
+            self._get_tokenizer(), _build_source(grammar), log_level=0, limits=LIMITS
+        )
         constraint = Constraint(matcher, self._vocabulary)
         if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        # Some grammars turn out to allow nothing, or too much, only here; and the first mask is the
-        # slowest by far.
-        constraint.allowed()
+            raise _invalid_grammar(matcher.get_error())
+        # Some errors appear only with the first mask, which is also the slowest by far.
+        constraint.compute_allowed()
         return constraint
 
-    def _opened(self) -> LLTokenizer:
-        with self._opening:
+    def _get_tokenizer(self) -> LLTokenizer:
+        with self._lock:
             if self._tokenizer is None:
                 try:
                     self._tokenizer = LLTokenizer(
-                        self._tokenizer_json, eos_token=list(self._end_tokens)
+                        self._tokenizer_json, eos_token=list(self._eos_token_ids)
                     )
                 except ValueError as exc:
-                    raise _refusal(f"not for this model's tokenizer: {exc}") from exc
+                    raise _invalid_grammar(
+                        f"the tokenizer of this model does not support grammars: {exc}"
+                    ) from exc
             return self._tokenizer
 
 
-def _source(grammar: Grammar) -> str:
-    """The grammar as llguidance reads it. Raises InvalidField."""
+def _build_source(grammar: Grammar) -> str:
+    """The grammar in a format of llguidance. Raises InvalidField."""
     if grammar.kind == "regex":
         if not grammar.value:
-            raise _refusal("the regular expression is empty")
+            raise _invalid_grammar("the regular expression is empty")
         return f"start: /{regex_to_lark(grammar.value, ASCII_CLASSES)}/"
     schema = ANY_OBJECT if grammar.kind == "json_object" else grammar.value
     try:
@@ -130,14 +134,14 @@ def _source(grammar: Grammar) -> str:
             schema, overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as exc:
-        raise _refusal(f"not a JSON schema: {exc}") from exc
+        raise _invalid_grammar(f"not a JSON schema: {exc}") from exc
 
 
-def _refusal(reason: str) -> InvalidField:
-    """The library's reason in one line: of a long report, the sentence that says what is wrong."""
-    named = re.search("^error: (.+)", reason, flags=re.MULTILINE)
-    told = named[1] if named else reason.removesuffix("<non-verbose/>")
-    if told.startswith("NoExtension"):
-        told = "there is no text that follows it"
-    told = " ".join(told.split())[:MOST_REASON_CHARACTERS]
-    return InvalidField(f"`grammar` cannot be followed: {told}", field="grammar")
+def _invalid_grammar(reason: str) -> InvalidField:
+    """An error with the reason of llguidance in one line; of a long report, its error sentence."""
+    sentence = re.search("^error: (.+)", reason, flags=re.MULTILINE)
+    text = sentence[1] if sentence else reason.removesuffix("<non-verbose/>")
+    if text.startswith("NoExtension"):
+        text = "no text matches it"
+    text = " ".join(text.split())[:MAX_REASON_CHARACTERS]
+    return InvalidField(f"`grammar` cannot be used: {text}", field="grammar")

@@ -1,87 +1,87 @@
-"""What travels between the ingress and a generator: one frozen type per hop.
+"""Message types between the ingress and a generator.
 
-    GenerationCall -> Started, Chunk, Chunk, ... (streamed) | Completion (in one piece)
+    GenerationCall -> Started, Chunk, Chunk, ... (streamed) | Completion (unary)
 
-A call is one prompt and one answer to it; a request for several answers makes several calls. As in
-`deployments.messages`, what crosses processes is a NamedTuple.
+A call has one prompt and one answer; a request for several answers makes several calls. Messages
+that cross processes are NamedTuples, as in `deployments.messages`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from deployments.errors import ServeError
 from deployments.messages import ModelRef, Truncation
 
 
 class Chat(NamedTuple):
-    """A conversation, which the model's own chat template turns into a prompt."""
+    """A conversation. The chat template of the model renders it as a prompt."""
 
-    messages: tuple[dict[str, Any], ...]  # {"role", "content", ...}; contents are strings
-    tools: tuple[dict[str, Any], ...] = ()  # OpenAI's function declarations, for the template
+    messages: tuple[dict[str, Any], ...]  # {"role", "content", ...} with string contents
+    tools: tuple[dict[str, Any], ...] = ()  # function declarations in OpenAI's format
 
 
-# Text, tokens without any that the tokenizer would add, or a conversation.
+# Text, token ids (no special tokens are added), or a conversation.
 Prompt = str | tuple[int, ...] | Chat
 
 
-class Sampling(NamedTuple):
-    """How the next token is chosen. The defaults leave the model's own distribution as it is."""
+class SamplingParams(NamedTuple):
+    """Parameters of token selection. The defaults sample from the unmodified distribution."""
 
-    temperature: float = 1.0  # 0: always the likeliest token
-    top_k: int | None = None  # at least 1: only the k likeliest tokens
-    top_p: float | None = None  # in (0, 1]: only the likeliest that together reach it
-    min_p: float | None = None  # in [0, 1]: only those at least that share of the likeliest's
+    temperature: float = 1.0  # 0: greedy, always the most likely token
+    top_k: int | None = None  # at least 1: keep the k most likely tokens
+    top_p: float | None = None  # in (0, 1]: keep the smallest set with this probability
+    min_p: float | None = None  # in [0, 1]: minimum probability relative to the maximum
     typical_p: float | None = None  # in (0, 1]: locally typical sampling, arXiv:2202.00666
-    repetition_penalty: float = 1.0  # above 0; of tokens in the prompt or the answer, CTRL's
-    frequency_penalty: float = 0.0  # for each time a token stands in the answer, OpenAI's
-    presence_penalty: float = 0.0  # once for every token that stands in the answer, OpenAI's
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
-    seed: int | None = None  # None: drawn anew, and told in `Started`
+    repetition_penalty: float = 1.0  # above 0; tokens of prompt and answer, arXiv:1909.05858
+    frequency_penalty: float = 0.0  # per occurrence in the answer, as OpenAI defines it
+    presence_penalty: float = 0.0  # once per token of the answer, as OpenAI defines it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    seed: int | None = None  # None: a random seed, reported in `Started`
 
 
-# True: as many finished answers as beams are enough. False: until none that runs looks better than
-# the worst of them. "never": until none can become better.
+# True: stop with as many finished answers as beams. False: stop when no running beam scores better
+# than the worst finished answer. "never": stop when no running beam can become better.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
 class BeamSearchParams(NamedTuple):
-    """Beam search, which gives the likeliest answer rather than a drawn one."""
+    """Parameters of beam search."""
 
-    width: int  # beginnings kept side by side, at least 2
-    length_penalty: float = 1.0  # above 0 longer answers win, below shorter ones
+    num_beams: int  # at least 2
+    length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
     early_stopping: EarlyStopping = False
-    is_explicit: bool = True  # False: the model's own way, with fewer where there are fewer rows
+    is_explicit: bool = True  # False: a default of the model; reduced if there are fewer KV slots
 
 
 class Grammar(NamedTuple):
-    """What the text must follow."""
+    """A grammar that constrains the text."""
 
     kind: Literal["json_object", "json_schema", "regex"]
-    value: str = ""  # the schema as JSON text, or the regular expression
+    value: str = ""  # JSON schema as text, or regular expression
 
 
 class GenerationOptions(NamedTuple):
-    """What a request says besides its prompt, whichever API it came through."""
+    """Options of a generation request, independent of the API."""
 
-    sampling: Sampling = Sampling()
-    beams: BeamSearchParams | None = None  # in place of sampling; nothing of it can be streamed
-    no_repeat_ngram_size: int = 0  # no run of so many tokens stands in the answer twice; 0: any may
-    max_new_tokens: int | None = None  # None: what is left of the context
-    min_new_tokens: int = 0  # before these the end token and the stop strings do not count
-    stop: tuple[str, ...] = ()  # the text ends with the first of these
-    include_stop_string: bool = (
-        False  # the stop string is part of the text (TGI), or is not (OpenAI)
-    )
+    sampling: SamplingParams = SamplingParams()
+    beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
+    no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
+    max_new_tokens: int | None = None  # None: the remaining context
+    min_new_tokens: int = 0  # no end token and no stop string before these
+    stop: tuple[str, ...] = ()  # the text ends at the first stop string
+    include_stop_string: bool = False  # True as in TGI, False as in OpenAI
     grammar: Grammar | None = None
-    logprobs: int | None = None  # None: without; else alternatives told beside each token
-    prompt_logprobs: bool = False  # also tell the prompt's tokens, with their logprobs
-    truncate_prompt_tokens: int | None = None  # cut the prompt to its last tokens
-    truncation: Truncation = Truncation.REFUSE  # of a prompt longer than the model reads
+    logprobs: int | None = None  # top logprobs per token; None: no logprobs
+    prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
+    truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
+    truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
 
 
 class GenerationCall(NamedTuple):
-    """One answer asked of one model. `deadline_s` is wall-clock time: it crosses processes."""
+    """A request for one answer. `deadline_s` is wall-clock time, because it crosses processes."""
 
     model: ModelRef
     prompt: Prompt
@@ -90,7 +90,7 @@ class GenerationCall(NamedTuple):
 
 
 class TopLogprob(NamedTuple):
-    """A token that might have come instead, with the text it has by itself."""
+    """One of the most likely tokens at a position, with its text in isolation."""
 
     id: int
     text: str
@@ -99,59 +99,55 @@ class TopLogprob(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token of an answer, or of a prompt.
+    """One token of an answer or of a prompt.
 
-    `text` is what it adds to the text: nothing while a character is incomplete, and nothing for
-    special tokens. Log-probabilities are those of the model, before penalties and temperature; None
-    where none were asked for, and for the first token of a prompt.
+    `text` is the text that the token completes: empty for a special token or within a character.
+    Log-probabilities are those of the model, before penalties and temperature. They are None if
+    not requested, and for the first token of a prompt.
     """
 
     id: int
     text: str
     logprob: float | None = None
     special: bool = False
-    alternatives: tuple[TopLogprob, ...] = ()  # likeliest first
+    alternatives: tuple[TopLogprob, ...] = ()  # most likely first
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended."""
-
-    LENGTH = "length"  # it has as many tokens as it may
-    END = "end"  # the model said so, or the grammar allows nothing more
-    STOP = "stop"  # a stop string came
+    LENGTH = "length"  # maximum number of tokens
+    END = "end"  # end token, or the grammar is complete
+    STOP = "stop"  # stop string
 
 
 class Started(NamedTuple):
-    """The prompt was computed; the first of a stream."""
+    """The prompt is prefilled. First message of a stream."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, computed for an earlier request
+    cached_tokens: int  # prompt tokens from the prefix cache
     seed: int
     compute_type: str  # such as "cpu-int4"
-    prompt: tuple[Token, ...] = ()  # where `prompt_logprobs` asks for them
+    prompt: tuple[Token, ...] = ()  # with `prompt_logprobs`
 
 
 class GenerationTimings(NamedTuple):
-    """Where the time of an answer went, in seconds."""
+    """Durations of the phases of an answer, in seconds."""
 
-    queue_s: float = 0.0  # until a slot was free
-    prefill_s: float = 0.0  # from then until the first token
-    decode_s: float = 0.0  # from then until the last one
+    queue_s: float = 0.0  # from submission until a KV slot was free
+    prefill_s: float = 0.0  # then until the first token
+    decode_s: float = 0.0  # then until the last token
 
 
 class Finished(NamedTuple):
-    """How an answer ended."""
-
     reason: FinishReason
-    generated_tokens: int  # the end token included
+    generated_tokens: int  # including the end token
     timings: GenerationTimings
 
 
 class Chunk(NamedTuple):
-    """The next part of a stream: whole characters of text, and the tokens that came meanwhile.
+    """The next part of a stream: complete characters of text and the tokens since the last chunk.
 
-    Text that may be the start of a stop string is held back, so a token's text may come with a
-    later chunk. The last chunk is the one that is `finished`.
+    Text that may begin a stop string is held back, so the text of a token may arrive with a later
+    chunk. The last chunk has `finished`.
     """
 
     text: str
@@ -160,9 +156,23 @@ class Chunk(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A whole answer."""
+    """A complete answer."""
 
     started: Started
     text: str
     tokens: tuple[Token, ...]
     finished: Finished
+
+
+# What a job produces, in order: `Started`, then chunks until one has `finished`. An error ends the
+# stream at any point.
+StreamEvent: TypeAlias = Started | Chunk | ServeError
+
+
+def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Merge consecutive chunks of one answer; there is at least one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    return Chunk(text, tokens, chunks[-1].finished)

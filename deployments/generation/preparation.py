@@ -1,4 +1,4 @@
-"""From a call to a job: its prompt as tokens, its grammar compiled, everything within limits."""
+"""Request preparation: from a call to a job with prompt tokens, a compiled grammar and limits."""
 
 from __future__ import annotations
 
@@ -27,67 +27,73 @@ from deployments.registry import RegisteredModel
 from deployments.tokenization.encodings import open_tokenizer, truncate_item
 
 
-class Cut(NamedTuple):
-    """What is kept of a prompt of too many tokens."""
+class PromptTruncation(NamedTuple):
+    """How to shorten a prompt with too many tokens."""
 
-    most: int  # tokens
-    keep: Truncation  # REFUSE: all of it, for others to refuse
+    max_tokens: int
+    side: Truncation  # REFUSE: do not shorten; the caller rejects the prompt
 
 
 class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
-        """Of the artifact in `directory`. Raises ArtifactError."""
+        """`directory` is that of the artifact. Raises ArtifactError."""
         self._directory = directory
-        self._decoding = generation_config
+        self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
 
-    def ids(self, prompt: Prompt, cut: Cut | None = None) -> list[int]:
-        """The tokens of a prompt, at least one.
+    def tokenize(self, prompt: Prompt, truncation: PromptTruncation | None = None) -> list[int]:
+        """Token ids of a prompt, at least one.
 
-        Text gets the special tokens that the tokenizer adds, also where it is cut; token ids get
-        none, and a conversation those that its template writes. Special tokens written in a text
-        are read as such. Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the
-        template's reason.
+        The tokenizer adds special tokens to text, also if it is truncated. It adds none to token
+        ids and conversations: a chat template contains its own. Special tokens written in a text
+        are parsed as such. Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the
+        error of the template.
         """
         if isinstance(prompt, Chat):
-            return _kept(self._ids_of_chat(prompt), cut)
+            return _truncate(self._tokenize_chat(prompt), truncation)
         if isinstance(prompt, str):
-            ids = self._ids_of_text(prompt, cut)
+            ids = self._tokenize_text(prompt, truncation)
         else:
-            ids = _kept(self._checked(prompt), cut)
+            ids = _truncate(self._check_ids(prompt), truncation)
         if not ids:
             raise EmptyInput("`prompt` has no tokens", field="prompt")
         return ids
 
-    def _ids_of_text(self, text: str, cut: Cut | None) -> list[int]:
+    def _tokenize_text(self, text: str, truncation: PromptTruncation | None) -> list[int]:
         if not text:
             return []
         encoding = self.tokenizer.encode(text)
         ids: list[int] = encoding.ids
-        if cut is None or cut.keep is Truncation.REFUSE or len(ids) <= cut.most:
+        if (
+            truncation is None
+            or truncation.side is Truncation.REFUSE
+            or len(ids) <= truncation.max_tokens
+        ):
             return ids
-        kept: list[int] = truncate_item(encoding, cut.most, cut.keep).ids.tolist()
-        return kept
+        shortened: list[int] = truncate_item(
+            encoding, truncation.max_tokens, truncation.side
+        ).ids.tolist()
+        return shortened
 
-    def _checked(self, given: tuple[int, ...]) -> list[int]:
-        for token in (min(given, default=0), max(given, default=0)):
+    def _check_ids(self, ids: tuple[int, ...]) -> list[int]:
+        for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self._vocabulary_end:
                 raise UnknownToken(
-                    f"`prompt` has the token id {token}, the vocabulary goes from 0 to "
+                    f"`prompt` contains token id {token}; the range is 0 to "
                     f"{self._vocabulary_end - 1}",
                     field="prompt",
                 )
-        return list(given)
+        return list(ids)
 
-    def _ids_of_chat(self, chat: Chat) -> list[int]:
+    def _tokenize_chat(self, chat: Chat) -> list[int]:
         text = self._template.render(chat) if chat.messages else ""
         try:
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        except TypeError as exc:  # half a character, which templates can cut out of a text
+        except TypeError as exc:  # a template may split a surrogate pair
             raise InvalidField(
-                "`messages` make a prompt that is no text in UTF-8", field="messages"
+                "`messages` render to a prompt that is not valid UTF-8", field="messages"
             ) from exc
         if not ids:
             raise EmptyInput("`messages` have no tokens", field="messages")
@@ -102,104 +108,113 @@ class PromptTokenizer:
                 "this model has no chat template; send a `prompt` to the completions route instead",
                 field="messages",
             ) from None
-        return ChatTemplate(source, self._decoding.special_tokens)
+        return ChatTemplate(source, self._generation_config.special_tokens)
 
     @cached_property
     def _vocabulary_end(self) -> int:
-        # Vocabularies of the wild have gaps, so their count is not where they end.
+        # Some vocabularies have gaps, so the highest id is not their size.
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
-def _kept(ids: list[int], cut: Cut | None) -> list[int]:
-    """What is left of tokens among which none is special to the tokenizer."""
-    if cut is None or cut.keep is Truncation.REFUSE:
+def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
+    """Truncate ids to which the tokenizer added no special tokens."""
+    if truncation is None or truncation.side is Truncation.REFUSE:
         return ids
-    return ids[: cut.most] if cut.keep is Truncation.KEEP_START else ids[-cut.most :]
+    if truncation.side is Truncation.KEEP_START:
+        return ids[: truncation.max_tokens]
+    return ids[-truncation.max_tokens :]
 
 
 class RequestPreparer:
-    """One model's desk. Not thread-safe, but for `constraint`: give it one thread."""
+    """Prepares the calls of one model.
+
+    Not thread-safe, except `compile_grammar`: use one thread for `build_job`.
+    """
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
         manifest = model.manifest
         if manifest.generation_config is None:
             raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
         self._prompts = PromptTokenizer(model.directory, manifest.generation_config)
-        tokenizer = self._prompts.tokenizer  # only read, so that the loop may have it too
+        tokenizer = self._prompts.tokenizer  # read only, so the generation loop may share it
         added = tokenizer.get_added_tokens_decoder()
-        self._words = ModelContext(
+        self._model = ModelContext(
             tokenizer=tokenizer,
             vocabulary=info.vocabulary,
             eos_token_ids=manifest.generation_config.eos_token_ids,
             special_tokens=frozenset(i for i, token in added.items() if token.special),
             context=info.context,
-            never=manifest.generation_config.suppressed_token_ids,
-            source=manifest.generation_config.encoder_decoder,
+            suppressed=manifest.generation_config.suppressed_token_ids,
+            encoder_decoder=manifest.generation_config.encoder_decoder,
         )
-        self._rows = info.slots
-        self._most_prompt = (
-            info.max_source_tokens or info.context - 1
-        )  # room for one token of answer
+        self._slots = info.slots
+        # A decoder without encoder keeps one token of the context for the answer.
+        self._max_prompt_tokens = info.max_source_tokens or info.context - 1
         self._grammars = GrammarCompiler(
             (model.directory / TOKENIZER_NAME).read_text(encoding="utf-8"),
             info.vocabulary,
-            self._words.eos_token_ids,
+            self._model.eos_token_ids,
         )
-        # A kind of tokenizer that cannot follow grammars refuses them one by one, when asked for.
+        # A tokenizer without grammar support fails again in `compile_grammar`, with the request.
         with suppress(InvalidField):
-            self._grammars.open()  # a third of a second, in which nobody else does anything
+            self._grammars.open()  # takes 0.3 s with the GIL held, so do it before serving
 
-    def constraint(self, call: GenerationCall) -> Constraint | None:
-        """What the answer must follow, if there is anything; a second for the most complex ones.
+    def compile_grammar(self, call: GenerationCall) -> Constraint | None:
+        """The constraint of a call, None without grammar. Takes up to a second.
 
         Raises InvalidField.
         """
         grammar = call.options.grammar
         return None if grammar is None else self._grammars.compile(grammar)
 
-    def job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
-        """What the loop works on, with the `constraint` of the call.
+    def build_job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
+        """The job of a call with its compiled `constraint`.
 
         Raises InvalidField, InputTooLong, UnknownToken or EmptyInput.
         """
         options = call.options
-        ids = self._ids(call.prompt, options)
-        beams = None if options.beams is None else self._kept(options.beams)
+        ids = self._tokenize(call.prompt, options)
+        beams = None if options.beam_search is None else self._limit_beams(options.beam_search)
         if beams is not None:
-            return BeamSearchJob(ids, options, beams, self._words, call.deadline_s)
-        return SamplingJob(ids, options, self._words, constraint, call.deadline_s)
+            return BeamSearchJob(ids, options, beams, self._model, call.deadline_s)
+        return SamplingJob(ids, options, self._model, constraint, call.deadline_s)
 
-    def _kept(self, beams: BeamSearchParams) -> BeamSearchParams | None:
-        """As many as there are rows for; None for a single one. Raises InvalidField."""
-        if beams.width <= self._rows:
-            return beams
-        if beams.is_explicit:
+    def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:
+        """Limit beams to the KV slots; None for a single beam.
+
+        Raises InvalidField if the request sets more beams than there are slots.
+        """
+        if params.num_beams <= self._slots:
+            return params
+        if params.is_explicit:
             raise InvalidField(
-                f"`num_beams` is {beams.width}; at most {self._rows} are kept", field="num_beams"
+                f"`num_beams` is {params.num_beams}; the maximum is {self._slots}",
+                field="num_beams",
             )
-        return beams._replace(width=self._rows) if self._rows > 1 else None
+        return params._replace(num_beams=self._slots) if self._slots > 1 else None
 
-    def _ids(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
-        if options.prompt_logprobs and self._words.source is not None:
+    def _tokenize(self, prompt: Prompt, options: GenerationOptions) -> list[int]:
+        if options.prompt_logprobs and self._model.encoder_decoder is not None:
             raise InvalidField(
-                "`prompt_logprobs` are not there: an encoder reads prompts, and expects no token",
+                "`prompt_logprobs` is not supported by encoder-decoder models. Omit it.",
                 field="prompt_logprobs",
             )
-        room = self._most_prompt
-        ids = self._prompts.ids(prompt, Cut(room, options.truncation))
+        limit = self._max_prompt_tokens
+        ids = self._prompts.tokenize(prompt, PromptTruncation(limit, options.truncation))
         if options.truncate_prompt_tokens is not None:
             ids = ids[-options.truncate_prompt_tokens :]
-        # Tokenizers may know more than their models. (What an encoder knows is told nowhere.)
-        if self._words.source is None and max(ids) >= self._words.vocabulary:
+        # A tokenizer may have more tokens than the model. The vocabulary of an encoder is not in
+        # the manifest.
+        if self._model.encoder_decoder is None and max(ids) >= self._model.vocabulary:
             raise UnknownToken(
-                f"`prompt` has the token {max(ids)}, the model's vocabulary ends at "
-                f"{self._words.vocabulary - 1}",
+                f"`prompt` contains token id {max(ids)}; the maximum of the model is "
+                f"{self._model.vocabulary - 1}",
                 field="prompt",
             )
-        if len(ids) > room:
+        if len(ids) > limit:
             raise InputTooLong(
-                f"`prompt` has {len(ids)} tokens, the model reads at most {room} here; shorten it "
-                "or ask for truncation",
+                f"`prompt` has {len(ids)} tokens; the maximum is {limit}. Shorten it or request "
+                "truncation.",
                 field="prompt",
             )
         return ids

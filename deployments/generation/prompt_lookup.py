@@ -1,9 +1,10 @@
-"""Drafts: the next tokens of an answer, guessed from what stands before, to be verified at once.
+"""Speculative decoding by prompt lookup: draft tokens from repeated n-grams.
 
-Texts repeat themselves and what they were asked: after words that came before, often the same
-follow (prompt lookup decoding, Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
-Several tokens are verified in little more time than one takes, so a guess that is right is a step
-saved. What is guessed never changes an answer: every token is chosen by its own logits.
+Outputs often repeat n-grams of the prompt or of themselves. The tokens after an earlier occurrence
+of the current n-gram become the draft (prompt lookup decoding, Saxena 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding). One call verifies several tokens in little
+more time than a decode step takes. Each token is still chosen from its own logits, so drafts never
+change an answer.
 """
 
 from __future__ import annotations
@@ -12,97 +13,100 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Endings that are looked up, in tokens, the longer first. A single one is followed by too much.
-_LENGTHS = (3, 2)
-# Of a guess being right, until there were some; how much the latest one counts; and how fast those
-# are forgotten that made an end to guessing.
-_FIRST_CHANCE, _WEIGHT, _RECOVERY = 0.6, 0.12, 0.02
-# What a token more adds to a step for one row, as a share of it, until that was measured.
-_FIRST_SHARE = 0.1
+# Sizes of the n-grams to look up, longest first. A single token has too many continuations.
+_NGRAM_LENGTHS = (3, 2)
+# Initial estimate of the acceptance rate, weight of a new observation, and weight of the initial
+# estimate per step without a draft. The last one lets drafting resume after failures.
+_INITIAL_ACCEPTANCE_RATE, _WEIGHT, _RECOVERY = 0.6, 0.12, 0.02
+# Assumed cost of an additional token, as a share of a decode step, before the first measurement.
+_INITIAL_TOKEN_SHARE = 0.1
 
 
 class PromptLookupDrafter:
-    """Guesses what comes next in one answer."""
+    """Drafts the continuation of one answer."""
 
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], longest: int) -> None:
-        """For an `answer` that grows, to `longest` tokens at most."""
-        self.chance = _FIRST_CHANCE  # that a token is right, if those before it were
-        self._prompt, self._answer, self._longest = prompt, answer, longest
-        self._tokens: list[int] = []  # of both, as far as they were looked at
-        self._places: dict[tuple[int, ...], int] = {}  # behind the latest of each ending
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
+        """`answer` is the caller's sequence, which grows up to `max_new_tokens`."""
+        # Probability that a draft token is right, given that those before it are.
+        self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
+        self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
+        self._tokens: list[int] = []  # indexed tokens of prompt and answer
+        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last use
 
-    def draft(self, most: int, cost: float) -> list[int]:
-        """What may come next, at most `most` tokens; none where guessing is not worth it.
+    def draft(self, max_tokens: int, token_share: float) -> list[int]:
+        """Return up to `max_tokens` draft tokens; none if the expected gain is too small.
 
-        The n-th token counts if all n are right, so that must be at least as likely as its `cost`,
-        which is a share of the step that it may save.
+        The n-th token saves a step only if all n are right. It is drafted if that probability is at
+        least `token_share`, its cost as a share of a decode step.
         """
-        most = min(most, self._longest - len(self._answer) - 1)  # one comes in any case
-        if most < 1:
+        # Verification yields one token more than the draft.
+        max_tokens = min(max_tokens, self._max_new_tokens - len(self._answer) - 1)
+        if max_tokens < 1:
             return []
-        wanted = 0
-        while wanted < most and self.chance ** (wanted + 1) >= cost:
-            wanted += 1
-        if not wanted:
-            self.chance += _RECOVERY * (_FIRST_CHANCE - self.chance)
+        count = 0
+        while count < max_tokens and self.acceptance_rate ** (count + 1) >= token_share:
+            count += 1
+        if not count:
+            self.acceptance_rate += _RECOVERY * (_INITIAL_ACCEPTANCE_RATE - self.acceptance_rate)
             return []
-        self._look_up()
-        for length in _LENGTHS:
-            place = self._places.get(tuple(self._tokens[-length:]))
-            if place is not None:
-                return self._tokens[place : place + wanted]
+        self._index_ngrams()
+        for length in _NGRAM_LENGTHS:
+            position = self._positions.get(tuple(self._tokens[-length:]))
+            if position is not None:
+                return self._tokens[position : position + count]
         return []
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens of a draft were right; the one behind them was wrong, if any."""
+    def update(self, drafted: int, accepted: int) -> None:
+        """Update the acceptance rate. Only the first rejected token counts as an observation."""
         outcomes = [1.0] * accepted
         if accepted < drafted:
             outcomes.append(0.0)
-        for right in outcomes:
-            self.chance += _WEIGHT * (right - self.chance)
+        for outcome in outcomes:
+            self.acceptance_rate += _WEIGHT * (outcome - self.acceptance_rate)
 
-    def _look_up(self) -> None:
-        """Note all endings but that of the whole, which is the one that is looked for."""
+    def _index_ngrams(self) -> None:
+        """Index the n-grams of new tokens, except the last one, which is looked up."""
         tokens = self._tokens
-        known = len(tokens)
-        tokens += self._prompt[known:]
+        indexed = len(tokens)
+        tokens += self._prompt[indexed:]
         tokens += self._answer[len(tokens) - len(self._prompt) :]
-        for place in range(known, len(tokens)):
-            for length in _LENGTHS:
-                if place >= length:
-                    self._places[tuple(tokens[place - length : place])] = place
+        for position in range(indexed, len(tokens)):
+            for length in _NGRAM_LENGTHS:
+                if position >= length:
+                    self._positions[tuple(tokens[position - length : position])] = position
 
 
 class VerifyCost:
-    """What a token more adds to a step for one row, learnt from the latest steps.
+    """Cost of an additional token in a verification, estimated from recent steps.
 
-    Apart for rows of up to 2, 4, 8 ... tokens: attention's share grows with what a row holds.
+    Separate estimates for slots of up to 2, 4, 8 ... tokens, because the share of attention grows
+    with the used tokens.
     """
 
     def __init__(self) -> None:
-        self._by_size: defaultdict[int, _Cost] = defaultdict(_Cost)
+        self._by_size: defaultdict[int, _SizeCost] = defaultdict(_SizeCost)
 
-    def share(self, filled: int) -> float:
-        """The cost for a row that holds `filled` tokens, as a share of a step for one token."""
-        return self._by_size[filled.bit_length()].share
+    def token_share(self, used_tokens: int) -> float:
+        """Cost per additional token, as a share of a decode step."""
+        return self._by_size[used_tokens.bit_length()].token_share
 
-    def learn(self, filled: int, tokens: int, took_s: float) -> None:
-        """Take a step of so many tokens into account."""
-        self._by_size[filled.bit_length()].learn(tokens, took_s)
+    def update(self, used_tokens: int, tokens: int, elapsed_s: float) -> None:
+        """Add the measurement of a step with `tokens` tokens."""
+        self._by_size[used_tokens.bit_length()].update(tokens, elapsed_s)
 
 
 @dataclass(slots=True)
-class _Cost:
-    """Of rows of about one length."""
+class _SizeCost:
+    """Estimate for slots of about one size."""
 
-    share: float = _FIRST_SHARE
-    single_s: float = 0.0  # a step for one token; 0 until there was one
+    token_share: float = _INITIAL_TOKEN_SHARE
+    single_s: float = 0.0  # duration of a step with one token; 0 before the first one
 
-    def learn(self, tokens: int, took_s: float) -> None:
+    def update(self, tokens: int, elapsed_s: float) -> None:
         if tokens == 1:
-            self.single_s += (_WEIGHT if self.single_s else 1.0) * (took_s - self.single_s)
-            # Towards the first guess too, or one slow step could make an end to verifying.
-            self.share += _RECOVERY * (_FIRST_SHARE - self.share)
+            self.single_s += (_WEIGHT if self.single_s else 1.0) * (elapsed_s - self.single_s)
+            # Also approach the initial estimate, or one slow verification could disable drafting.
+            self.token_share += _RECOVERY * (_INITIAL_TOKEN_SHARE - self.token_share)
         elif self.single_s:
-            share = (took_s / self.single_s - 1) / (tokens - 1)
-            self.share += _WEIGHT * (min(max(share, 0.0), 1.0) - self.share)
+            share = (elapsed_s / self.single_s - 1) / (tokens - 1)
+            self.token_share += _WEIGHT * (min(max(share, 0.0), 1.0) - self.token_share)

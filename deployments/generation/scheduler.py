@@ -1,8 +1,8 @@
-"""The loop of one decoder: requests join and leave at any step, and one call decodes them all.
+"""Scheduler of one decoder with continuous batching: jobs join and leave between steps.
 
-A step is: take in who came and let go who left, read a little of the waiting prompts, then give
-everybody whose prompt is read one more token. The loop has a thread of its own; what happens to
-jobs is published once a step, for all of them together.
+A step drops cancelled jobs, activates waiting ones, prefills chunks of prompts and runs one decode
+step for all prefilled jobs. The loop runs on a thread of its own and publishes the events of all
+jobs together.
 """
 
 from __future__ import annotations
@@ -27,48 +27,51 @@ Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationLoop:
-    """Jobs over one decoder. `publish` is called from the loop's thread."""
+    """The queue and the step loop of one decoder. `publish` is called from the loop's thread."""
 
     def __init__(
         self,
         decoder: DecoderEngine,
-        rules: SchedulingSettings,
+        settings: SchedulingSettings,
         publish: Publish,
         recorder: StepRecorder,
         model_id: str,
     ) -> None:
-        self.rules = rules
-        self.lost: EngineLost | None = None  # why the decoder answers no more
+        self.settings = settings
+        self.lost: EngineLost | None = None  # why the decoder cannot be used any more
         self._decoder = decoder
         self._publish = publish
         self._recorder = recorder
         self._model_id = model_id
-        self._stepper = StepExecutor(decoder, self._next_waiting)
+        self._executor = StepExecutor(decoder, self._next_waiting)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()  # guarded by _changed
         self._cancelled: set[int] = set()  # guarded by _changed
         self._is_closing = False  # guarded by _changed
-        self._step_began_s: float | None = None
+        self._step_started_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"generate {model_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises Overloaded when too many wait."""
+        """Queue a job. Raises Overloaded if the queue is full or the loop is closing."""
+        limit = self.settings.max_waiting_requests
         with self._changed:
-            if len(self._waiting) >= self.rules.max_waiting_requests or self._is_closing:
+            if self._is_closing:
+                raise Overloaded("this replica is stopping; retry")
+            if len(self._waiting) >= limit:
                 raise Overloaded(
-                    f"Model is overloaded: {len(self._waiting)} requests wait for their turn"
+                    f"The generation queue is full: {len(self._waiting)} requests wait, the "
+                    f"maximum is {limit}. Retry later."
                 )
             self._waiting.append(job)
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Let go of a job: before the next step its row is free. Nothing more is published of it.
+        """Free the slots of a job before the next step and publish no more events of it.
 
-        For jobs that are done already this does nothing.
+        Has no effect on finished jobs.
         """
         with self._changed:
             self._cancelled.add(job.number)
@@ -76,16 +79,16 @@ class GenerationLoop:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Jobs that are being answered, and jobs that wait."""
-        return len(self._stepper.active), len(self._waiting)
+        """The numbers of active and of waiting jobs."""
+        return len(self._executor.active), len(self._waiting)
 
     def step_elapsed_s(self) -> float:
-        """How long the step under way has taken; 0 when there is none."""
-        began_s = self._step_began_s
-        return 0.0 if began_s is None else time.perf_counter() - began_s
+        """Duration of the running step so far; 0 between steps."""
+        started_s = self._step_started_s
+        return 0.0 if started_s is None else time.perf_counter() - started_s
 
     def close(self) -> None:
-        """Answer what is active or waiting, then stop. Blocks."""
+        """Finish all active and waiting jobs, then stop. Blocks."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -94,25 +97,25 @@ class GenerationLoop:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            self._step_began_s = time.perf_counter()
+            self._step_started_s = time.perf_counter()
             try:
                 self._step()
             except ServeError as error:
                 self._fail(error)
             except Exception as error:
-                log.error("a step of %s failed, this is a bug", self._model_id, exc_info=error)
-                self._fail(EngineFailed(f"a step failed: {error!r}"))
-            self._tell()
-            self._step_began_s = None
-            if self._stepper.failures >= MAX_CONSECUTIVE_FAILURES and self.lost is None:
+                log.error("bug: a step of %s raised", self._model_id, exc_info=error)
+                self._fail(EngineFailed(f"bug: a step raised {error!r}"))
+            self._publish_events()
+            self._step_started_s = None
+            if self._executor.failures >= MAX_CONSECUTIVE_FAILURES and self.lost is None:
                 self.lost = EngineLost(
                     f"{self._model_id}: the last {MAX_CONSECUTIVE_FAILURES} calls failed"
                 )
 
     def _wait_for_work(self) -> bool:
-        """False when the loop is to end."""
+        """Return False once the loop must end."""
         with self._changed:
-            while not (self._stepper.active or self._waiting):
+            while not (self._executor.active or self._waiting):
                 self._cancelled.clear()
                 if self._is_closing:
                     return False
@@ -120,65 +123,66 @@ class GenerationLoop:
         return True
 
     def _step(self) -> None:
-        began_s = time.perf_counter()
-        before = len(self._stepper.active)
+        started_s = time.perf_counter()
+        active_before = len(self._executor.active)
         self._drop_cancelled()
-        self._stepper.admit()
-        read = self._stepper.read_prompts(self.rules)
-        if read:
-            self._tell()  # first tokens need not wait for everybody's next one
-        written = self._stepper.write_tokens(self.rules)
-        # Who leaves last is to be seen too.
-        if read or written.tokens or len(self._stepper.active) != before:
-            self._record(read, written, time.perf_counter() - began_s)
+        self._executor.admit()
+        prefilled = self._executor.prefill(self.settings)
+        if prefilled:
+            self._publish_events()  # first tokens do not wait for the decode step
+        output = self._executor.decode(self.settings)
+        # Also record a step that only ended jobs, so that the gauges return to zero.
+        if prefilled or output.tokens or len(self._executor.active) != active_before:
+            self._record(prefilled, output, time.perf_counter() - started_s)
 
-    def _record(self, read: int, written: StepOutput, took_s: float) -> None:
+    def _record(self, prefilled: int, output: StepOutput, elapsed_s: float) -> None:
         self._recorder.record(
             StepRecord(
                 model=self._model_id,
                 compute=self._decoder.info.compute_type,
-                prompt_tokens=read,
-                answer_tokens=written.tokens,
-                draft_tokens=written.drafted,
-                accepted_draft_tokens=written.accepted,
-                active=len(self._stepper.active),
+                prompt_tokens=prefilled,
+                answer_tokens=output.tokens,
+                draft_tokens=output.draft_tokens,
+                accepted_draft_tokens=output.accepted_draft_tokens,
+                active=len(self._executor.active),
                 waiting=len(self._waiting),
-                step_s=took_s,
+                step_s=elapsed_s,
             )
         )
 
     def _drop_cancelled(self) -> None:
+        """Release cancelled and expired jobs."""
         now_s = time.time()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
-            late = [job for job in self._waiting if job.deadline_s < now_s]
-            gone = cancelled.union(job.number for job in late)
-            if gone:
-                self._waiting = deque(job for job in self._waiting if job.number not in gone)
-        for number in cancelled & self._stepper.active.keys():
-            self._stepper.leave(self._stepper.active[number])
-        for job in [job for job in self._stepper.active.values() if job.deadline_s < now_s]:
-            self._stepper.leave(job)
-            late.append(job)
-        for job in late:
+            expired = [job for job in self._waiting if job.deadline_s < now_s]
+            dropped = cancelled.union(job.number for job in expired)
+            if dropped:
+                self._waiting = deque(job for job in self._waiting if job.number not in dropped)
+        for number in cancelled & self._executor.active.keys():
+            self._executor.release(self._executor.active[number])
+        for job in [job for job in self._executor.active.values() if job.deadline_s < now_s]:
+            self._executor.release(job)
+            expired.append(job)
+        for job in expired:
             if job.number not in cancelled:
-                error = DeadlineExceeded("the answer took longer than it may")
-                self._stepper.events.append(JobEvent(job.number, error))
+                error = DeadlineExceeded("the answer took longer than its time limit")
+                self._executor.events.append(JobEvent(job.number, error))
 
-    def _next_waiting(self, rows: int) -> Job | None:
-        """The next in line, if so many rows are enough for it; nobody goes before it."""
+    def _next_waiting(self, free_slots: int) -> Job | None:
+        """Dequeue the first job if it fits `free_slots`; later jobs do not overtake it."""
         with self._changed:
-            has_room = bool(self._waiting) and self._waiting[0].width <= rows
-            return self._waiting.popleft() if has_room else None
+            fits = bool(self._waiting) and self._waiting[0].slot_count <= free_slots
+            return self._waiting.popleft() if fits else None
 
     def _fail(self, error: ServeError) -> None:
         log.error("%s: %s", self._model_id, error)
         if isinstance(error, EngineLost):
             self.lost = error
-        self._stepper.fail_all(error)
-        self._record(0, NO_OUTPUT, self.step_elapsed_s())  # nobody is left
+        self._executor.fail_all(error)
+        self._record(0, NO_OUTPUT, self.step_elapsed_s())  # no job is active now
 
-    def _tell(self) -> None:
-        events, self._stepper.events = self._stepper.events, []
+    def _publish_events(self) -> None:
+        events, self._executor.events = self._executor.events, []
         if events:
             self._publish(events)

@@ -1,13 +1,12 @@
-"""Which row of a decoder's memory belongs to whom, and what it still remembers: bookkeeping only.
+"""Assignment of KV slots to jobs and the prefixes cached in free slots. No tensors.
 
-Rows in use stand at the front without gaps, because a decoder computes rows 0 to n-1 at once. A
-row that nobody uses keeps the prompt it last read, so that a prompt with the same beginning (a
-system prompt, the turns of a conversation so far) starts behind it. Memory is moved rather than
-given up: a copy costs a hundredth of computing it.
+Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
+slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a system prompt, the
+earlier turns of a conversation) is prefilled from the end of that prefix. Slots are copied or
+swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
 
-Only what was read as a prompt is remembered. Tokens of an answer are read one at a time, or as
-drafts, by kernels that round differently; a later prompt over them would be answered a little
-differently from one computed afresh, and what was asked before must not show.
+Only prefilled tokens are cached. Kernels for decode steps and verification round differently, so a
+prompt on top of generated tokens would get a slightly different answer.
 """
 
 from __future__ import annotations
@@ -18,207 +17,209 @@ from typing import NamedTuple
 
 from deployments.config import SchedulingSettings
 
-# A single token is computed by other kernels, whose rounding is another: no part of a prompt may be
-# that short, or the answer would depend on how the prompt was cut, or on what was read before.
+# Kernels for one token round differently from kernels for several. A prefill chunk of one token
+# would make the output depend on chunking and prefix cache.
 MIN_CHUNK_TOKENS = 2
 
 
-def prefill_budget(tokens_per_s: float, rules: SchedulingSettings, *, is_decode_idle: bool) -> int:
-    """Tokens of prompts to read now: what the time allows, and a part at least."""
+def prefill_budget(
+    tokens_per_s: float, settings: SchedulingSettings, *, is_decode_idle: bool
+) -> int:
+    """Prompt tokens to prefill before the next decode step."""
     if is_decode_idle:
-        return rules.max_prefill_chunk_tokens
-    return max(rules.min_prefill_chunk_tokens, int(tokens_per_s * rules.max_prefill_stall_ms / 1e3))
+        return settings.max_prefill_chunk_tokens
+    within_stall = int(tokens_per_s * settings.max_prefill_stall_ms / 1e3)
+    return max(settings.min_prefill_chunk_tokens, within_stall)
 
 
-def fits_min_chunk(unread: int, budget: int, rules: SchedulingSettings) -> bool:
-    """Whether what others left of the budget finishes a prompt, or is enough for a part of it."""
-    return budget >= min(unread, rules.min_prefill_chunk_tokens)
+def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) -> bool:
+    """Whether the budget covers the remaining prompt or a chunk of the minimum size."""
+    return budget >= min(remaining, settings.min_prefill_chunk_tokens)
 
 
-def chunk_size(unread: int, most: int) -> int:
-    """About `most` of the tokens, so that neither the part nor the rest is a single one."""
-    most = max(most, MIN_CHUNK_TOKENS)
-    if unread - most == 1:
-        return most - 1 if most > MIN_CHUNK_TOKENS else unread
-    return min(unread, most)
+def chunk_size(remaining: int, max_tokens: int) -> int:
+    """Size of the next chunk, about `max_tokens`; neither it nor the rest is a single token."""
+    max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
+    if remaining - max_tokens == 1:
+        return max_tokens - 1 if max_tokens > MIN_CHUNK_TOKENS else remaining
+    return min(remaining, max_tokens)
 
 
 class PrefillRate:
-    """How fast prompts are read, learnt from the latest parts; tokens per second."""
+    """Prefill speed in tokens per second, estimated from recent chunks."""
 
     def __init__(self, tokens_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
 
-    def learn(self, tokens: int, took_s: float, fewest: int) -> None:
-        """Take a part into account; a short one says little of speed."""
-        if tokens >= fewest and took_s > 0:
-            # Slower counts at once, faster by and by: who waits is promised a time.
-            measured = tokens / took_s
+    def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
+        """Add a measurement; chunks below `min_tokens` are too short to be representative."""
+        if tokens >= min_tokens and elapsed_s > 0:
+            # Adopt a slower rate at once and a faster one gradually, to keep the stall limit.
+            measured = tokens / elapsed_s
             weight = 1.0 if measured < self.tokens_per_s else 0.25
             self.tokens_per_s += weight * (measured - self.tokens_per_s)
 
 
-# Shorter beginnings are not worth a copy.
+# Shorter prefixes are not worth a copy.
 MIN_PREFIX_TOKENS = 16
 
 
 class CopySlot(NamedTuple):
-    """Make the first tokens of `target` those of `source`."""
+    """Copy the first `tokens` of slot `source` to slot `target`."""
 
     source: int
     target: int
     tokens: int
 
 
-class Exchange(NamedTuple):
-    """Swap the first tokens of two rows."""
+class SwapSlots(NamedTuple):
+    """Swap the first `tokens` of two slots."""
 
     first: int
     second: int
     tokens: int
 
 
-CacheMove = CopySlot | Exchange
-Owner = Hashable  # whatever tells requests apart
+CacheMove = CopySlot | SwapSlots
+Owner = Hashable
 
 
 @dataclass(slots=True)
 class _SlotContents:
-    """What lies in a row."""
-
-    prompt: list[int] = field(default_factory=list)  # the tokens at its beginning, read together
-    answered: int = 0  # tokens of an answer behind them
-    used_at: int = 0  # counts prompts; for the least recently used
+    prompt: list[int] = field(default_factory=list)  # prefilled tokens
+    answer_tokens: int = 0  # tokens of an answer after the prompt
+    used_at: int = 0  # number of the prompt; the lowest is the least recently used
 
     @property
-    def filled(self) -> int:
-        return len(self.prompt) + self.answered
+    def tokens(self) -> int:
+        return len(self.prompt) + self.answer_tokens
 
 
-class RowTable:
-    """The rows of one decoder. What it decides, the caller carries out before anything else."""
+class SlotTable:
+    """The KV slots of one decoder.
 
-    def __init__(self, rows: int) -> None:
-        self._owners: list[Owner] = []  # requests, by their rows; the rows behind are free
-        self._memory = [_SlotContents() for _ in range(rows)]
+    The caller applies the returned moves to the KV cache before its next call.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._owners: list[Owner] = []  # by slot; the slots after them are free
+        self._contents = [_SlotContents() for _ in range(slots)]
         self._prompts = 0
 
     @property
-    def free(self) -> int:
-        """How many rows nobody uses."""
-        return len(self._memory) - len(self._owners)
+    def free_slots(self) -> int:
+        return len(self._contents) - len(self._owners)
 
     @property
     def used_slots(self) -> int:
-        """How many rows are in use; they are the first ones."""
+        """The number of used slots, which are the first ones."""
         return len(self._owners)
 
-    def row_of(self, owner: Owner) -> int:
-        """The row of a request."""
+    def slot_of(self, owner: Owner) -> int:
         return self._owners.index(owner)
 
-    def filled(self, row: int) -> int:
-        """Tokens in a row's memory."""
-        return self._memory[row].filled
+    def used_tokens(self, slot: int) -> int:
+        return self._contents[slot].tokens
 
-    def take(self, owner: Owner) -> int:
-        """Give a request the first row that is free; there must be one."""
+    def acquire(self, owner: Owner) -> int:
+        """Assign the first free slot; the caller checks that there is one."""
         self._owners.append(owner)
         return len(self._owners) - 1
 
-    def begin(
-        self, row: int, prompt: Sequence[int], *, skip_prefix_cache: bool = False
+    def start_prompt(
+        self, slot: int, prompt: Sequence[int], *, skip_prefix_cache: bool = False
     ) -> tuple[int, list[CacheMove]]:
-        """How many tokens of the prompt need no computing, and the moves that bring them.
+        """Return how many tokens of the prompt are cached, and the moves that provide them.
 
-        To be called when the row's prompt is computed next, so that beginnings which were computed
-        meanwhile are found. With `skip_prefix_cache` all of it is computed.
+        Call it right before the prefill, so that prompts prefilled meanwhile are found.
         """
-        source, shared = (None, 0) if skip_prefix_cache else self._longest_cached_prefix(prompt)
+        source, cached = (None, 0) if skip_prefix_cache else self._longest_cached_prefix(prompt)
         moves: list[CacheMove] = []
         if source is not None and source >= self.used_slots:
-            moves.append(self._exchange(source, row))
-        elif source != row:
-            moves += self._save_prefix(row)
+            moves.append(self._swap(source, slot))
+        elif source != slot:
+            moves += self._save_prefix(slot)
             if source is not None:
-                moves.append(CopySlot(source, row, shared))
+                moves.append(CopySlot(source, slot, cached))
         self._prompts += 1
-        self._memory[row] = _SlotContents(list(prompt[:shared]), used_at=self._prompts)
-        return shared, moves
+        self._contents[slot] = _SlotContents(list(prompt[:cached]), used_at=self._prompts)
+        return cached, moves
 
-    def read(self, row: int, ids: Sequence[int]) -> None:
-        """Note that the row's next prompt tokens are in its memory."""
-        self._memory[row].prompt += ids
+    def append_prompt(self, slot: int, ids: Sequence[int]) -> None:
+        """Record prefilled tokens."""
+        self._contents[slot].prompt += ids
 
-    def wrote(self, row: int) -> None:
-        """Note that one token of an answer is in its memory."""
-        self._memory[row].answered += 1
+    def append_token(self, slot: int) -> None:
+        """Record one token of an answer."""
+        self._contents[slot].answer_tokens += 1
 
-    def hand_over(self, owner: Owner, successor: Owner) -> None:
-        """Give the row of a request to another one."""
-        row = self.row_of(owner)
-        self._memory[row].answered = 0
-        self._owners[row] = successor
+    def transfer(self, owner: Owner, successor: Owner) -> None:
+        """Assign the slot of `owner` to `successor`."""
+        slot = self.slot_of(owner)
+        self._contents[slot].answer_tokens = 0
+        self._owners[slot] = successor
 
-    def give_up(self, owner: Owner) -> list[CacheMove]:
-        """Free the row of a request; the last row in use takes its place."""
-        row, last = self.row_of(owner), self.used_slots - 1
-        self._memory[row].answered = 0
-        self._owners[row] = self._owners[last]
+    def release(self, owner: Owner) -> list[CacheMove]:
+        """Free the slot of `owner`; the last used slot takes its place."""
+        slot, last = self.slot_of(owner), self.used_slots - 1
+        self._contents[slot].answer_tokens = 0
+        self._owners[slot] = self._owners[last]
         self._owners.pop()
-        return [] if row == last else [self._exchange(row, last)]
+        return [] if slot == last else [self._swap(slot, last)]
 
-    def branch(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[CacheMove]:
-        """Let `owners[i]` go on from where `owners[parents[i]]` stands, for each i of `parents`.
+    def fork(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[CacheMove]:
+        """Continue `owners[i]` from the contents of `owners[parents[i]]`, for each i of `parents`.
 
-        All of `owners` have rows; those beyond `parents` keep some row of theirs.
+        All `owners` have slots. Those after `parents` get the remaining slots, in any order.
         """
-        rows = [self.row_of(owner) for owner in owners]
-        placed: dict[int, int] = {}  # owner's index -> row
+        slots = [self.slot_of(owner) for owner in owners]
+        in_place: dict[int, int] = {}  # index of an owner -> slot it continues without a copy
         for index, parent in enumerate(parents):
-            if rows[parent] not in placed.values():
-                placed[index] = rows[parent]
-        spare = [row for row in rows if row not in placed.values()]
+            if slots[parent] not in in_place.values():
+                in_place[index] = slots[parent]
+        spare = [slot for slot in slots if slot not in in_place.values()]
         moves: list[CacheMove] = []
         for index, owner in enumerate(owners):
-            row = placed[index] if index in placed else spare.pop()
-            self._owners[row] = owner
-            if index < len(parents) and index not in placed:
-                parent_row = rows[parents[index]]
-                memory = self._memory[parent_row]
-                moves.append(CopySlot(parent_row, row, memory.filled))
-                self._memory[row] = _SlotContents(
-                    list(memory.prompt), memory.answered, memory.used_at
+            slot = in_place[index] if index in in_place else spare.pop()
+            self._owners[slot] = owner
+            if index < len(parents) and index not in in_place:
+                source = slots[parents[index]]
+                contents = self._contents[source]
+                moves.append(CopySlot(source, slot, contents.tokens))
+                self._contents[slot] = _SlotContents(
+                    list(contents.prompt), contents.answer_tokens, contents.used_at
                 )
         return moves
 
     def _longest_cached_prefix(self, prompt: Sequence[int]) -> tuple[int | None, int]:
-        """The row that remembers most of a prompt's beginning, free ones first, and how much."""
-        most = len(prompt) - MIN_CHUNK_TOKENS  # those are computed again in any case
-        alike = [min(_shared(memory.prompt, prompt), most) for memory in self._memory]
-        best = max(range(len(alike)), key=lambda row: (alike[row], row))
-        return (best, alike[best]) if alike[best] >= MIN_PREFIX_TOKENS else (None, 0)
+        """The slot with the longest cached prefix of `prompt`, free slots first, and its length."""
+        max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is always computed
+        lengths = [
+            min(_common_prefix_length(contents.prompt, prompt), max_tokens)
+            for contents in self._contents
+        ]
+        best = max(range(len(lengths)), key=lambda slot: (lengths[slot], slot))
+        return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
 
-    def _save_prefix(self, row: int) -> list[CacheMove]:
-        """Keep what a row remembers in the free row that was used least recently."""
-        memory = self._memory[row]
-        if len(memory.prompt) < MIN_PREFIX_TOKENS or not self.free:
+    def _save_prefix(self, slot: int) -> list[CacheMove]:
+        """Copy the prompt of `slot` to the least recently used free slot."""
+        contents = self._contents[slot]
+        if len(contents.prompt) < MIN_PREFIX_TOKENS or not self.free_slots:
             return []
-        target = min(
-            range(self.used_slots, len(self._memory)), key=lambda i: self._memory[i].used_at
-        )
-        self._memory[target] = memory
-        return [CopySlot(row, target, len(memory.prompt))]
+        free = range(self.used_slots, len(self._contents))
+        target = min(free, key=lambda index: self._contents[index].used_at)
+        self._contents[target] = contents
+        return [CopySlot(slot, target, len(contents.prompt))]
 
-    def _exchange(self, first: int, second: int) -> Exchange:
-        memory = self._memory
-        tokens = max(memory[first].filled, memory[second].filled)
-        memory[first], memory[second] = memory[second], memory[first]
-        return Exchange(first, second, tokens)
+    def _swap(self, first: int, second: int) -> SwapSlots:
+        contents = self._contents
+        tokens = max(contents[first].tokens, contents[second].tokens)
+        contents[first], contents[second] = contents[second], contents[first]
+        return SwapSlots(first, second, tokens)
 
 
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start on."""
+def _common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
+    # Bisection compares slices, which is far faster than a loop over tokens.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

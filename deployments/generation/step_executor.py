@@ -1,4 +1,4 @@
-"""What happens in one step to the jobs of a decoder: rows taken, prompts read, tokens written."""
+"""One step of a decoder: admission to KV slots, chunked prefill, decode step or verification."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deployments.config import SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, Logits
 from deployments.errors import EngineLost, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import Chunk, Started
+from deployments.generation.messages import StreamEvent
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 from deployments.generation.slots import (
     CacheMove,
     CopySlot,
     PrefillRate,
-    RowTable,
+    SlotTable,
     chunk_size,
     fits_min_chunk,
     prefill_budget,
@@ -28,67 +28,70 @@ from deployments.generation.slots import (
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Until a part was measured. Low, so that the first prompts are read in small parts.
-FIRST_TOKENS_PER_S = 200.0
-# Of jobs that tell their prompts' tokens: the logits behind each are kept for a moment.
+# Assumed before the first measurement. Low, so that the first chunks are small.
+INITIAL_PREFILL_TOKENS_PER_S = 200.0
+# With `prompt_logprobs` a chunk has logits [tokens, V], which bounds its memory.
 MAX_LOGPROB_CHUNK_TOKENS = 64
 
 
 class JobEvent(NamedTuple):
-    """What happened to a job."""
+    """An event of a job. An error or a finished chunk is the last one."""
 
-    job: int  # its number
-    what: Started | Chunk | ServeError  # an error, or a chunk that is finished, is the last
+    job: int  # Job.number
+    payload: StreamEvent
 
 
 class StepOutput(NamedTuple):
-    """What a step has written."""
+    """Token counts of one decode step."""
 
     tokens: int
-    drafted: int = 0  # guessed, for one answer
-    accepted: int = 0  # of them, those that were right
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 NO_OUTPUT = StepOutput(0)
 
-# The next in line, if so many rows are enough for it.
+# Dequeues the next job if it fits the given number of free slots.
 NextJob = Callable[[int], Job | None]
 
 
 class StepExecutor:
-    """The active jobs and their rows. One thread at a time; what happens goes to `events`."""
+    """The active jobs and their KV slots. Not thread-safe; appends to `events`."""
 
     def __init__(self, decoder: DecoderEngine, next_job: NextJob) -> None:
-        self.active: dict[int, Job] = {}  # by number, first come first
+        self.active: dict[int, Job] = {}  # by number, in order of admission
         self.events: list[JobEvent] = []
-        self.failures = 0  # calls of the decoder that failed, since one did not
+        self.failures = 0  # consecutive failed calls of the decoder
         self._decoder = decoder
         self._next_job = next_job
-        self._rows = RowTable(decoder.info.slots)
-        self._speed = PrefillRate(FIRST_TOKENS_PER_S)
-        self._token_cost = VerifyCost()
+        self._slots = SlotTable(decoder.info.slots)
+        self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
+        self._verify_cost = VerifyCost()
 
     def admit(self) -> None:
-        """Give rows to those who are next, as long as there are any."""
-        while job := self._next_job(self._rows.free):
-            for slot_owner in job.slot_owners:
-                self._rows.take(slot_owner)
-            self._enter(job)
+        """Activate waiting jobs while there are free slots."""
+        while job := self._next_job(self._slots.free_slots):
+            for owner in job.slot_owners:
+                self._slots.acquire(owner)
+            self._activate(job)
 
-    def _enter(self, job: Job) -> None:
-        job.clock.started_s = time.perf_counter()
+    def _activate(self, job: Job) -> None:
+        job.times.started_s = time.perf_counter()
         self.active[job.number] = job
 
-    def leave(self, job: Job) -> None:
-        """Free the job's row, for the next in line if there is one: then nothing has to move."""
+    def release(self, job: Job) -> None:
+        """Free the slots of a job.
+
+        A waiting job takes over a slot directly, which saves moving another slot into the gap.
+        """
         del self.active[job.number]
-        for slot_owner in job.slot_owners:
+        for owner in job.slot_owners:
             successor = self._next_job(1)
             if successor is None:
-                self._apply_moves(self._rows.give_up(slot_owner))
+                self._apply_moves(self._slots.release(owner))
             else:
-                self._rows.hand_over(slot_owner, *successor.slot_owners)
-                self._enter(successor)
+                self._slots.transfer(owner, *successor.slot_owners)
+                self._activate(successor)
 
     def _apply_moves(self, moves: Sequence[CacheMove]) -> None:
         for move in moves:
@@ -97,169 +100,176 @@ class StepExecutor:
             else:
                 self._decoder.swap(move.first, move.second, move.tokens)
 
-    def read_prompts(self, rules: SchedulingSettings) -> int:
-        """Compute parts of prompts, first come, first served; how many tokens."""
-        unread = [job for job in self.active.values() if not job.is_prefilled]
-        is_decode_idle = len(unread) == len(self.active)
-        budget = prefill_budget(self._speed.tokens_per_s, rules, is_decode_idle=is_decode_idle)
-        read = 0
-        for job in unread:
-            left = budget - read
-            if read and (is_decode_idle or not fits_min_chunk(job.unread, left, rules)):
+    def prefill(self, settings: SchedulingSettings) -> int:
+        """Prefill chunks of prompts in order of admission. Return the number of tokens."""
+        pending = [job for job in self.active.values() if not job.is_prefilled]
+        is_decode_idle = len(pending) == len(self.active)
+        budget = prefill_budget(
+            self._prefill_rate.tokens_per_s, settings, is_decode_idle=is_decode_idle
+        )
+        done = 0
+        for job in pending:
+            remaining = budget - done
+            if done and (
+                is_decode_idle
+                or not fits_min_chunk(job.remaining_prompt_tokens, remaining, settings)
+            ):
                 break
-            read += self._prefill_or_fail(job, min(left, rules.max_prefill_chunk_tokens), rules)
+            max_tokens = min(remaining, settings.max_prefill_chunk_tokens)
+            done += self._prefill_or_fail(job, max_tokens, settings)
             if not job.is_prefilled and job.number in self.active:
                 break
-        return read
+        return done
 
-    def _prefill_or_fail(self, job: Job, most: int, rules: SchedulingSettings) -> int:
-        """Compute about `most` tokens of a prompt; how many it were, 0 where that is its end.
+    def _prefill_or_fail(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
+        """Prefill a chunk. Return its tokens, 0 if it failed.
 
-        What was read of it is nobody else's: a prompt that cannot be computed ends alone.
+        A failed prefill affects only its own slot, so only this job ends.
         """
         try:
-            return self._prefill_chunk(job, most, rules)
+            return self._prefill_chunk(job, max_tokens, settings)
         except EngineLost:
             raise
         except ServeError as error:
-            log.error("a prompt of %d tokens could not be computed: %s", len(job.prompt), error)
-            self._end(job, error)
+            log.error("prefill of a prompt of %d tokens failed: %s", len(job.prompt), error)
+            self._fail(job, error)
             return 0
 
-    def _prefill_chunk(self, job: Job, most: int, rules: SchedulingSettings) -> int:
-        """Compute about `most` tokens of a prompt; how many it were."""
-        row = self._rows.row_of(job.slot_owners[0])
+    def _prefill_chunk(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
+        slot = self._slots.slot_of(job.slot_owners[0])
         if self._decoder.info.max_source_tokens is not None:
-            return self._encode_source(job, row)
-        if job.unread == len(job.prompt):
-            shared, moves = self._rows.begin(
-                row, job.prompt, skip_prefix_cache=job.needs_prompt_logprobs
+            return self._encode_source(job, slot)
+        with_logprobs = job.needs_prompt_logprobs
+        if job.remaining_prompt_tokens == len(job.prompt):
+            cached, moves = self._slots.start_prompt(
+                slot, job.prompt, skip_prefix_cache=with_logprobs
             )
             self._apply_moves(moves)
-            job.cached, job.unread = shared, job.unread - shared
-        tokens = chunk_size(
-            job.unread, min(most, MAX_LOGPROB_CHUNK_TOKENS) if job.needs_prompt_logprobs else most
-        )
-        done = len(job.prompt) - job.unread
+            job.cached_tokens = cached
+            job.remaining_prompt_tokens -= cached
+        if with_logprobs:
+            max_tokens = min(max_tokens, MAX_LOGPROB_CHUNK_TOKENS)
+        tokens = chunk_size(job.remaining_prompt_tokens, max_tokens)
+        done = len(job.prompt) - job.remaining_prompt_tokens
         ids = job.prompt[done : done + tokens]
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         logits = self._call_engine(
-            lambda: self._decoder.prefill(row, ids, done, all_logits=job.needs_prompt_logprobs)
+            lambda: self._decoder.prefill(slot, ids, done, all_logits=with_logprobs)
         )
-        self._speed.learn(tokens, time.perf_counter() - began_s, rules.min_prefill_chunk_tokens)
-        self._rows.read(row, ids)
-        job.read(tokens, logits)
+        elapsed_s = time.perf_counter() - started_s
+        self._prefill_rate.update(tokens, elapsed_s, settings.min_prefill_chunk_tokens)
+        self._slots.append_prompt(slot, ids)
+        job.accept_prompt_chunk(tokens, logits)
         if job.is_prefilled:
-            self._begin_answer(job, logits[-1] if job.needs_prompt_logprobs else logits)
+            self._start_answer(job, logits[-1] if with_logprobs else logits)
         return tokens
 
-    def _encode_source(self, job: Job, row: int) -> int:
-        """Let the encoder read a prompt, whole: nothing before it can be known in parts."""
-        self._apply_moves(self._rows.begin(row, [], skip_prefix_cache=True)[1])
-        logits = self._call_engine(lambda: self._decoder.prefill(row, job.prompt, 0))
-        self._rows.wrote(row)  # the token that answers begin after
-        job.read(len(job.prompt), logits)
-        self._begin_answer(job, logits)
+    def _encode_source(self, job: Job, slot: int) -> int:
+        """Encode the whole prompt: an encoder attends to all tokens, so it cannot be chunked."""
+        self._apply_moves(self._slots.start_prompt(slot, [], skip_prefix_cache=True)[1])
+        logits = self._call_engine(lambda: self._decoder.prefill(slot, job.prompt, 0))
+        self._slots.append_token(slot)  # the decoder start token
+        job.accept_prompt_chunk(len(job.prompt), logits)
+        self._start_answer(job, logits)
         return len(job.prompt)
 
-    def _begin_answer(self, job: Job, logits: Logits) -> None:
-        self.events.append(JobEvent(job.number, job.started(self._decoder.info.compute_type)))
-        self._write(job, logits[None])
+    def _start_answer(self, job: Job, logits: Logits) -> None:
+        started = job.build_started(self._decoder.info.compute_type)
+        self.events.append(JobEvent(job.number, started))
+        self._accept_logits(job, logits[None])
 
-    def write_tokens(self, rules: SchedulingSettings) -> StepOutput:
-        """One more token for everybody whose prompt is read, or several for one who is alone."""
-        writing = [job for job in self.active.values() if job.is_prefilled]
+    def decode(self, settings: SchedulingSettings) -> StepOutput:
+        """Generate a token for each prefilled job, or verify draft tokens if there is only one."""
+        jobs = [job for job in self.active.values() if job.is_prefilled]
         if (
-            len(writing) == 1
-            and (drafter := writing[0].drafter)
-            and (draft := self._draft(writing[0], drafter, rules))
+            len(jobs) == 1
+            and (drafter := jobs[0].drafter)
+            and (draft := self._draft(jobs[0], drafter, settings))
         ):
-            return self._verify(writing[0], drafter, draft)
-        return self._decode(writing)
+            return self._verify(jobs[0], drafter, draft)
+        return self._decode_step(jobs)
 
     def _draft(
-        self, job: Job, drafter: PromptLookupDrafter, rules: SchedulingSettings
+        self, job: Job, drafter: PromptLookupDrafter, settings: SchedulingSettings
     ) -> Sequence[int]:
-        """What may come next, as far as it is worth a look."""
-        filled = self._rows.filled(self._rows.row_of(job.slot_owners[0]))
-        most = min(rules.max_draft_tokens, self._decoder.info.max_draft_tokens)
-        return drafter.draft(most, self._token_cost.share(filled))
+        used_tokens = self._slots.used_tokens(self._slots.slot_of(job.slot_owners[0]))
+        max_tokens = min(settings.max_draft_tokens, self._decoder.info.max_draft_tokens)
+        return drafter.draft(max_tokens, self._verify_cost.token_share(used_tokens))
 
     def _verify(self, job: Job, drafter: PromptLookupDrafter, draft: Sequence[int]) -> StepOutput:
-        """Read a draft behind the last token; the job goes on as long as it is what follows."""
-        row = self._rows.row_of(job.slot_owners[0])
-        ids, filled = [*job.last_tokens, *draft], self._rows.filled(row)
-        began_s = time.perf_counter()
-        logits = self._call_engine(lambda: self._decoder.verify(row, ids, filled))
-        self._token_cost.learn(filled, len(ids), time.perf_counter() - began_s)
-        written = accepted = 0
-        for guessed in (*draft, None):
-            self._rows.wrote(row)
-            goes_on = self._write(job, logits[written][None])
-            written += 1
-            is_right = job.last_tokens == [guessed]
-            accepted += is_right
-            if not (goes_on and is_right):
+        """Compute the last token and the draft in one call; accept the draft while it matches."""
+        slot = self._slots.slot_of(job.slot_owners[0])
+        ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
+        started_s = time.perf_counter()
+        logits = self._call_engine(lambda: self._decoder.verify(slot, ids, used_tokens))
+        self._verify_cost.update(used_tokens, len(ids), time.perf_counter() - started_s)
+        tokens = accepted = 0
+        for draft_token in (*draft, None):
+            self._slots.append_token(slot)
+            continues = self._accept_logits(job, logits[tokens][None])
+            tokens += 1
+            is_match = job.last_tokens == [draft_token]
+            accepted += is_match
+            if not (continues and is_match):
                 break
-        drafter.learn(len(draft), accepted)
-        return StepOutput(written, len(draft), accepted)
+        drafter.update(len(draft), accepted)
+        return StepOutput(tokens, len(draft), accepted)
 
-    def _decode(self, writing: Sequence[Job]) -> StepOutput:
-        """One more token behind each beginning of the jobs."""
-        rows_of = [
-            [
-                self._rows.row_of(slot_owner)
-                for slot_owner in job.slot_owners[: len(job.last_tokens)]
-            ]
-            for job in writing
+    def _decode_step(self, jobs: Sequence[Job]) -> StepOutput:
+        """Generate one token for each sequence of the jobs, in one call."""
+        job_slots = [
+            [self._slots.slot_of(owner) for owner in job.slot_owners[: len(job.last_tokens)]]
+            for job in jobs
         ]
-        if not rows_of:
+        if not job_slots:
             return NO_OUTPUT
-        ids = np.zeros(1 + max(map(max, rows_of)), np.int64)
-        for job, rows in zip(writing, rows_of, strict=True):
-            ids[rows] = job.last_tokens
-        lengths = np.array([self._rows.filled(row) for row in range(len(ids))])
-        began_s = time.perf_counter()
+        # Slots in between, of jobs that are not prefilled, take part with token 0.
+        ids = np.zeros(1 + max(map(max, job_slots)), np.int64)
+        for job, slots in zip(jobs, job_slots, strict=True):
+            ids[slots] = job.last_tokens
+        lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
+        started_s = time.perf_counter()
         logits = self._call_engine(lambda: self._decoder.decode(ids, lengths))
         if len(ids) == 1:
-            self._token_cost.learn(int(lengths[0]), 1, time.perf_counter() - began_s)
-        for row in chain.from_iterable(rows_of):
-            self._rows.wrote(row)
-        for job, rows in zip(writing, rows_of, strict=True):
-            # A view, where it is one: rows of logits are long.
-            self._write(job, logits[rows[0]][None] if len(rows) == 1 else logits[rows])
-        return StepOutput(sum(map(len, rows_of)))
+            self._verify_cost.update(int(lengths[0]), 1, time.perf_counter() - started_s)
+        for slot in chain.from_iterable(job_slots):
+            self._slots.append_token(slot)
+        for job, slots in zip(jobs, job_slots, strict=True):
+            # A view for a single slot: a row of logits is large.
+            rows = logits[slots[0]][None] if len(slots) == 1 else logits[slots]
+            self._accept_logits(job, rows)
+        return StepOutput(sum(map(len, job_slots)))
 
-    def _write(self, job: Job, logits: Logits) -> bool:
-        """Give a job the logits behind each of its beginnings, [beginnings, V]: does it go on?"""
+    def _accept_logits(self, job: Job, logits: Logits) -> bool:
+        """Pass logits [sequences, V] to a job. Return whether it continues."""
         try:
-            parents, chunk = job.write(logits)
+            parents, chunk = job.accept_logits(logits)
         except ServeError as error:
-            self._end(job, error)
+            self._fail(job, error)
             return False
         if chunk is not None:
             self.events.append(JobEvent(job.number, chunk))
         if chunk is not None and chunk.finished is not None:
-            self.leave(job)
+            self.release(job)
             return False
-        if job.width > 1:
-            self._apply_moves(self._rows.branch(job.slot_owners, parents))
+        if job.slot_count > 1:
+            self._apply_moves(self._slots.fork(job.slot_owners, parents))
         return True
 
-    def _end(self, job: Job, error: ServeError) -> None:
-        """A job that cannot go on; nobody else is concerned."""
+    def _fail(self, job: Job, error: ServeError) -> None:
+        """End one job with an error; the others continue."""
         self.events.append(JobEvent(job.number, error))
-        self.leave(job)
+        self.release(job)
 
     def _call_engine(self, call: Callable[[], Logits]) -> Logits:
-        """What a call of the decoder answers, and a note of whether it did."""
+        """Call the decoder and count consecutive failures."""
         self.failures += 1
         logits = call()
         self.failures = 0
         return logits
 
     def fail_all(self, error: ServeError) -> None:
-        """The engine gave up: nobody's memory can be trusted."""
+        """End all jobs after a failed step, because the contents of their slots are unknown."""
         self.events += [JobEvent(number, error) for number in self.active]
         self.active.clear()
-        self._rows = RowTable(self._decoder.info.slots)
+        self._slots = SlotTable(self._decoder.info.slots)

@@ -1,62 +1,62 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Stop strings in streamed text."""
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Ends a text at the first stop string, without showing any of it too early.
+    """Ends a text at the first stop string and holds back text that may begin one.
 
-    The first is the one whose last character comes first, and of several that end together the
-    longest: so the pieces in which a text arrives make no difference. Every character is looked at
-    once for each stop string.
+    The first stop string is the one that ends first; of several that end together, the longest.
+    The result therefore does not depend on how the text is split. Each character costs one step per
+    stop string.
     """
 
-    def __init__(self, stop: tuple[str, ...], keep: bool) -> None:
-        """With `keep` the stop string is part of the text, and nothing need be held back."""
-        self._finders = [_Finder(string) for string in stop if string]
-        self._keep = keep
+    def __init__(self, stop: tuple[str, ...], *, include_stop_string: bool) -> None:
+        """With `include_stop_string` no text is held back."""
+        self._matchers = [_Matcher(string) for string in stop if string]
+        self._include = include_stop_string
         self._held = ""
         self._is_over = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """What may be shown now, and whether a stop string has come; what follows it is dropped."""
-        if not self._finders:
+        """Return the text to emit, and whether a stop string occurred. Later text is dropped."""
+        if not self._matchers:
             return text, False
         if self._is_over:
             return "", True
         for end, character in enumerate(text, start=1):
-            found = max(finder.step(character) for finder in self._finders)
-            if found:
-                return self._ended(self._held + text[:end], found), True
-        whole = self._held + text
-        begun = 0 if self._keep else max(finder.matched for finder in self._finders)
-        shown = len(whole) - begun
-        self._held = whole[shown:]
-        return whole[:shown], False
+            length = max(matcher.step(character) for matcher in self._matchers)
+            if length:
+                return self._end(self._held + text[:end], length), True
+        pending = self._held + text
+        held = 0 if self._include else max(matcher.matched for matcher in self._matchers)
+        emitted = len(pending) - held
+        self._held = pending[emitted:]
+        return pending[:emitted], False
 
-    def rest(self) -> str:
-        """What was held back, at the end of a text that no stop string has ended."""
+    def flush(self) -> str:
+        """Return the text held back, at the end of a text without stop string."""
         held, self._held = self._held, ""
         return held
 
-    def _ended(self, whole: str, stop_length: int) -> str:
+    def _end(self, pending: str, stop_length: int) -> str:
         self._is_over, self._held = True, ""
-        # What is held back is the longest beginning of a stop string, so all of it is in `whole`.
-        return whole if self._keep else whole[:-stop_length]
+        # `pending` contains the whole stop string, because its longest prefix was held back.
+        return pending if self._include else pending[:-stop_length]
 
 
-class _Finder:
-    """One stop string, and how much of it the text ends with: Knuth, Morris and Pratt's way."""
+class _Matcher:
+    """Incremental Knuth-Morris-Pratt search for one stop string."""
 
     __slots__ = ("_fallbacks", "_string", "matched")
 
     def __init__(self, string: str) -> None:
         self._string = string
-        self._fallbacks = _fallbacks(string)
-        self.matched = 0
+        self._fallbacks = _compute_fallbacks(string)
+        self.matched = 0  # length of the prefix of the string that ends the text
 
     def step(self, character: str) -> int:
-        """Read one more character: the length of the string where it ends here, else 0."""
+        """Read a character. Return the length of the string if it ends here, else 0."""
         string, matched = self._string, self.matched
         while matched and string[matched] != character:
             matched = self._fallbacks[matched]
@@ -66,8 +66,8 @@ class _Finder:
         return matched if matched == len(string) else 0
 
 
-def _fallbacks(string: str) -> list[int]:
-    """For each n up to the length: the longest beginning, shorter than n, that ends string[:n]."""
+def _compute_fallbacks(string: str) -> list[int]:
+    """For each n: the length of the longest proper prefix of string[:n] that also ends it."""
     fallbacks = [0, 0]
     for character in string[1:]:
         matched = fallbacks[-1]

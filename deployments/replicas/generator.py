@@ -15,7 +15,13 @@ from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
 from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
+from deployments.generation.messages import (
+    Chunk,
+    Completion,
+    GenerationCall,
+    Started,
+    merge_chunks,
+)
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
@@ -61,7 +67,7 @@ class StreamBuffer:
         if self._chunks:
             chunks, self._chunks = self._chunks, []
             self._rest()
-            return joined(chunks)
+            return merge_chunks(chunks)
         if self._error is None:
             raise AssertionError("this is a bug: a mailbox with news, and nothing in it")
         raise self._error
@@ -69,15 +75,6 @@ class StreamBuffer:
     def _rest(self) -> None:
         if not self._chunks and self._error is None:
             self._news.clear()
-
-
-def joined(chunks: list[Chunk]) -> Chunk:
-    """Several chunks of one answer as one."""
-    if len(chunks) == 1:
-        return chunks[0]
-    text = "".join(chunk.text for chunk in chunks)
-    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
-    return Chunk(text, tokens, chunks[-1].finished)
 
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -111,7 +108,7 @@ class GeneratorReplica:
         """Use other rules from the next step on."""
         self._rules = rules
         for served in self._served.values():
-            served.loop.rules = rules
+            served.loop.settings = rules
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
         """The whole answer; a cancelled call frees its row."""
@@ -124,7 +121,7 @@ class GeneratorReplica:
                 started = news
             else:
                 chunks.append(news)
-        whole = joined(chunks)
+        whole = merge_chunks(chunks)
         if started is None or whole.finished is None:
             raise AssertionError("this is a bug: an answer without a beginning or an end")
         return Completion(started, whole.text, whole.tokens, whole.finished)
@@ -164,8 +161,8 @@ class GeneratorReplica:
     async def _prepared(self, preparation: RequestPreparer, call: GenerationCall) -> Job:
         run, constraint = self._events.run_in_executor, None
         if call.options.grammar is not None:
-            constraint = await run(self._grammars, preparation.constraint, call)
-        return await run(self._desk, preparation.job, call, constraint)
+            constraint = await run(self._grammars, preparation.compile_grammar, call)
+        return await run(self._desk, preparation.build_job, call, constraint)
 
     async def check_health(self) -> None:
         """Raise when a decoder no longer answers."""
@@ -211,7 +208,7 @@ class GeneratorReplica:
             reader = self._readers.get(event.job)
             if reader is None:  # it left meanwhile
                 continue
-            reader.mailbox.put(event.what)
+            reader.mailbox.put(event.payload)
             if reader.mailbox.is_full:
                 reader.loop.cancel(reader.job)
                 reader.mailbox.put(DeadlineExceeded("the stream was read too slowly"))

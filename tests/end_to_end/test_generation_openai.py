@@ -194,7 +194,7 @@ def test_errors_are_raised_as_what_they_are(openai: OpenAI) -> None:
     with pytest.raises(UnprocessableEntityError, match="tokens") as long:
         create(model=ERROR_FORMAT_KEY, messages=[{**USER, "content": "word " * 2_000}])
     assert (long.value.param, long.value.code) == ("messages", "input_too_long")
-    with pytest.raises(BadRequestError, match="cannot be followed") as odd:
+    with pytest.raises(BadRequestError, match="cannot be used") as odd:
         create(model=WRITER, messages=[USER], response_format={"type": "regex", "value": "("})  # type: ignore[call-overload]
     assert odd.value.param == "response_format"
     with pytest.raises(BadRequestError, match="best_of"):

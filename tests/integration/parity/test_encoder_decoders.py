@@ -22,7 +22,12 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job, ModelContext, SamplingJob
-from deployments.generation.messages import BeamSearchParams, Chunk, GenerationOptions, Sampling
+from deployments.generation.messages import (
+    BeamSearchParams,
+    Chunk,
+    GenerationOptions,
+    SamplingParams,
+)
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
@@ -68,13 +73,13 @@ class Served:
         )
         decoder = open_decoder(spec, GeneratorSettings(kv_slots=4))
         names = {f"w{n}": n for n in range(VOCABULARY)}
-        self._words = ModelContext(
+        self._model = ModelContext(
             tokenizer=Tokenizer(WordLevel(names, unk_token="w0")),
             vocabulary=written.vocabulary,
             eos_token_ids=written.eos_token_ids,
             special_tokens=frozenset(written.eos_token_ids),
             context=CONTEXT,
-            source=generation_config.encoder_decoder,
+            encoder_decoder=generation_config.encoder_decoder,
         )
         self._news: dict[int, list[Any]] = {}
         self._changed = threading.Condition()
@@ -86,7 +91,7 @@ class Served:
     def _publish(self, events: Sequence[JobEvent]) -> None:
         with self._changed:
             for event in events:
-                self._news.setdefault(event.job, []).append(event.what)
+                self._news.setdefault(event.job, []).append(event.payload)
             self._changed.notify_all()
 
     def answers(self, beams: Sequence[BeamSearchParams | None]) -> list[list[int]]:
@@ -113,14 +118,14 @@ class Served:
 
     def _job(self, source: list[int], beams: BeamSearchParams | None) -> Job:
         options = GenerationOptions(
-            sampling=Sampling(temperature=0),
-            beams=beams,
+            sampling=SamplingParams(temperature=0),
+            beam_search=beams,
             max_new_tokens=NEW_TOKENS,
             no_repeat_ngram_size=2,  # random weights would say one thing for ever
         )
         if beams is not None:
-            return BeamSearchJob(source, options, beams, self._words, far_deadline())
-        return SamplingJob(source, options, self._words, None, far_deadline())
+            return BeamSearchJob(source, options, beams, self._model, far_deadline())
+        return SamplingJob(source, options, self._model, None, far_deadline())
 
     def expected(self, source: list[int], beams: BeamSearchParams | None) -> list[int]:
         """What `generate` says, its start token left out."""
@@ -128,7 +133,7 @@ class Served:
         with torch.inference_mode():
             (answer,) = self.model.generate(
                 torch.tensor([source]),
-                num_beams=wanted.width,
+                num_beams=wanted.num_beams,
                 length_penalty=wanted.length_penalty,
                 early_stopping=wanted.early_stopping,
                 max_new_tokens=NEW_TOKENS,

@@ -11,7 +11,7 @@ import orjson
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.errors import InvalidField, MalformedBody
-from deployments.generation.messages import Chat, GenerationOptions, Grammar, Sampling
+from deployments.generation.messages import Chat, GenerationOptions, Grammar, SamplingParams
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatRequestMessage,
@@ -162,12 +162,12 @@ def parse_options(body: GenerationBody, own: GenerationDefaults) -> GenerationOp
     )
 
 
-def parse_sampling(body: GenerationBody, own: GenerationDefaults) -> Sampling:
+def parse_sampling(body: GenerationBody, own: GenerationDefaults) -> SamplingParams:
     """How to sample. Raises InvalidField for a bias that is none."""
     top_k = own.top_k if body.top_k is None else body.top_k
     top_p = own.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
     penalty = body.repetition_penalty
-    return Sampling(
+    return SamplingParams(
         temperature=own.temperature if body.temperature is None else body.temperature,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=top_p,

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.types import TaskName
-from deployments.generation.messages import BeamSearchParams, GenerationOptions, Sampling
+from deployments.generation.messages import BeamSearchParams, GenerationOptions, SamplingParams
 from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
@@ -68,7 +68,7 @@ class TextToTextRequest:
         options = parse_options(parameters, streams=self.asked.streams)
         return options._replace(
             sampling=adapt_sampling(options.sampling, parameters),
-            beams=parse_beam_search(parameters, defaults, streams=self.asked.streams),
+            beam_search=parse_beam_search(parameters, defaults, streams=self.asked.streams),
             no_repeat_ngram_size=repeats,
             max_new_tokens=most,
             min_new_tokens=fewest,
@@ -139,18 +139,18 @@ def parse_beam_search(
         return None
     penalty, stopping = parameters.length_penalty, parameters.early_stopping
     return BeamSearchParams(
-        width=width,
+        num_beams=width,
         length_penalty=defaults.length_penalty if penalty is None else penalty,
         early_stopping=defaults.early_stopping if stopping is None else stopping,
         is_explicit=parameters.num_beams is not None,
     )
 
 
-def adapt_sampling(given: Sampling, parameters: TextToTextParameters) -> Sampling:
+def adapt_sampling(given: SamplingParams, parameters: TextToTextParameters) -> SamplingParams:
     """`given`, with nothing drawn unless that is asked for; 0 as `top_k` bounds nothing."""
     if parameters.samples:
         return given._replace(top_k=given.top_k or None)
-    return Sampling(
+    return SamplingParams(
         temperature=0.0,
         repetition_penalty=given.repetition_penalty,
         frequency_penalty=given.frequency_penalty,

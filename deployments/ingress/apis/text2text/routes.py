@@ -112,7 +112,7 @@ class TextToTextHandler:
         wanted = question.question(read_options(body.get("options"), request.headers))
         if streams:
             return await self._writing.streamed(question.asked, wanted)
-        if wanted.options.beams is not None:
+        if wanted.options.beam_search is not None:
             reply = await self._searched(question, wanted)
         else:
             reply = await self._writing.complete(question.asked, wanted)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from deployments.errors import InvalidField, MalformedBody
-from deployments.generation.messages import GenerationOptions, Grammar, Sampling, Started
+from deployments.generation.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
@@ -172,10 +172,10 @@ def parse_options(parameters: GenerateParameters, *, streams: bool) -> Generatio
     )
 
 
-def parse_sampling(parameters: GenerateParameters) -> Sampling:
+def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
     """How tokens are chosen: the likeliest, unless the parameters say they are drawn."""
     likeliest_or_drawn = 1.0 if parameters.samples else 0.0
-    return Sampling(
+    return SamplingParams(
         temperature=likeliest_or_drawn
         if parameters.temperature is None
         else parameters.temperature,

@@ -10,7 +10,14 @@ from typing import Any
 import orjson
 
 from deployments.errors import DeadlineExceeded, ServeError
-from deployments.generation.messages import Chunk, Completion, Finished, Started, Token
+from deployments.generation.messages import (
+    Chunk,
+    Completion,
+    Finished,
+    Started,
+    Token,
+    merge_chunks,
+)
 from deployments.ingress.apis.text_generation.requests import TGI_FIELD_NAMES, GenerateRequest
 from deployments.ingress.apis.text_generation.responses import (
     FINISH_REASONS,
@@ -28,7 +35,6 @@ from deployments.ingress.generation import (
     timings_of,
 )
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.replicas.generator import joined
 
 
 @asynccontextmanager
@@ -104,7 +110,7 @@ async def complete_before(
 
 def merge_completion(started: Started, chunks: list[Chunk]) -> Completion:
     """The chunks of one answer in one piece."""
-    whole = joined(chunks)
+    whole = merge_chunks(chunks)
     if whole.finished is None:
         raise AssertionError("this is a bug: a stream ended without saying how")
     return Completion(started, whole.text, whole.tokens, whole.finished)

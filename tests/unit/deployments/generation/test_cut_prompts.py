@@ -58,11 +58,11 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         far_deadline(),
     )
     desk = preparation(directory, encoder=encoder)
-    return desk.job(call, desk.constraint(call)).prompt
+    return desk.build_job(call, desk.compile_grammar(call)).prompt
 
 
 def preparation(
-    directory: Path, *, encoder: bool = False, rows: int = 4, unknown: int = 0
+    directory: Path, *, encoder: bool = False, slots: int = 4, unknown: int = 0
 ) -> RequestPreparer:
     """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all.
 
@@ -84,7 +84,7 @@ def preparation(
         tasks=manifest.tasks,
     )
     vocabulary = open_tokenizer(directory).get_vocab_size() - unknown
-    info = DecoderInfo("cpu-fake", rows, CONTEXT, vocabulary, SOURCE if encoder else None)
+    info = DecoderInfo("cpu-fake", slots, CONTEXT, vocabulary, SOURCE if encoder else None)
     return RequestPreparer(model, info)
 
 
@@ -122,7 +122,7 @@ def test_a_conversation_is_cut_too(directory: Path) -> None:
 
 def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> None:
     with pytest.raises(
-        InputTooLong, match=f"has {len(LONG_IDS) + 1} tokens, the model reads at most 8"
+        InputTooLong, match=f"has {len(LONG_IDS) + 1} tokens; the maximum is 8"
     ) as refused:
         prepared(directory, LONG, encoder=True)
     assert refused.value.field == "prompt"
@@ -136,7 +136,7 @@ def test_the_last_tokens_that_are_wanted_are_those_of_the_whole_prompt(directory
 
 
 def test_an_encoder_expects_no_token_of_a_prompt(directory: Path) -> None:
-    with pytest.raises(InvalidField, match="an encoder reads prompts") as refused:
+    with pytest.raises(InvalidField, match="not supported by encoder-decoder") as refused:
         prepared(directory, LONG[:3], encoder=True, prompt_logprobs=True)
     assert refused.value.field == "prompt_logprobs"
     assert prepared(directory, LONG[:3], prompt_logprobs=True)
@@ -146,7 +146,7 @@ def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory
     words = word_tokenizer()  # with a decoder for which there are no grammars
     words.save(str(directory / TOKENIZER_NAME))
     assert prepared(directory, "the river") == words.encode("the river").ids
-    with pytest.raises(InvalidField, match="not for this model's tokenizer") as refused:
+    with pytest.raises(InvalidField, match="does not support grammars") as refused:
         prepared(directory, "the river", grammar=Grammar("regex", "[a-z]+"))
     assert refused.value.field == "grammar"
 
@@ -156,25 +156,25 @@ def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> No
     call = GenerationCall(
         ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), far_deadline()
     )
-    with pytest.raises(UnknownToken, match=f"the token {last}") as caught:
-        preparation(directory, unknown=1).job(call, None)
+    with pytest.raises(UnknownToken, match=f"token id {last}") as caught:
+        preparation(directory, unknown=1).build_job(call, None)
     assert caught.value.field == "prompt"
-    assert preparation(directory).job(call, None).prompt == [3, last]
+    assert preparation(directory).build_job(call, None).prompt == [3, last]
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 3), (2, 2), (1, 1)])
 def test_a_model_s_own_beams_are_no_more_than_there_are_rows(
     rows: int, width: int, directory: Path
 ) -> None:
-    desk = preparation(directory, encoder=True, rows=rows)
+    desk = preparation(directory, encoder=True, slots=rows)
 
     def job(*, asked: bool) -> Job:
-        options = GenerationOptions(beams=BeamSearchParams(3, is_explicit=asked))
-        return desk.job(
+        options = GenerationOptions(beam_search=BeamSearchParams(3, is_explicit=asked))
+        return desk.build_job(
             GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, far_deadline()), None
         )
 
-    assert job(asked=False).width == width
+    assert job(asked=False).slot_count == width
     if rows < 3:
         with pytest.raises(InvalidField, match="`num_beams` is 3"):
             job(asked=True)

@@ -12,19 +12,19 @@ from deployments.generation.job import SamplingJob
 from deployments.generation.messages import GenerationOptions
 from tests.support.fake_decoder import VOCABULARY
 from tests.support.fakes import far_deadline
-from tests.support.loop_harness import GREEDY, words
+from tests.support.loop_harness import GREEDY, build_model_context
 
-TTFT, LAST, ALLOWED = 5, 6, 7
+FIRST, LAST, ALLOWED = 5, 6, 7
 
 
 @dataclass
 class OneWord:
     """A grammar that knows one token, again and again."""
 
-    is_over: bool = False
+    is_complete: bool = False
     accepted: list[int] = field(default_factory=list)
 
-    def allowed(self) -> NDArray[np.bool_]:
+    def compute_allowed(self) -> NDArray[np.bool_]:
         return np.arange(VOCABULARY) == ALLOWED
 
     def accept(self, token: int) -> None:
@@ -36,15 +36,21 @@ def test_a_grammar_is_not_asked_about_tokens_that_every_answer_has() -> None:
     source = EncoderDecoderConfig(
         max_source_tokens=8,
         decoder_start_token_id=1,
-        forced_bos_token_id=TTFT,
+        forced_bos_token_id=FIRST,
         forced_eos_token_id=LAST,
     )
     grammar = OneWord()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4)
-    job = SamplingJob([3, 4], options, replace(words(20), source=source), grammar, far_deadline())  # type: ignore[arg-type]
+    job = SamplingJob(
+        [3, 4],
+        options,
+        replace(build_model_context(20), encoder_decoder=source),
+        grammar,
+        far_deadline(),
+    )  # type: ignore[arg-type]
     written = []
     for _ in range(4):
-        job.write(np.zeros((1, VOCABULARY), np.float32))
+        job.accept_logits(np.zeros((1, VOCABULARY), np.float32))
         written += job.last_tokens
-    assert written == [TTFT, ALLOWED, ALLOWED, LAST]
+    assert written == [FIRST, ALLOWED, ALLOWED, LAST]
     assert grammar.accepted == [ALLOWED, ALLOWED]

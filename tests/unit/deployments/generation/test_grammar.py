@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models
 
 from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.grammar import (
-    MOST_CHARACTERS,
-    MOST_REASON_CHARACTERS,
+    MAX_CHARACTERS,
+    MAX_REASON_CHARACTERS,
     Constraint,
     GrammarCompiler,
 )
@@ -69,8 +69,8 @@ def written(constraint: Constraint, seed: int, most: int = 400) -> str:
     draw = random.Random(seed)
     closing = [i for i in range(KNOWN) if set(TOKENIZER.decode([i])) & set('"}]')]
     ids: list[int] = []
-    while not constraint.is_over:
-        allowed = np.flatnonzero(constraint.allowed()).tolist()
+    while not constraint.is_complete:
+        allowed = np.flatnonzero(constraint.compute_allowed()).tolist()
         if set(ENDS) & set(allowed) and (draw.random() < 0.5 or len(ids) > most):
             break
         tokens = [i for i in allowed if i not in ENDS]
@@ -130,25 +130,25 @@ def either_of_four(name: str) -> dict[str, Any]:
 
 def follow(constraint: Constraint, text: str) -> None:
     for token in TOKENIZER.encode(text).ids:
-        assert constraint.allowed()[token], f"not {TOKENIZER.decode([token])!r} in {text!r}"
+        assert constraint.compute_allowed()[token], f"not {TOKENIZER.decode([token])!r} in {text!r}"
         constraint.accept(token)
 
 
 def test_where_a_text_may_end_every_end_token_may_come(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(regex("12{2,3}"))
-    assert not constraint.allowed()[[*ENDS]].any()
+    assert not constraint.compute_allowed()[[*ENDS]].any()
     follow(constraint, "122")
-    allowed = constraint.allowed()
+    allowed = constraint.compute_allowed()
     assert allowed[[*ENDS]].all()
     assert allowed[TOKENIZER.token_to_id("2")]
-    assert not constraint.is_over
+    assert not constraint.is_complete
     follow(constraint, "2")
-    assert constraint.is_over
-    assert set(np.flatnonzero(constraint.allowed())) == set(ENDS)
+    assert constraint.is_complete
+    assert set(np.flatnonzero(constraint.compute_allowed())) == set(ENDS)
 
 
 def test_what_the_tokenizer_does_not_know_may_never_come(compiler: GrammarCompiler) -> None:
-    allowed = compiler.compile(regex("(.|\n)*")).allowed()
+    allowed = compiler.compile(regex("(.|\n)*")).compute_allowed()
     assert allowed.shape == (VOCABULARY,)
     assert allowed.dtype == np.bool_
     assert allowed[:KNOWN].sum() > 200
@@ -157,7 +157,7 @@ def test_what_the_tokenizer_does_not_know_may_never_come(compiler: GrammarCompil
 
 def test_a_model_may_know_fewer_tokens_than_its_tokenizer() -> None:
     compiler = GrammarCompiler(TOKENIZER.to_str(), KNOWN - 10, ENDS)
-    assert compiler.compile(regex(".*")).allowed().shape == (KNOWN - 10,)
+    assert compiler.compile(regex(".*")).compute_allowed().shape == (KNOWN - 10,)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_json_has_at_most_one_space_at_a_time(
     constraint = compiler.compile(Grammar("json_object"))
     if is_allowed:
         follow(constraint, text)
-        assert constraint.is_over
+        assert constraint.is_complete
     else:
         with pytest.raises(AssertionError, match="not '"):
             follow(constraint, text)
@@ -186,8 +186,8 @@ def test_json_has_at_most_one_space_at_a_time(
 def test_the_same_grammar_compiled_twice_is_followed_twice(compiler: GrammarCompiler) -> None:
     first, second = (compiler.compile(regex("12")) for _ in range(2))
     follow(first, "12")
-    assert first.is_over
-    assert not second.is_over
+    assert first.is_complete
+    assert not second.is_complete
     follow(second, "12")
 
 
@@ -216,18 +216,18 @@ def test_a_token_outside_of_the_grammar_is_an_error_of_ours(compiler: GrammarCom
         (regex("(?=a)b"), "look-around"),
         (regex(r"(a)\1"), "backreferences"),
         (regex("(" * 5000 + "a" + ")" * 5000), ""),
-        (regex("a" * (MOST_CHARACTERS + 1)), f"{MOST_CHARACTERS + 1} characters"),
-        (schema(f'{{"title": "{"a" * MOST_CHARACTERS}"}}'), f"at most {MOST_CHARACTERS}"),
+        (regex("a" * (MAX_CHARACTERS + 1)), f"{MAX_CHARACTERS + 1} characters"),
+        (schema(f'{{"title": "{"a" * MAX_CHARACTERS}"}}'), f"the maximum is {MAX_CHARACTERS}"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_grammar_that_is_none_is_refused_with_the_reason(
     grammar: Grammar, reason: str, compiler: GrammarCompiler
 ) -> None:
-    with pytest.raises(InvalidField, match=f"cannot be followed: .*{re.escape(reason)}") as refused:
+    with pytest.raises(InvalidField, match=f"cannot be used: .*{re.escape(reason)}") as refused:
         compiler.compile(grammar)
     assert refused.value.field == "grammar"
-    assert len(refused.value.message) < MOST_REASON_CHARACTERS + 100
+    assert len(refused.value.message) < MAX_REASON_CHARACTERS + 100
     assert "\n" not in refused.value.message
 
 
@@ -252,7 +252,7 @@ def test_a_grammar_that_grows_without_end_is_given_up(
         constraint = compiler.compile(grammar)
         draw = random.Random(1)
         for _ in range(3000):
-            allowed = np.flatnonzero(constraint.allowed()).tolist()
+            allowed = np.flatnonzero(constraint.compute_allowed()).tolist()
             constraint.accept(draw.choice([i for i in allowed if i not in ENDS]))
 
     with pytest.raises(InvalidField) as refused:
@@ -276,4 +276,4 @@ def test_several_threads_may_compile_at_once() -> None:
     for n, constraint in enumerate(constraints, start=1):
         for _ in range(n):
             follow(constraint, "1")
-        assert constraint.is_over
+        assert constraint.is_complete

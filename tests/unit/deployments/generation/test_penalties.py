@@ -6,38 +6,46 @@ from numpy.typing import NDArray
 
 from deployments.errors import UnknownToken
 from deployments.generation.logits_rules import MAX_ABS_LOGIT, Penalties
-from deployments.generation.messages import Sampling
+from deployments.generation.messages import SamplingParams
 
 LOGITS = np.array([0.0, 2.0, -2.0, 1.0, -np.inf], np.float32)
 SIZE = len(LOGITS)
 
 
 def changed(
-    sampling: Sampling, prompt: list[int], answer: list[int], logits: NDArray[np.float32] = LOGITS
+    sampling: SamplingParams,
+    prompt: list[int],
+    answer: list[int],
+    logits: NDArray[np.float32] = LOGITS,
 ) -> list[float]:
     """The logits behind `answer`, with everything that `sampling` asks for."""
-    penalties = Penalties.of(sampling, prompt, len(logits))
+    penalties = Penalties.from_params(sampling, prompt, len(logits))
     assert penalties is not None
     for token in answer:
         penalties.count(token)
-    values: list[float] = penalties.applied(logits).tolist()
+    values: list[float] = penalties.apply(logits).tolist()
     return values
 
 
 @pytest.mark.parametrize(
     ("sampling", "prompt", "answer", "values"),
     [
-        (Sampling(repetition_penalty=2.0), [1, 1], [], [0, 1, -2, 1]),
-        (Sampling(repetition_penalty=2.0), [2], [], [0, 2, -4, 1]),
-        (Sampling(repetition_penalty=0.5), [], [2, 1, 1], [0, 4, -1, 1]),
-        (Sampling(frequency_penalty=0.5), [1, 2, 3], [1, 1, 2], [0, 1, -2.5, 1]),
-        (Sampling(presence_penalty=0.5), [2], [1, 1], [0, 1.5, -2, 1]),
-        (Sampling(frequency_penalty=-1.0), [], [1, 2], [0, 3, -1, 1]),
-        (Sampling(frequency_penalty=0.5, repetition_penalty=2.0), [1, 3], [1], [0, 0.5, -2, 0.5]),
-        (Sampling(logit_bias=((1, 3.0), (2, -1.5))), [], [], [0, 5, -3.5, 1]),
-        (Sampling(logit_bias=((1, 3.0), (1, -3.0))), [], [], [0, -1, -2, 1]),
+        (SamplingParams(repetition_penalty=2.0), [1, 1], [], [0, 1, -2, 1]),
+        (SamplingParams(repetition_penalty=2.0), [2], [], [0, 2, -4, 1]),
+        (SamplingParams(repetition_penalty=0.5), [], [2, 1, 1], [0, 4, -1, 1]),
+        (SamplingParams(frequency_penalty=0.5), [1, 2, 3], [1, 1, 2], [0, 1, -2.5, 1]),
+        (SamplingParams(presence_penalty=0.5), [2], [1, 1], [0, 1.5, -2, 1]),
+        (SamplingParams(frequency_penalty=-1.0), [], [1, 2], [0, 3, -1, 1]),
         (
-            Sampling(repetition_penalty=2.0, presence_penalty=0.5, logit_bias=((1, 3.0),)),
+            SamplingParams(frequency_penalty=0.5, repetition_penalty=2.0),
+            [1, 3],
+            [1],
+            [0, 0.5, -2, 0.5],
+        ),
+        (SamplingParams(logit_bias=((1, 3.0), (2, -1.5))), [], [], [0, 5, -3.5, 1]),
+        (SamplingParams(logit_bias=((1, 3.0), (1, -3.0))), [], [], [0, -1, -2, 1]),
+        (
+            SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, logit_bias=((1, 3.0),)),
             [],
             [1],
             [0, 2 / 2 - 0.5 + 3, -2, 1],
@@ -45,37 +53,37 @@ def changed(
     ],
 )
 def test_penalties_and_biases_change_the_logits_of_their_tokens(
-    sampling: Sampling, prompt: list[int], answer: list[int], values: list[float]
+    sampling: SamplingParams, prompt: list[int], answer: list[int], values: list[float]
 ) -> None:
     assert changed(sampling, prompt, answer) == [*values, -np.inf]
 
 
 def test_without_penalties_there_are_none() -> None:
-    assert Penalties.of(Sampling(temperature=0.3, top_k=5), [1, 2], SIZE) is None
+    assert Penalties.from_params(SamplingParams(temperature=0.3, top_k=5), [1, 2], SIZE) is None
 
 
 def test_logits_are_copied_before_they_are_changed() -> None:
     logits = LOGITS.copy()
     logits.setflags(write=False)
-    changed(Sampling(repetition_penalty=2.0, logit_bias=((0, 1.0),)), [1], [2], logits)
+    changed(SamplingParams(repetition_penalty=2.0, logit_bias=((0, 1.0),)), [1], [2], logits)
     assert (logits == LOGITS).all()
 
 
 def test_an_answer_may_have_more_different_tokens_than_there_is_room_for_at_first() -> None:
     logits = np.zeros(2000, np.float32)
     answer = [*range(1999), *range(1000)]
-    values = changed(Sampling(frequency_penalty=1.0), [], answer, logits)
+    values = changed(SamplingParams(frequency_penalty=1.0), [], answer, logits)
     assert values == [-2.0] * 1000 + [-1.0] * 999 + [0.0]
 
 
 def test_a_prompt_may_hold_tokens_that_the_model_has_no_logits_for() -> None:
-    assert changed(Sampling(repetition_penalty=2.0), [1, 9, -3], [])[:4] == [0, 1, -2, 1]
+    assert changed(SamplingParams(repetition_penalty=2.0), [1, 9, -3], [])[:4] == [0, 1, -2, 1]
 
 
 @pytest.mark.parametrize("token", [-1, SIZE])
 def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
     with pytest.raises(UnknownToken, match=str(token)) as refused:
-        Penalties.of(Sampling(logit_bias=((0, 1.0), (token, 1.0))), [], SIZE)
+        Penalties.from_params(SamplingParams(logit_bias=((0, 1.0), (token, 1.0))), [], SIZE)
     assert refused.value.field == "logit_bias"
 
 
@@ -83,15 +91,15 @@ def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(logit_bias=tuple((token, 1e300) for token in range(SIZE))),
-        Sampling(logit_bias=tuple((token, -1e300) for token in range(SIZE))),
-        Sampling(repetition_penalty=1e-300),
-        Sampling(repetition_penalty=1e300),
-        Sampling(frequency_penalty=1e300, presence_penalty=1e300),
+        SamplingParams(logit_bias=tuple((token, 1e300) for token in range(SIZE))),
+        SamplingParams(logit_bias=tuple((token, -1e300) for token in range(SIZE))),
+        SamplingParams(repetition_penalty=1e-300),
+        SamplingParams(repetition_penalty=1e300),
+        SamplingParams(frequency_penalty=1e300, presence_penalty=1e300),
     ],
 )
 def test_huge_penalties_leave_numbers_and_do_not_bring_back_what_the_model_ruled_out(
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> None:
     values = changed(sampling, [0, 1, 2, 3, 4], [1, 2, 4])
     assert np.abs(values[:4]).max() <= np.float32(MAX_ABS_LOGIT)

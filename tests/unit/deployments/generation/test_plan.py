@@ -68,13 +68,13 @@ def test_no_part_of_a_prompt_is_a_single_token(unread: int, most: int) -> None:
 
 def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
     speed = PrefillRate(1_000)
-    speed.learn(100, took_s=0.2, fewest=16)
+    speed.update(100, elapsed_s=0.2, min_tokens=16)
     assert speed.tokens_per_s == 500
-    speed.learn(100, took_s=0.1, fewest=16)
+    speed.update(100, elapsed_s=0.1, min_tokens=16)
     assert speed.tokens_per_s == 625
 
 
 def test_a_short_part_says_nothing_of_speed() -> None:
     speed = PrefillRate(1_000)
-    speed.learn(15, took_s=10, fewest=16)
+    speed.update(15, elapsed_s=10, min_tokens=16)
     assert speed.tokens_per_s == 1_000

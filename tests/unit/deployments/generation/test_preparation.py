@@ -19,7 +19,7 @@ from deployments.errors import (
     ServeError,
     UnknownToken,
 )
-from deployments.generation.chat_template import MOST_CHARACTERS
+from deployments.generation.chat_template import MAX_CHARACTERS
 from deployments.generation.messages import Chat
 from deployments.generation.preparation import PromptTokenizer
 from tests.support.small_tokenizers import END, START, byte_level
@@ -59,7 +59,7 @@ def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
 
 def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
     """The text of the tokens that a conversation becomes."""
-    ids = reader(directory, template).ids(chat)
+    ids = reader(directory, template).tokenize(chat)
     text: str = TOKENIZER.decode(ids, skip_special_tokens=False)
     return text
 
@@ -71,18 +71,18 @@ def said(*contents: str) -> Chat:
 
 def test_a_text_gets_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
     own = TOKENIZER.encode("the river").ids
-    assert reader(tmp_path).ids("the river") == [START_ID, *own]
+    assert reader(tmp_path).tokenize("the river") == [START_ID, *own]
 
 
 def test_token_ids_stay_as_they_are(tmp_path: Path) -> None:
     last = TOKENIZER.get_vocab_size() - 1
-    assert reader(tmp_path).ids((5, 0, last, 5)) == [5, 0, last, 5]
+    assert reader(tmp_path).tokenize((5, 0, last, 5)) == [5, 0, last, 5]
 
 
 @pytest.mark.parametrize("unknown", [-1, TOKENIZER.get_vocab_size(), 2**70])
 def test_token_ids_outside_of_the_vocabulary_are_refused(unknown: int, tmp_path: Path) -> None:
     with pytest.raises(UnknownToken, match=str(unknown)) as refused:
-        reader(tmp_path).ids((5, unknown, 7))
+        reader(tmp_path).tokenize((5, unknown, 7))
     assert refused.value.field == "prompt"
 
 
@@ -91,13 +91,13 @@ def test_token_ids_outside_of_the_vocabulary_are_refused(unknown: int, tmp_path:
 )
 def test_nothing_is_no_prompt(prompt: Any, field: str, tmp_path: Path) -> None:
     with pytest.raises(EmptyInput) as refused:
-        reader(tmp_path).ids(prompt)
+        reader(tmp_path).tokenize(prompt)
     assert refused.value.field == field
 
 
 def test_a_conversation_that_renders_to_nothing_is_no_prompt(tmp_path: Path) -> None:
     with pytest.raises(EmptyInput) as refused:
-        reader(tmp_path, "{# nothing #}").ids(HELLO)
+        reader(tmp_path, "{# nothing #}").tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
@@ -115,7 +115,7 @@ def test_a_system_message_takes_the_place_of_the_templates_own(tmp_path: Path) -
 
 
 def test_the_tokenizer_adds_no_special_tokens_to_a_conversation(tmp_path: Path) -> None:
-    ids = reader(tmp_path).ids(HELLO)
+    ids = reader(tmp_path).tokenize(HELLO)
     assert ids[0] == START_ID
     assert ids.count(START_ID) == 3  # system, user and assistant, one each
     assert ids.count(END_ID) == 2
@@ -152,7 +152,7 @@ def test_arguments_of_tool_calls_reach_the_template_as_they_are(
 
 
 def test_half_a_character_is_no_prompt(tmp_path: Path) -> None:
-    with pytest.raises(InvalidField, match="no text in UTF-8") as caught:
+    with pytest.raises(InvalidField, match="not valid UTF-8") as caught:
         prompt_of(tmp_path, HELLO, "{{ '\\ud83d' }}")
     assert caught.value.field == "messages"
 
@@ -175,16 +175,16 @@ def test_templates_have_what_the_hub_gives_them(tmp_path: Path) -> None:
 def test_a_template_may_refuse_a_conversation_with_its_own_words(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(InvalidField, match="roles must alternate") as refused:
-        reader(tmp_path, template).ids(HELLO)
+        reader(tmp_path, template).tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
 def test_a_model_without_a_template_refers_to_completions(tmp_path: Path) -> None:
     own = reader(tmp_path, template=None)
     with pytest.raises(InvalidField, match=r"no chat template.*completions") as refused:
-        own.ids(HELLO)
+        own.tokenize(HELLO)
     assert refused.value.field == "messages"
-    assert own.ids("hello")
+    assert own.tokenize("hello")
 
 
 HOSTILE = {
@@ -214,8 +214,8 @@ HOSTILE = {
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_what_a_hostile_template_tries_is_refused_in_time(template: str, tmp_path: Path) -> None:
     began = time.perf_counter()
-    with pytest.raises(InvalidField, match=r"cannot be made a prompt: .") as refused:
-        reader(tmp_path, template).ids(HELLO)
+    with pytest.raises(InvalidField, match=r"the chat template rejects `messages`: .") as refused:
+        reader(tmp_path, template).tokenize(HELLO)
     assert refused.value.field == "messages"
     assert time.perf_counter() - began < 5
 
@@ -233,13 +233,13 @@ def test_what_a_hostile_template_tries_is_refused_in_time(template: str, tmp_pat
 )
 def test_what_the_sandbox_hides_is_not_in_a_prompt(template: str, tmp_path: Path) -> None:
     with pytest.raises((EmptyInput, InvalidField)):
-        reader(tmp_path, template).ids(HELLO)
+        reader(tmp_path, template).tokenize(HELLO)
 
 
 def test_a_conversation_has_a_greatest_length(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
-    with pytest.raises(InputTooLong, match=str(MOST_CHARACTERS)) as refused:
-        reader(tmp_path, template).ids(HELLO)
+    with pytest.raises(InputTooLong, match=str(MAX_CHARACTERS)) as refused:
+        reader(tmp_path, template).tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
@@ -251,8 +251,8 @@ def test_a_refused_conversation_does_not_count_against_the_next(tmp_path: Path) 
     own = reader(tmp_path, template)
     for _ in range(2):
         with pytest.raises(ServeError):
-            own.ids(said("a", "b"))
-        assert TOKENIZER.decode(own.ids(HELLO)) == "done"
+            own.tokenize(said("a", "b"))
+        assert TOKENIZER.decode(own.tokenize(HELLO)) == "done"
 
 
 def test_a_long_conversation_is_no_hostile_one(tmp_path: Path) -> None:

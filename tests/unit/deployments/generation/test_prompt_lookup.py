@@ -42,23 +42,23 @@ def test_no_more_is_guessed_than_the_answer_may_still_have(longest: int, most: i
 def test_guesses_that_were_wrong_make_the_next_ones_shorter() -> None:
     guesses = drafter([20, 2, 3])
     first = len(guesses.draft(8, 0.1))
-    guesses.learn(drafted=4, accepted=0)
-    guesses.learn(drafted=4, accepted=0)
+    guesses.update(drafted=4, accepted=0)
+    guesses.update(drafted=4, accepted=0)
     assert 0 < len(guesses.draft(8, 0.1)) < first
 
 
 def test_guesses_that_were_right_make_the_next_ones_longer() -> None:
     guesses = drafter([20, 2, 3])
     first = len(guesses.draft(5, 0.1))
-    guesses.learn(drafted=4, accepted=4)
-    guesses.learn(drafted=4, accepted=4)
+    guesses.update(drafted=4, accepted=4)
+    guesses.update(drafted=4, accepted=4)
     assert len(guesses.draft(5, 0.1)) > first
 
 
 def test_guessing_that_never_helped_is_given_up_and_tried_again_later() -> None:
     guesses = drafter([20, 2, 3])
     while found := guesses.draft(8, 0.1):
-        guesses.learn(drafted=len(found), accepted=0)
+        guesses.update(drafted=len(found), accepted=0)
     pauses = 1
     while not guesses.draft(8, 0.1):
         pauses += 1
@@ -74,28 +74,30 @@ def test_a_draft_is_as_long_as_its_last_token_is_likelier_than_what_it_costs() -
 def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
     cost = VerifyCost()
     for _ in range(60):
-        cost.learn(50, 1, 0.010)
-        cost.learn(50, 5, 0.022)
-        cost.learn(50, 5, 0.022)
-    assert cost.share(50) == pytest.approx(0.3, abs=0.05), "12 ms for four more, of 10 ms each"
+        cost.update(50, 1, 0.010)
+        cost.update(50, 5, 0.022)
+        cost.update(50, 5, 0.022)
+    assert cost.token_share(50) == pytest.approx(0.3, abs=0.05), (
+        "12 ms for four more, of 10 ms each"
+    )
 
 
 def test_long_rows_have_costs_of_their_own() -> None:
     cost = VerifyCost()
-    first = cost.share(1_000)
+    first = cost.token_share(1_000)
     for _ in range(30):
-        cost.learn(50, 1, 0.010)
-        cost.learn(50, 5, 0.034)
-    assert cost.share(40) > 0.4
-    assert cost.share(1_000) == first
+        cost.update(50, 1, 0.010)
+        cost.update(50, 5, 0.034)
+    assert cost.token_share(40) > 0.4
+    assert cost.token_share(1_000) == first
 
 
 def test_one_slow_step_does_not_end_drafting_for_good() -> None:
     cost = VerifyCost()
-    cost.learn(50, 1, 0.010)
+    cost.update(50, 1, 0.010)
     for _ in range(50):
-        cost.learn(50, 5, 10.0)
-    assert cost.share(50) > 0.9
+        cost.update(50, 5, 10.0)
+    assert cost.token_share(50) > 0.9
     for _ in range(150):
-        cost.learn(50, 1, 0.010)
-    assert cost.share(50) < 0.2
+        cost.update(50, 1, 0.010)
+    assert cost.token_share(50) < 0.2

@@ -8,104 +8,104 @@ from deployments.generation.slots import (
     MIN_CHUNK_TOKENS,
     MIN_PREFIX_TOKENS,
     CopySlot,
-    Exchange,
-    RowTable,
+    SlotTable,
+    SwapSlots,
 )
 
 SYSTEM = list(range(100, 140))  # a prompt that many begin with
 
 
 def read_whole(
-    rows: RowTable, owner: int, prompt: list[int]
-) -> tuple[int, list[CopySlot | Exchange]]:
+    rows: SlotTable, owner: int, prompt: list[int]
+) -> tuple[int, list[CopySlot | SwapSlots]]:
     """Take a row, and read the prompt into it: what was shared, and what was moved."""
-    row = rows.take(owner)
-    shared, moves = rows.begin(row, prompt)
-    rows.read(row, prompt[shared:])
+    row = rows.acquire(owner)
+    shared, moves = rows.start_prompt(row, prompt)
+    rows.append_prompt(row, prompt[shared:])
     return shared, moves
 
 
 def test_rows_in_use_are_the_first_ones() -> None:
-    rows = RowTable(3)
-    assert [rows.take(owner) for owner in (7, 8)] == [0, 1]
-    assert (rows.used_slots, rows.free) == (2, 1)
+    rows = SlotTable(3)
+    assert [rows.acquire(owner) for owner in (7, 8)] == [0, 1]
+    assert (rows.used_slots, rows.free_slots) == (2, 1)
 
 
 def test_the_last_row_takes_the_place_of_one_that_is_given_up() -> None:
-    rows = RowTable(3)
+    rows = SlotTable(3)
     for owner, tokens in ((7, 20), (8, 30), (9, 40)):
         read_whole(rows, owner, [owner] * tokens)
-    rows.wrote(2)
-    assert rows.give_up(7) == [Exchange(0, 2, 41)]
-    assert (rows.row_of(9), rows.row_of(8), rows.used_slots) == (0, 1, 2)
-    assert rows.filled(0) == 41
+    rows.append_token(2)
+    assert rows.release(7) == [SwapSlots(0, 2, 41)]
+    assert (rows.slot_of(9), rows.slot_of(8), rows.used_slots) == (0, 1, 2)
+    assert rows.used_tokens(0) == 41
 
 
 def test_the_last_row_is_given_up_without_a_move() -> None:
-    rows = RowTable(2)
-    rows.take(7)
-    rows.take(8)
-    assert rows.give_up(8) == []
+    rows = SlotTable(2)
+    rows.acquire(7)
+    rows.acquire(8)
+    assert rows.release(8) == []
 
 
 def test_a_row_is_handed_over_where_it_stands() -> None:
-    rows = RowTable(2)
-    rows.take(7)
-    rows.take(8)
-    rows.hand_over(7, 9)
-    assert (rows.row_of(9), rows.row_of(8), rows.free) == (0, 1, 0)
+    rows = SlotTable(2)
+    rows.acquire(7)
+    rows.acquire(8)
+    rows.transfer(7, 9)
+    assert (rows.slot_of(9), rows.slot_of(8), rows.free_slots) == (0, 1, 0)
 
 
 def test_a_prompt_starts_behind_what_a_row_in_use_has_read() -> None:
-    rows = RowTable(3)
+    rows = SlotTable(3)
     read_whole(rows, 1, [*SYSTEM, 1, 2, 3])
     shared, moves = read_whole(rows, 2, [*SYSTEM, 4, 5, 6])
     assert (shared, moves) == (len(SYSTEM), [CopySlot(0, 1, len(SYSTEM))])
 
 
 def test_a_prompt_starts_behind_what_its_own_row_remembers() -> None:
-    rows = RowTable(2)
+    rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
-    rows.give_up(1)
+    rows.release(1)
     assert read_whole(rows, 2, [*SYSTEM, 4, 5]) == (len(SYSTEM), [])
 
 
 def test_a_prompt_is_swapped_with_what_a_free_row_remembers() -> None:
-    rows = RowTable(3)
+    rows = SlotTable(3)
     read_whole(rows, 1, [1] * 20)
     read_whole(rows, 2, SYSTEM)
-    rows.give_up(2)
-    rows.give_up(1)
+    rows.release(2)
+    rows.release(1)
     shared, moves = read_whole(rows, 3, [*SYSTEM, 4, 5])
-    assert (shared, moves) == (len(SYSTEM), [Exchange(1, 0, len(SYSTEM))])
+    assert (shared, moves) == (len(SYSTEM), [SwapSlots(1, 0, len(SYSTEM))])
 
 
 def test_a_conversation_is_remembered_while_others_are_answered() -> None:
-    rows = RowTable(3)
+    rows = SlotTable(3)
     for owner, prompt in ((1, SYSTEM), (2, [2] * 30), (3, [3] * 30)):
         read_whole(rows, owner, prompt)
-        rows.give_up(owner)
+        rows.release(owner)
     assert read_whole(rows, 4, [*SYSTEM, 4, 5])[0] == len(SYSTEM)
 
 
 def test_what_was_used_least_recently_makes_room() -> None:
-    rows = RowTable(2)
+    rows = SlotTable(2)
     for owner in (1, 2, 3):
         read_whole(rows, owner, [owner] * 30)
-        rows.give_up(owner)
+        rows.release(owner)
     assert read_whole(rows, 4, [1] * 40)[0] == 0
-    rows.give_up(4)
+    rows.release(4)
     assert read_whole(rows, 5, [3] * 40)[0] == 30
 
 
 def test_an_answer_is_not_remembered() -> None:
-    rows = RowTable(2)
+    rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
     for _ in range(5):
-        rows.wrote(0)
-    assert rows.filled(0) == len(SYSTEM) + 5
-    rows.give_up(1)
-    assert rows.filled(0) == len(SYSTEM)
+        rows.append_token(0)
+    assert rows.used_tokens(0) == len(SYSTEM) + 5
+    rows.release(1)
+    assert rows.used_tokens(0) == len(SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -120,27 +120,27 @@ def test_an_answer_is_not_remembered() -> None:
     ],
 )
 def test_how_much_of_a_prompt_is_shared(before: list[int], prompt: list[int], shared: int) -> None:
-    rows = RowTable(2)
+    rows = SlotTable(2)
     read_whole(rows, 1, before)
     assert read_whole(rows, 2, prompt)[0] == shared
 
 
 def test_a_prompt_that_is_to_be_computed_afresh_shares_nothing() -> None:
-    rows = RowTable(2)
+    rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
-    rows.take(2)
-    assert rows.begin(1, SYSTEM, skip_prefix_cache=True) == (0, [])
+    rows.acquire(2)
+    assert rows.start_prompt(1, SYSTEM, skip_prefix_cache=True) == (0, [])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_row_has_two_owners_and_none_is_lost(seed: int) -> None:
     """Random requests: the moves, carried out on a model of the memory, keep everyone's tokens."""
     chance = random.Random(seed)
-    rows, memory = RowTable(4), [[] for _ in range(4)]
+    rows, memory = SlotTable(4), [[] for _ in range(4)]
     prompts: dict[int, list[int]] = {}
     beginnings = [[b] * chance.randint(1, 40) for b in range(3)]
 
-    def carry_out(moves: list[CopySlot | Exchange]) -> None:
+    def carry_out(moves: list[CopySlot | SwapSlots]) -> None:
         for move in moves:
             if isinstance(move, CopySlot):
                 memory[move.target][: move.tokens] = memory[move.source][: move.tokens]
@@ -151,20 +151,20 @@ def test_no_row_has_two_owners_and_none_is_lost(seed: int) -> None:
                 memory[move.second] = kept + two[move.tokens :]
 
     for owner in range(200):
-        if rows.free and chance.random() < 0.6:
+        if rows.free_slots and chance.random() < 0.6:
             prompt = [*chance.choice(beginnings), *[owner] * chance.randint(2, 30)]
-            row = rows.take(owner)
-            shared, moves = rows.begin(row, prompt)
+            row = rows.acquire(owner)
+            shared, moves = rows.start_prompt(row, prompt)
             carry_out(moves)
             memory[row][shared:] = prompt[shared:]
-            rows.read(row, prompt[shared:])
+            rows.append_prompt(row, prompt[shared:])
             prompts[owner] = prompt
         elif prompts:
             left = chance.choice(list(prompts))
             del prompts[left]
-            carry_out(rows.give_up(left))
-        taken = [rows.row_of(one) for one in prompts]
+            carry_out(rows.release(left))
+        taken = [rows.slot_of(one) for one in prompts]
         assert sorted(taken) == list(range(len(prompts)))
-        assert rows.free + len(prompts) == 4
+        assert rows.free_slots + len(prompts) == 4
         for one, prompt in prompts.items():
-            assert memory[rows.row_of(one)][: len(prompt)] == prompt
+            assert memory[rows.slot_of(one)][: len(prompt)] == prompt

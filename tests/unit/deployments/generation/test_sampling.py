@@ -7,11 +7,16 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.errors import EngineFailed, InvalidField
-from deployments.generation.messages import Sampling
-from deployments.generation.sampling import Sampler, fewest, likeliest, log_probabilities
+from deployments.generation.messages import SamplingParams
+from deployments.generation.sampling import (
+    Sampler,
+    log_probabilities,
+    smallest_set_reaching,
+    top_indices,
+)
 
 VOCABULARY = 3000
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 Row = NDArray[np.float32]
 
 
@@ -20,7 +25,9 @@ def logits_of(seed: int = 0, size: int = VOCABULARY, spread: float = 3.0) -> Row
     return row.astype(np.float32)
 
 
-def sampler(sampling: Sampling, prompt: Iterable[int] = (), size: int = VOCABULARY) -> Sampler:
+def sampler(
+    sampling: SamplingParams, prompt: Iterable[int] = (), size: int = VOCABULARY
+) -> Sampler:
     return Sampler(sampling, list(prompt), size)
 
 
@@ -30,7 +37,7 @@ def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     return weights / weights.sum()
 
 
-def reference(logits: Row, sampling: Sampling) -> NDArray[np.float64]:
+def reference(logits: Row, sampling: SamplingParams) -> NDArray[np.float64]:
     """Each token's chance, by sorting everything at every step."""
     chances = softmax(logits.astype(np.float64) / sampling.temperature)
     order = np.argsort(-chances, kind="stable")
@@ -62,32 +69,32 @@ def shared(
     return kept / kept.sum()
 
 
-def named(sampling: Sampling) -> str:
-    given = {k: v for k, v in sampling._asdict().items() if v != Sampling()._asdict()[k]}
+def named(sampling: SamplingParams) -> str:
+    given = {k: v for k, v in sampling._asdict().items() if v != SamplingParams()._asdict()[k]}
     return ",".join(f"{name}={str(value)[:12]}" for name, value in given.items()) or "plain"
 
 
 CUTS = [
-    Sampling(),
-    Sampling(temperature=0.3),
-    Sampling(temperature=2.5),
-    Sampling(top_k=7),
-    Sampling(top_k=10 * VOCABULARY),
-    Sampling(top_p=0.8),
-    Sampling(top_p=0.97, temperature=4.0),
-    Sampling(top_p=1e-9),
-    Sampling(min_p=0.1),
-    Sampling(min_p=1.0),
-    Sampling(typical_p=0.4),
-    Sampling(typical_p=0.9, temperature=4.0),
-    Sampling(top_k=20, top_p=0.8),
-    Sampling(top_p=0.9, min_p=0.05),
-    Sampling(top_k=40, top_p=0.95, min_p=0.02, typical_p=0.8, temperature=0.7),
+    SamplingParams(),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=2.5),
+    SamplingParams(top_k=7),
+    SamplingParams(top_k=10 * VOCABULARY),
+    SamplingParams(top_p=0.8),
+    SamplingParams(top_p=0.97, temperature=4.0),
+    SamplingParams(top_p=1e-9),
+    SamplingParams(min_p=0.1),
+    SamplingParams(min_p=1.0),
+    SamplingParams(typical_p=0.4),
+    SamplingParams(typical_p=0.9, temperature=4.0),
+    SamplingParams(top_k=20, top_p=0.8),
+    SamplingParams(top_p=0.9, min_p=0.05),
+    SamplingParams(top_k=40, top_p=0.95, min_p=0.02, typical_p=0.8, temperature=0.7),
 ]
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
-def test_tokens_come_as_often_as_they_should(sampling: Sampling) -> None:
+def test_tokens_come_as_often_as_they_should(sampling: SamplingParams) -> None:
     logits = logits_of()
     draws = 4000
     chances = reference(logits, sampling)
@@ -104,7 +111,7 @@ def test_tokens_come_as_often_as_they_should(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
-def test_just_the_tokens_that_should_be_left_can_come(sampling: Sampling) -> None:
+def test_just_the_tokens_that_should_be_left_can_come(sampling: SamplingParams) -> None:
     # Few tokens and hardly any difference, so that each that is left comes in a thousand draws.
     logits = logits_of(seed=4, size=12, spread=0.5)
     own = sampler(sampling._replace(seed=1), size=12)
@@ -124,7 +131,7 @@ def test_a_share_is_reached_with_the_fewest_tokens(size: int, spread: float) -> 
         order = np.argsort(-ranks, kind="stable")
         reached = np.cumsum(weights[order]) / weights.sum()
         needed = int((reached < share).sum()) + 1
-        assert sorted(fewest(ranks, weights, share)) == sorted(order[:needed])
+        assert sorted(smallest_set_reaching(ranks, weights, share)) == sorted(order[:needed])
 
 
 def test_a_temperature_of_zero_takes_the_likeliest() -> None:
@@ -135,13 +142,13 @@ def test_a_temperature_of_zero_takes_the_likeliest() -> None:
 def test_only_the_likeliest_of_one_is_the_likeliest_also_among_equals() -> None:
     logits = np.zeros(50, np.float32)
     logits[[7, 20]] = 4.0
-    own = sampler(Sampling(top_k=1, seed=3), size=50)
+    own = sampler(SamplingParams(top_k=1, seed=3), size=50)
     assert [own.next(logits) for _ in range(20)] == [7] * 20
 
 
 def test_no_more_than_the_asked_number_come_also_among_equals() -> None:
     logits = np.zeros(500, np.float32)
-    own = sampler(Sampling(top_k=3, seed=3), size=500)
+    own = sampler(SamplingParams(top_k=3, seed=3), size=500)
     assert {own.next(logits) for _ in range(200)} == {0, 1, 2}
 
 
@@ -152,14 +159,14 @@ def only(token: int, size: int) -> NDArray[np.bool_]:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(top_k=5, repetition_penalty=1.3),
-        Sampling(top_p=0.9, frequency_penalty=0.2),
-        Sampling(typical_p=0.5),
+        SamplingParams(),
+        SamplingParams(top_k=5, repetition_penalty=1.3),
+        SamplingParams(top_p=0.9, frequency_penalty=0.2),
+        SamplingParams(typical_p=0.5),
     ],
     ids=named,
 )
-def test_a_seed_gives_the_same_tokens_again(sampling: Sampling) -> None:
+def test_a_seed_gives_the_same_tokens_again(sampling: SamplingParams) -> None:
     def answer(seed: int | None) -> tuple[list[int], int]:
         own = sampler(sampling._replace(seed=seed), prompt=range(50))
         return [own.next(logits_of(step)) for step in range(30)], own.seed
@@ -175,30 +182,30 @@ def test_a_seed_gives_the_same_tokens_again(sampling: Sampling) -> None:
 
 def test_what_has_come_counts_against_what_comes_next() -> None:
     logits = np.linspace(1.0, 0.0, 400, dtype=np.float32)
-    own = sampler(Sampling(temperature=0, presence_penalty=2.0), size=400)
+    own = sampler(SamplingParams(temperature=0, presence_penalty=2.0), size=400)
     assert [own.next(logits) for _ in range(400)] == list(range(400))
-    own = sampler(Sampling(temperature=0, repetition_penalty=1e9), prompt=range(7), size=400)
+    own = sampler(SamplingParams(temperature=0, repetition_penalty=1e9), prompt=range(7), size=400)
     assert own.next(logits) == 7
 
 
 def test_a_huge_bias_decides() -> None:
     logits = logits_of()
-    wanted = sampler(Sampling(logit_bias=((17, 1e300),), seed=1))
+    wanted = sampler(SamplingParams(logit_bias=((17, 1e300),), seed=1))
     assert {wanted.next(logits) for _ in range(20)} == {17}
-    banned = sampler(Sampling(logit_bias=((int(logits.argmax()), -1e300),), temperature=0))
-    assert banned.next(logits) == likeliest(logits, 2)[1]
+    banned = sampler(SamplingParams(logit_bias=((int(logits.argmax()), -1e300),), temperature=0))
+    assert banned.next(logits) == top_indices(logits, 2)[1]
 
 
 def test_a_choice_depends_on_how_many_came_before_and_not_on_what_they_were() -> None:
     logits = logits_of()
-    first, second = sampler(Sampling(seed=8)), sampler(Sampling(seed=8))
+    first, second = sampler(SamplingParams(seed=8)), sampler(SamplingParams(seed=8))
     first.next(logits, allowed=only(3, VOCABULARY))
     second.next(logits_of(1))
     assert [first.next(logits) for _ in range(5)] == [second.next(logits) for _ in range(5)]
 
 
 @pytest.mark.parametrize("sampling", [*CUTS, GREEDY], ids=named)
-def test_logits_stay_as_they_are(sampling: Sampling) -> None:
+def test_logits_stay_as_they_are(sampling: SamplingParams) -> None:
     logits = logits_of()
     logits.setflags(write=False)
     before = logits.copy()
@@ -214,25 +221,25 @@ def test_logits_stay_as_they_are(sampling: Sampling) -> None:
 
 
 HOSTILE = [
-    Sampling(temperature=1e-6),
-    Sampling(temperature=1e-300, top_k=40),
-    Sampling(temperature=5e-324),
-    Sampling(temperature=100.0, top_p=0.999999),
-    Sampling(temperature=1e300, typical_p=0.9),
-    Sampling(top_p=1e-9, typical_p=1e-9),
-    Sampling(typical_p=1e-300, temperature=1e-6),
-    Sampling(min_p=1.0, top_k=2),
-    Sampling(logit_bias=tuple((token, 1e300) for token in range(0, VOCABULARY, 2))),
-    Sampling(logit_bias=tuple((token, -1e300) for token in range(VOCABULARY))),
-    Sampling(repetition_penalty=1e-300, temperature=0.1),
-    Sampling(repetition_penalty=1e300, temperature=1e-6, top_p=0.5),
-    Sampling(frequency_penalty=1e30, presence_penalty=-1e30, typical_p=0.7),
+    SamplingParams(temperature=1e-6),
+    SamplingParams(temperature=1e-300, top_k=40),
+    SamplingParams(temperature=5e-324),
+    SamplingParams(temperature=100.0, top_p=0.999999),
+    SamplingParams(temperature=1e300, typical_p=0.9),
+    SamplingParams(top_p=1e-9, typical_p=1e-9),
+    SamplingParams(typical_p=1e-300, temperature=1e-6),
+    SamplingParams(min_p=1.0, top_k=2),
+    SamplingParams(logit_bias=tuple((token, 1e300) for token in range(0, VOCABULARY, 2))),
+    SamplingParams(logit_bias=tuple((token, -1e300) for token in range(VOCABULARY))),
+    SamplingParams(repetition_penalty=1e-300, temperature=0.1),
+    SamplingParams(repetition_penalty=1e300, temperature=1e-6, top_p=0.5),
+    SamplingParams(frequency_penalty=1e30, presence_penalty=-1e30, typical_p=0.7),
 ]
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sampling", [*HOSTILE, *CUTS, GREEDY], ids=named)
-def test_whatever_is_asked_a_token_that_may_come_comes(sampling: Sampling) -> None:
+def test_whatever_is_asked_a_token_that_may_come_comes(sampling: SamplingParams) -> None:
     draw = np.random.default_rng(7)
     own = sampler(sampling._replace(seed=1), prompt=range(0, VOCABULARY, 3))
     for step in range(60):
@@ -247,28 +254,28 @@ def test_whatever_is_asked_a_token_that_may_come_comes(sampling: Sampling) -> No
         assert can_come[own.next(logits, allowed, forbidden)]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(top_k=4)], ids=named)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_k=4)], ids=named)
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_logits_that_are_no_numbers_are_the_engines_failure(
-    sampling: Sampling, broken: float
+    sampling: SamplingParams, broken: float
 ) -> None:
     logits = logits_of()
     logits[1234] = broken
-    with pytest.raises(EngineFailed, match="not numbers"):
+    with pytest.raises(EngineFailed, match="NaN or infinite"):
         sampler(sampling).next(logits)
-    with pytest.raises(EngineFailed, match="not numbers"):
+    with pytest.raises(EngineFailed, match="NaN or infinite"):
         log_probabilities(logits, 3, 2)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(top_k=4)], ids=named)
-def test_where_nothing_may_follow_there_is_no_token(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_k=4)], ids=named)
+def test_where_nothing_may_follow_there_is_no_token(sampling: SamplingParams) -> None:
     logits = logits_of()
     nothing = np.zeros(VOCABULARY, np.bool_)
-    with pytest.raises(EngineFailed, match="no token"):
+    with pytest.raises(EngineFailed, match="no token is possible"):
         sampler(sampling).next(logits, allowed=nothing)
-    with pytest.raises(InvalidField, match="`grammar` cannot be followed"):
+    with pytest.raises(InvalidField, match="`grammar` allows no token here"):
         sampler(sampling).next(logits, allowed=only(3, VOCABULARY), forbidden=[3])
-    with pytest.raises(EngineFailed, match="no token"):
+    with pytest.raises(EngineFailed, match="no token is possible"):
         sampler(sampling).next(np.full(VOCABULARY, -np.inf, np.float32))
 
 
@@ -297,5 +304,5 @@ def test_the_likeliest_are_found_wherever_they_are(size: int, count: int) -> Non
         row = logits_of(seed, size).round(1 if seed % 2 else 6)  # often equal, or hardly ever
         if seed % 3 == 0:
             row = np.sort(row)
-        found = likeliest(row, count).tolist()
+        found = top_indices(row, count).tolist()
         assert found == np.argsort(-row, kind="stable")[:count].tolist()

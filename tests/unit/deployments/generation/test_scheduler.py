@@ -16,21 +16,21 @@ from deployments.generation.messages import (
     Chunk,
     FinishReason,
     GenerationOptions,
-    Sampling,
+    SamplingParams,
 )
 from tests.support.fake_decoder import FakeDecoder
 from tests.support.fakes import TIMEOUT_S, far_deadline
-from tests.support.loop_harness import END, GREEDY, SYSTEM, words
+from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context
 
 
 def test_an_answer_starts_with_what_was_read_and_ends_with_a_reason(make_bench) -> None:
     bench = make_bench()
     job = bench.job([1, 2, 3], new_tokens=4)
-    (tokens,) = bench.answered(job)
-    started = bench.reader.started(job)
+    (tokens,) = bench.run_jobs(job)
+    started = bench.collector.started(job)
     assert (started.prompt_tokens, started.cached_tokens) == (3, 0)
     assert started.compute_type == "cpu-fake"
-    last = bench.reader.news[job.number][-1]
+    last = bench.collector.events[job.number][-1]
     assert isinstance(last, Chunk)
     assert last.finished is not None
     if last.finished.reason is FinishReason.LENGTH:
@@ -42,7 +42,7 @@ def test_an_answer_starts_with_what_was_read_and_ends_with_a_reason(make_bench) 
 def test_an_answer_never_leaves_the_context(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=20))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
-    (tokens,) = bench.answered(bench.job(range(15), options=never_end))
+    (tokens,) = bench.run_jobs(bench.job(range(15), options=never_end))
     assert len(tokens) == 5
 
 
@@ -58,7 +58,7 @@ def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None
         for _ in range(24)
     ]
     sampled = [
-        Sampling(temperature=chance.choice([0, 1.0]), top_p=0.9, seed=number)
+        SamplingParams(temperature=chance.choice([0, 1.0]), top_p=0.9, seed=number)
         for number in range(len(prompts))
     ]
     orders = [
@@ -68,7 +68,7 @@ def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None
     alone = []
     for prompt, options in zip(prompts, orders, strict=True):
         bench = make_bench()
-        alone += bench.answered(bench.job(prompt, options=options))
+        alone += bench.run_jobs(bench.job(prompt, options=options))
     crowd = make_bench()
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
@@ -77,17 +77,17 @@ def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None
         if number in dropped:
             threading.Timer(chance.random() * 0.02, crowd.loop.cancel, (job,)).start()
     kept = [number for number in range(len(jobs)) if number not in dropped]
-    crowd.reader.wait_until_done(*(jobs[number] for number in kept))
+    crowd.collector.wait_until_done(*(jobs[number] for number in kept))
     for number in kept:
-        assert crowd.reader.tokens(jobs[number]) == alone[number], f"prompt {number}"
+        assert crowd.collector.tokens(jobs[number]) == alone[number], f"prompt {number}"
     assert crowd.decoder.moved > 0, "nothing was shared or moved: the test shows nothing"
 
 
 def test_the_beginning_that_prompts_share_is_computed_once(make_bench) -> None:
     bench = make_bench()
     jobs = [bench.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
-    bench.answered(*jobs)
-    assert [bench.reader.started(job).cached_tokens for job in jobs] == [0, 30, 30]
+    bench.run_jobs(*jobs)
+    assert [bench.collector.started(job).cached_tokens for job in jobs] == [0, 30, 30]
     assert sum(tokens for _, tokens in bench.decoder.parts) == 33 + 3 + 3
 
 
@@ -95,8 +95,8 @@ def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
     bench = make_bench()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
     first, second = bench.job(SYSTEM, 2), bench.job(SYSTEM, options=options)
-    bench.answered(first, second)
-    started = bench.reader.started(second)
+    bench.run_jobs(first, second)
+    started = bench.collector.started(second)
     assert started.cached_tokens == 0
     assert [token.id for token in started.prompt] == SYSTEM
     assert started.prompt[0].logprob is None
@@ -106,8 +106,8 @@ def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
 def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1))
     jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
-    bench.answered(*jobs)
-    assert [job.number for job in jobs] == list(bench.reader.news)
+    bench.run_jobs(*jobs)
+    assert [job.number for job in jobs] == list(bench.collector.events)
 
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
@@ -129,30 +129,34 @@ def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
     bench = make_bench()
     prompts = [[*SYSTEM, n, 5] for n in range(6)]
     alone = [found_beams(prompt, beams, 9) for prompt in prompts]
-    options = GenerationOptions(beams=BeamSearchParams(beams), max_new_tokens=9)
+    options = GenerationOptions(beam_search=BeamSearchParams(beams), max_new_tokens=9)
     jobs: list[Job] = []
     for prompt in prompts:
         jobs.append(
-            BeamSearchJob(prompt, options, BeamSearchParams(beams), words(96), far_deadline())
+            BeamSearchJob(
+                prompt, options, BeamSearchParams(beams), build_model_context(96), far_deadline()
+            )
         )
         jobs.append(bench.job(prompt, new_tokens=15))
-    answers = bench.answered(*jobs)
+    answers = bench.run_jobs(*jobs)
     assert [tuple(tokens) for tokens in answers[::2]] == alone
-    (company,) = (fresh := make_bench()).answered(fresh.job(prompts[0], new_tokens=15))
+    (company,) = (fresh := make_bench()).run_jobs(fresh.job(prompts[0], new_tokens=15))
     assert answers[1] == company
 
 
 def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=3, held=threading.Event()))
-    options = GenerationOptions(beams=BeamSearchParams(3), max_new_tokens=4)
+    options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
     first = bench.job([1, 2], new_tokens=4)
-    wide = BeamSearchJob([3, 4], options, BeamSearchParams(3), words(96), far_deadline())
+    wide = BeamSearchJob(
+        [3, 4], options, BeamSearchParams(3), build_model_context(96), far_deadline()
+    )
     last = bench.job([5, 6], new_tokens=4)
     for job in (first, wide, last):
         bench.loop.submit(job)
     bench.decoder.held.set()
-    bench.reader.wait_until_done(first, wide, last)
-    assert list(bench.reader.news) == [first.number, wide.number, last.number]
+    bench.collector.wait_until_done(first, wide, last)
+    assert list(bench.collector.events) == [first.number, wide.number, last.number]
 
 
 def test_one_too_many_is_refused_at_once(make_bench) -> None:
@@ -168,7 +172,7 @@ def test_one_too_many_is_refused_at_once(make_bench) -> None:
     with pytest.raises(Overloaded):
         bench.loop.submit(bench.job([7, 8]))
     bench.decoder.held.set()
-    bench.reader.wait_until_done(first, *others)
+    bench.collector.wait_until_done(first, *others)
 
 
 def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
@@ -176,14 +180,14 @@ def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
     endless = bench.job([1, 2], options=never_end)
     bench.loop.submit(endless)
-    bench.reader.wait_for_tokens(endless, 3)
+    bench.collector.wait_for_tokens(endless, 3)
     bench.loop.cancel(endless)
     decodes = len(bench.decoder.decodes)
     next_one = bench.job([3, 4], new_tokens=2)
-    bench.answered(next_one)
-    assert len(bench.reader.tokens(endless)) < 4000
+    bench.run_jobs(next_one)
+    assert len(bench.collector.tokens(endless)) < 4000
     assert len(bench.decoder.decodes) - decodes <= 4
-    assert not bench.reader.is_done(endless)
+    assert not bench.collector.is_done(endless)
 
 
 def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
@@ -193,8 +197,8 @@ def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
         bench.loop.submit(job)
     bench.loop.cancel(second)
     bench.decoder.held.set()
-    bench.reader.wait_until_done(first, third)
-    assert second.number not in bench.reader.news
+    bench.collector.wait_until_done(first, third)
+    assert second.number not in bench.collector.events
 
 
 def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
@@ -202,9 +206,9 @@ def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
     running = bench.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
     waiting = bench.job([3, 4], deadline_s=time.time() + 0.1)
-    bench.answered(running, waiting)
+    bench.run_jobs(running, waiting)
     for job in (running, waiting):
-        assert isinstance(bench.reader.news[job.number][-1], DeadlineExceeded)
+        assert isinstance(bench.collector.events[job.number][-1], DeadlineExceeded)
 
 
 def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None:
@@ -212,10 +216,10 @@ def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None
     jobs = [bench.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
     for job in jobs:
         bench.loop.submit(job)
-    bench.reader.wait_until_done(*jobs)
-    assert any(isinstance(bench.reader.news[job.number][-1], EngineFailed) for job in jobs)
-    (again,) = bench.answered(bench.job([1, 2, 3]))
-    (alone,) = (fresh := make_bench()).answered(fresh.job([1, 2, 3]))
+    bench.collector.wait_until_done(*jobs)
+    assert any(isinstance(bench.collector.events[job.number][-1], EngineFailed) for job in jobs)
+    (again,) = bench.run_jobs(bench.job([1, 2, 3]))
+    (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 3]))
     assert again == alone
 
 
@@ -225,7 +229,7 @@ def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed)
     assert bench.loop.lost is None
     job = bench.job([1, 2, 5], new_tokens=20)
     bench.loop.submit(job)
-    bench.reader.wait_until_done(job)
+    bench.collector.wait_until_done(job)
     bench.loop.close()
     assert bench.loop.lost is (failure if isinstance(failure, EngineLost) else None)
 
@@ -239,8 +243,8 @@ def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
     for _ in range(MAX_CONSECUTIVE_FAILURES):
         assert bench.loop.lost is None
         job = bench.job([1, 2, 5])
-        bench.answered(job)
-        assert isinstance(bench.reader.news[job.number][-1], EngineFailed)
+        bench.run_jobs(job)
+        assert isinstance(bench.collector.events[job.number][-1], EngineFailed)
     bench.loop.close()
     assert isinstance(bench.loop.lost, EngineLost)
 
@@ -249,7 +253,7 @@ def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=0))
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         bench.decoder.failing_at = len(bench.decoder.decodes)
-        bench.answered(bench.job([1, 2, 5]))
+        bench.run_jobs(bench.job([1, 2, 5]))
     bench.loop.close()
     assert bench.loop.lost is None
 
@@ -266,24 +270,24 @@ def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
             return np.full_like(logits, np.nan)
 
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
-    (alone,) = (fresh := make_bench()).answered(fresh.job([1, 2, 5], options=endless))
+    (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 5], options=endless))
     bench = make_bench(Picky())
     running = bench.job([1, 2, 5], options=endless)
     bench.loop.submit(running)
-    bench.reader.wait_for_tokens(running, 1)
+    bench.collector.wait_for_tokens(running, 1)
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=told)
     bad = bench.job([3, 13, 4], options=options)
     bench.loop.submit(bad)
-    bench.reader.wait_until_done(bad, running)
-    assert isinstance(bench.reader.news[bad.number][-1], EngineFailed)
-    assert bench.reader.tokens(running) == alone
+    bench.collector.wait_until_done(bad, running)
+    assert isinstance(bench.collector.events[bad.number][-1], EngineFailed)
+    assert bench.collector.tokens(running) == alone
     bench.loop.close()
     assert bench.loop.load == (0, 0)
 
 
 def test_who_failed_is_no_longer_recorded_as_active(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=2))
-    bench.answered(bench.job([1, 2, 5], new_tokens=20))
+    bench.run_jobs(bench.job([1, 2, 5], new_tokens=20))
     bench.loop.close()
     assert bench.steps.records[-1].active == 0
 
@@ -297,7 +301,7 @@ def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_ben
 
     bench = make_bench(Short())
     job = bench.job(range(40))
-    bench.answered(job)
+    bench.run_jobs(job)
     bench.loop.close()
     assert [step.active for step in bench.steps.records] == [1, 0]
 
@@ -307,11 +311,11 @@ def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
     running = bench.job([1, 2], options=endless)
     bench.loop.submit(running)
-    bench.reader.wait_for_tokens(running, 1)
+    bench.collector.wait_for_tokens(running, 1)
     bench.decoder.parts.clear()
     long = bench.job([n % 50 for n in range(200)], new_tokens=1)
     bench.loop.submit(long)
-    bench.reader.wait_until_done(long)
+    bench.collector.wait_until_done(long)
     assert len(bench.decoder.parts) >= 200 / 16
     assert max(tokens for _, tokens in bench.decoder.parts) <= 17
     bench.loop.cancel(running)
@@ -323,7 +327,7 @@ def test_closing_answers_what_was_accepted(make_bench) -> None:
     for job in jobs:
         bench.loop.submit(job)
     bench.loop.close()
-    assert all(bench.reader.is_done(job) for job in jobs)
+    assert all(bench.collector.is_done(job) for job in jobs)
     with pytest.raises(Overloaded):
         bench.loop.submit(bench.job([1, 2]))
 
@@ -337,7 +341,7 @@ def test_a_step_that_does_not_end_shows(make_bench) -> None:
     while bench.loop.step_elapsed_s() < 0.02:
         assert time.monotonic() < deadline_s
     bench.decoder.held.set()
-    bench.reader.wait_until_done(job)
+    bench.collector.wait_until_done(job)
     bench.loop.close()
     assert bench.loop.step_elapsed_s() == 0
 
@@ -345,7 +349,7 @@ def test_a_step_that_does_not_end_shows(make_bench) -> None:
 def test_steps_are_recorded(make_bench) -> None:
     bench = make_bench()
     job = bench.job([1, 2, 3], new_tokens=5)
-    (tokens,) = bench.answered(job)
+    (tokens,) = bench.run_jobs(job)
     bench.loop.close()
     assert sum(step.prompt_tokens for step in bench.steps.records) == 3
     # The first token comes with the prompt.

@@ -11,14 +11,14 @@ def shown(
     pieces: list[str], stop: tuple[str, ...], *, keep: bool = False
 ) -> tuple[list[str], bool]:
     """What each piece lets be shown, until a stop string comes or the pieces end."""
-    stops = StopStrings(stop, keep)
+    stops = StopStrings(stop, include_stop_string=keep)
     texts = []
     for piece in pieces:
         text, is_over = stops.push(piece)
         texts.append(text)
         if is_over:
             return texts, True
-    return [*texts, stops.rest()], False
+    return [*texts, stops.flush()], False
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_without_a_stop_string_all_of_a_text_is_shown(
 
 
 def test_nothing_comes_after_a_stop_string() -> None:
-    stops = StopStrings(("b",), keep=False)
+    stops = StopStrings(("b",), include_stop_string=False)
     assert stops.push("ab") == ("a", True)
-    assert stops.rest() == ""
+    assert stops.flush() == ""
     assert stops.push("more") == ("", True)
 
 
@@ -102,7 +102,10 @@ def test_how_a_text_is_cut_into_pieces_makes_no_difference(keep: bool) -> None:
         ends = sorted(draw.sample(range(len(text) + 1), k=min(len(text), draw.randrange(1, 6))))
         pieces = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
         texts, is_over = shown(pieces, stop, keep=keep)
-        assert ("".join(texts), is_over) == ended(text, stop, keep=keep), (pieces, stop)
+        assert ("".join(texts), is_over) == ended(text, stop, keep=keep), (
+            pieces,
+            stop,
+        )
         outcomes.add(is_over)
     assert outcomes == {True, False}
 
@@ -111,7 +114,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
     draw = random.Random(4)
     for _ in range(500):
         stop = tuple("".join(draw.choices("ab", k=draw.randrange(2, 7))) for _ in range(2))
-        stops, text, seen = StopStrings(stop, keep=False), "", ""
+        stops, text, seen = StopStrings(stop, include_stop_string=False), "", ""
         while True:
             piece = draw.choice("ab")
             text += piece
@@ -125,7 +128,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
 
 
 def test_a_long_text_is_read_once() -> None:
-    stops = StopStrings(("a" * 500 + "b",), keep=False)
+    stops = StopStrings(("a" * 500 + "b",), include_stop_string=False)
     texts = [stops.push("a")[0] for _ in range(50_000)]  # takes minutes where each push looks back
     assert "".join(texts) == "a" * 49_500
-    assert stops.rest() == "a" * 500
+    assert stops.flush() == "a" * 500

@@ -8,16 +8,18 @@ END = 9
 
 
 def rules(**given: object) -> TokenConstraints:
-    return TokenConstraints(**{"most": 6, "fewest": 0, "eos_token_ids": (END,)} | given)
+    return TokenConstraints(
+        **{"max_new_tokens": 6, "min_new_tokens": 0, "eos_token_ids": (END,)} | given
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "answer", "forbidden"),
     [
         pytest.param({}, [1, 2], [], id="nothing"),
-        pytest.param({"fewest": 3}, [1, 2], [END], id="not the end yet"),
-        pytest.param({"fewest": 3}, [1, 2, 3], [], id="long enough to end"),
-        pytest.param({"never": (4, 5)}, [], [4, 5], id="never"),
+        pytest.param({"min_new_tokens": 3}, [1, 2], [END], id="not the end yet"),
+        pytest.param({"min_new_tokens": 3}, [1, 2, 3], [], id="long enough to end"),
+        pytest.param({"suppressed": (4, 5)}, [], [4, 5], id="never"),
         pytest.param({"no_repeat_ngram_size": 2}, [1, 2, 1], [2], id="a pair that came"),
         pytest.param(
             {"no_repeat_ngram_size": 2}, [1, 2, 1, 3, 1], [2, 3], id="both pairs that came"
@@ -26,12 +28,12 @@ def rules(**given: object) -> TokenConstraints:
         pytest.param({"no_repeat_ngram_size": 1}, [1, 2], [1, 2], id="no token twice"),
         pytest.param({"no_repeat_ngram_size": 3}, [1, 2], [], id="too short to repeat"),
         pytest.param(
-            {"no_repeat_ngram_size": 2, "before": (7,)}, [1, 7], [1], id="after the start"
+            {"no_repeat_ngram_size": 2, "prefix": (7,)}, [1, 7], [1], id="after the start"
         ),
     ],
 )
 def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int]) -> None:
-    assert rules(**given).forbidden(answer) == forbidden
+    assert rules(**given).find_forbidden(answer) == forbidden
 
 
 @pytest.mark.parametrize(
@@ -45,4 +47,4 @@ def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int
     ],
 )
 def test_what_must_follow(given: dict, answer: list[int], forced: int | None) -> None:
-    assert rules(**given).forced(answer) == forced
+    assert rules(**given).find_forced(answer) == forced

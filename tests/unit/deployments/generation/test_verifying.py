@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deployments.config import SchedulingSettings
 from deployments.errors import InvalidField, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import FinishReason, GenerationOptions, Sampling
+from deployments.generation.messages import FinishReason, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.loop_harness import END, GREEDY, LoopHarness
 
@@ -25,23 +25,23 @@ def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
     return FakeDecoder(context=400, max_draft_tokens=MOST, memorable=memorable, **how)
 
 
-def options(sampling: Sampling, tokens: int = 120) -> GenerationOptions:
+def options(sampling: SamplingParams, tokens: int = 120) -> GenerationOptions:
     return GenerationOptions(sampling=sampling, max_new_tokens=tokens, min_new_tokens=tokens)
 
 
 SAMPLINGS = (
     GREEDY,
-    Sampling(temperature=0.4, seed=5),
-    Sampling(temperature=1.0, top_p=0.9, seed=6),
-    Sampling(temperature=0, frequency_penalty=0.5, repetition_penalty=1.2),
+    SamplingParams(temperature=0.4, seed=5),
+    SamplingParams(temperature=1.0, top_p=0.9, seed=6),
+    SamplingParams(temperature=0, frequency_penalty=0.5, repetition_penalty=1.2),
 )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_drafts_change_no_answer(make_bench, sampling: Sampling) -> None:
+def test_drafts_change_no_answer(make_bench, sampling: SamplingParams) -> None:
     plain, drafting = make_bench(repetitive(), max_draft_tokens=0), make_bench(repetitive())
     answers = [
-        bench.answered(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
+        bench.run_jobs(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
     ]
     assert answers[0] == answers[1]
     assert len(answers[0][0]) == 120
@@ -52,14 +52,14 @@ def test_drafts_change_no_answer(make_bench, sampling: Sampling) -> None:
 class Evens:
     """A constraint: no odd tokens, and after `most` of them it has become too complex."""
 
-    is_over = False
+    is_complete = False
 
     def __init__(self, most: int = 1_000) -> None:
         self._left = most
 
-    def allowed(self) -> NDArray[np.bool_]:
+    def compute_allowed(self) -> NDArray[np.bool_]:
         if not self._left:
-            raise InvalidField("`grammar` cannot be followed: too complex", field="grammar")
+            raise InvalidField("`grammar` cannot be used: too complex", field="grammar")
         return np.arange(VOCABULARY) % 2 == 0
 
     def accept(self, token: int) -> None:
@@ -70,7 +70,7 @@ class Evens:
 ORDERS = (
     GenerationOptions(sampling=GREEDY, max_new_tokens=90, min_new_tokens=90, logprobs=3),
     GenerationOptions(sampling=GREEDY, max_new_tokens=90, no_repeat_ngram_size=4, logprobs=0),
-    options(Sampling(temperature=0.1, seed=1), 90),
+    options(SamplingParams(temperature=0.1, seed=1), 90),
     GenerationOptions(sampling=GREEDY, max_new_tokens=90, prompt_logprobs=True),
 )
 
@@ -86,7 +86,7 @@ def test_all_that_is_told_is_the_same(
         bench = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
-        bench.answered(*jobs)  # on one row: the second takes it over from the first
+        bench.run_jobs(*jobs)  # on one row: the second takes it over from the first
         told.append([news_of(bench, job) for job in jobs])
     assert told[0] == told[1]
     assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
@@ -94,7 +94,7 @@ def test_all_that_is_told_is_the_same(
 
 def news_of(bench: LoopHarness, job: Job) -> list[object]:
     """What a job's reader was told, but for numbers and times."""
-    started, *chunks = bench.reader.news[job.number]
+    started, *chunks = bench.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
     finished = chunks[-1].finished
     tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -105,7 +105,7 @@ def news_of(bench: LoopHarness, job: Job) -> list[object]:
 
 def test_an_answer_that_repeats_itself_takes_fewer_steps(make_bench) -> None:
     bench = make_bench(repetitive())
-    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     calls = len(bench.decoder.decodes) + len(bench.decoder.verified)
     assert calls < 120 / 2
     assert max(bench.decoder.verified) == MOST + 1
@@ -113,7 +113,7 @@ def test_an_answer_that_repeats_itself_takes_fewer_steps(make_bench) -> None:
 
 def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
     bench = make_bench(repetitive())
-    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     steps = bench.steps.records
     assert sum(step.answer_tokens for step in steps) == 119, "the first comes with the prompt"
     assert sum(step.draft_tokens for step in steps) == sum(bench.decoder.verified) - len(
@@ -127,13 +127,13 @@ def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_the_operator_says_how_much_is_drafted(make_bench, most: int) -> None:
     bench = make_bench(repetitive(), max_draft_tokens=most)
-    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     assert max(bench.decoder.verified, default=1) == most + 1
 
 
 def test_a_decoder_that_verifies_nothing_is_given_no_drafts(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=400, memorable=2))
-    bench.answered(bench.job(PROMPT, options=options(GREEDY)))
+    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     assert not bench.decoder.verified
     assert len(bench.decoder.decodes) == 119
 
@@ -142,12 +142,12 @@ def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
     """Nothing behind the end is told, though it was guessed and computed."""
     bench = make_bench(repetitive())
     long = bench.job(PROMPT, options=options(GREEDY))
-    (tokens,) = bench.answered(long)
+    (tokens,) = bench.run_jobs(long)
     last = tokens[60]
     shorter = GenerationOptions(sampling=GREEDY, max_new_tokens=120, stop=(f"w{last}",))
     job = bench.job(PROMPT, options=shorter)
-    (stopped,) = bench.answered(job)
-    finished = bench.reader.news[job.number][-1].finished
+    (stopped,) = bench.run_jobs(job)
+    finished = bench.collector.events[job.number][-1].finished
     assert finished.reason is FinishReason.STOP
     assert stopped == tokens[: len(stopped)]
     assert finished.generated_tokens == len(stopped) == tokens.index(last) + 1
@@ -156,7 +156,7 @@ def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
 def test_an_answer_with_drafts_fills_its_row_to_the_last_token(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
-    (tokens,) = bench.answered(bench.job(PROMPT, options=never_end))
+    (tokens,) = bench.run_jobs(bench.job(PROMPT, options=never_end))
     assert len(tokens) == 60 - len(PROMPT)
 
 
@@ -166,7 +166,7 @@ def test_nothing_is_drafted_in_company(make_bench) -> None:
     for job in jobs:
         bench.loop.submit(job)
     bench.decoder.held.set()
-    bench.reader.wait_until_done(*jobs)
+    bench.collector.wait_until_done(*jobs)
     alone_for = bench.decoder.decodes.count(1)
     assert bench.decoder.decodes.count(2) >= 110
     assert len(bench.decoder.verified) + alone_for <= 10, "only who came first, or leaves last"
@@ -178,7 +178,7 @@ def test_random_company_changes_no_answer(seed: int) -> None:
     chance = random.Random(seed)
     prompts = [chance.choices(range(END), k=chance.randint(2, 20)) for _ in range(16)]
     orders = [
-        options(Sampling(temperature=chance.choice([0, 0.5]), seed=n), chance.randint(1, 60))
+        options(SamplingParams(temperature=chance.choice([0, 0.5]), seed=n), chance.randint(1, 60))
         for n in range(len(prompts))
     ]
     plain = answers_of(prompts, orders, [0.0] * len(prompts), max_draft_tokens=0)
@@ -203,7 +203,7 @@ def answers_of(
         jobs.append(bench.job(prompt, options=order))
         bench.loop.submit(jobs[-1])
         pause.wait(pause_s)
-    bench.reader.wait_until_done(*jobs)
+    bench.collector.wait_until_done(*jobs)
     bench.loop.close()
     assert max_draft_tokens == 0 or bench.decoder.verified, "nothing was drafted"
-    return [bench.reader.tokens(job) for job in jobs]
+    return [bench.collector.tokens(job) for job in jobs]

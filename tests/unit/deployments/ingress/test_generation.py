@@ -26,7 +26,7 @@ from deployments.generation.messages import (
     FinishReason,
     GenerationCall,
     GenerationOptions,
-    Sampling,
+    SamplingParams,
 )
 from deployments.ingress.cluster_state import DeploymentState
 from deployments.ingress.generation import GenerationRequest, GenerationService
@@ -83,7 +83,7 @@ def question(**told: object) -> GenerationRequest:
 
 
 def seeded(seed: int) -> GenerationOptions:
-    return GenerationOptions(sampling=Sampling(seed=seed))
+    return GenerationOptions(sampling=SamplingParams(seed=seed))
 
 
 async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store: Path) -> None:

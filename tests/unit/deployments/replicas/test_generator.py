@@ -36,7 +36,7 @@ from deployments.generation.messages import (
     GenerationOptions,
     Grammar,
     Prompt,
-    Sampling,
+    SamplingParams,
     Started,
 )
 from deployments.messages import ModelRef
@@ -46,7 +46,7 @@ from deployments.replicas.generator import GeneratorReplica
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import ListRecorder, wait_until
 
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 SAYS = "Hi you!"
 
 
@@ -167,7 +167,7 @@ async def test_logprobs_and_alternatives_are_told_when_asked_for(store, refs) ->
 
 
 async def test_a_seed_gives_the_same_text_in_any_company(store, refs) -> None:
-    sampling = Sampling(temperature=1.0, top_p=0.95, seed=7)
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=7)
     asked = call(refs[DECODER], sampling=sampling, max_new_tokens=30)
     async with replica(store) as running:
         alone = await whole(running, asked)
@@ -180,8 +180,8 @@ async def test_a_seed_gives_the_same_text_in_any_company(store, refs) -> None:
 
 async def test_a_drawn_seed_is_told_and_gives_the_text_again(store, refs) -> None:
     async with replica(store) as running:
-        drawn = await whole(running, call(refs[DECODER], sampling=Sampling()))
-        sampling = Sampling(seed=drawn.started.seed)
+        drawn = await whole(running, call(refs[DECODER], sampling=SamplingParams()))
+        sampling = SamplingParams(seed=drawn.started.seed)
         again = await whole(running, call(refs[DECODER], sampling=sampling))
     assert again.text == drawn.text
 
@@ -191,7 +191,7 @@ async def test_text_follows_a_grammar(store, refs) -> None:
     async with replica(store) as running:
         completion = await whole(
             running,
-            call(refs[DECODER], grammar=grammar, sampling=Sampling(seed=3), max_new_tokens=40),
+            call(refs[DECODER], grammar=grammar, sampling=SamplingParams(seed=3), max_new_tokens=40),
         )
     word, digits = completion.text.split(", ")
     assert word in {"yes", "no"}
@@ -233,7 +233,7 @@ async def test_nobody_waits_for_the_grammar_of_another_one(
         ),
         pytest.param(
             "a",
-            {"sampling": Sampling(logit_bias=((10_000, 1.0),))},
+            {"sampling": SamplingParams(logit_bias=((10_000, 1.0),))},
             UnknownToken,
             "logit_bias",
             id="bias",

@@ -8,7 +8,13 @@ import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.config import ModelSettings
-from deployments.generation.messages import Chat, FinishReason, GenerationOptions, Grammar, Sampling
+from deployments.generation.messages import (
+    Chat,
+    FinishReason,
+    GenerationOptions,
+    Grammar,
+    SamplingParams,
+)
 from deployments.registry import ModelRegistry
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.chat_harness import (
@@ -71,7 +77,7 @@ async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
 OWN_WAY = GenerationDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
 )
-LEFT_OUT = {name: getattr(OWN_WAY, name) for name in Sampling._fields if hasattr(OWN_WAY, name)}
+LEFT_OUT = {name: getattr(OWN_WAY, name) for name in SamplingParams._fields if hasattr(OWN_WAY, name)}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ async def test_what_a_body_leaves_out_is_the_model_s_own(
     asking = ChatHarness(tmp_path)
     body = CHAT_BODY if path == CHAT else {"prompt": "Once upon a"}
     assert (await asking.post(path, body | said)).status_code == 200
-    assert asking.call.options.sampling == Sampling(**meant)
+    assert asking.call.options.sampling == SamplingParams(**meant)
 
 
 async def test_every_parameter_arrives(writing_store: Path) -> None:
@@ -128,7 +134,7 @@ async def test_every_parameter_arrives(writing_store: Path) -> None:
     }
     assert (await asking.post(CHAT, body)).status_code == 200
     assert asking.call.options == GenerationOptions(
-        sampling=Sampling(**{**sampling, "logit_bias": ((12, -100.0), (7, 1.5))}),
+        sampling=SamplingParams(**{**sampling, "logit_bias": ((12, -100.0), (7, 1.5))}),
         max_new_tokens=9,
         min_new_tokens=2,
         stop=("\n",),

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.generation.messages import GenerationOptions, Grammar, Sampling
+from deployments.generation.messages import GenerationOptions, Grammar, SamplingParams
 from deployments.ingress.apis.text_generation.requests import (
     GenerateRequest,
     RouteDefaults,
@@ -29,7 +29,7 @@ def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> Genera
 
 def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
     assert options({}) == GenerationOptions(
-        sampling=Sampling(temperature=0.0), include_stop_string=True
+        sampling=SamplingParams(temperature=0.0), include_stop_string=True
     )
 
 
@@ -81,7 +81,7 @@ def test_every_parameter_reaches_the_generator() -> None:
         "grammar": {"type": "regex", "value": "[a-z]+"},
     }
     assert options(given) == GenerationOptions(
-        sampling=Sampling(
+        sampling=SamplingParams(
             temperature=0.5,
             top_k=40,
             top_p=0.9,
