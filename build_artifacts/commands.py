@@ -26,7 +26,7 @@ from build_artifacts.storage.garbage import describe, find_garbage, remove
 from build_artifacts.storage.inspection import check, format_costs, list_versions, table
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import TASK_HEADS, ModelHead
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
@@ -191,5 +191,4 @@ def _agreed() -> bool:
 def _find(arguments: argparse.Namespace) -> Path:
     """The directory of the artifact that `arguments.model` names. Raises ArtifactError."""
     model_id, _, version = arguments.model.partition(":")
-    version = resolve_version(arguments.store, model_id, version or LATEST_NAME)
-    return model_directory(arguments.store, model_id) / version
+    return find_artifact(arguments.store, model_id, version or LATEST_NAME)

@@ -39,12 +39,11 @@ from build_artifacts.steps.seal import (
     ArtifactIdentity,
     EncoderArtifact,
     assemble,
-    publish,
     read_tool_versions,
 )
 from build_artifacts.storage.workspace import StepRunner, Workspace, build_workspace, scratch
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import model_directory, set_latest
+from deployments.artifacts.store import model_directory, publish, set_latest
 from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.machine import usable_cores
@@ -259,8 +258,9 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
                 return found
             run = EncoderBuild(place, progress, request.recipe, request.budget)
             staged = run.artifact(checkpoint, adapter, tasks, identity)
-            directory = publish(staged, store)
-    return BuildResult(ArtifactManifest.read(directory), directory, already_built=False)
+            manifest = ArtifactManifest.read(staged)  # a damaged artifact is never published
+            directory = publish(staged, store, manifest.id, manifest.version)
+    return BuildResult(manifest, directory, already_built=False)
 
 
 def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:

@@ -1,4 +1,4 @@
-"""Which models are served: ids and versions to manifests, read once and checked."""
+"""The served models: manifests by model id, read and checked once per replica."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
-from deployments.artifacts.store import model_directory, resolve_version
+from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import TaskName
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.messages import ModelRef
-from deployments.tasks import find_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -25,31 +24,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """A model whose artifact passed every check."""
+    """A configured model whose artifact passed every check."""
 
     ref: ModelRef
     manifest: ArtifactManifest
     directory: Path
     sealed_s: float  # seconds since the epoch
-    tasks: tuple[TaskName, ...]  # what it can be asked, its own first
+    tasks: tuple[TaskName, ...]  # the model's own task first
 
     @property
     def is_generative(self) -> bool:
-        """Whether it writes text: such a model is a generator's, all others are the encoders'."""
+        """Generators serve generative models, encoders all others."""
         return self.manifest.generation_config is not None
 
     @property
     def generation_config(self) -> GenerationConfig:
-        """How it generates; only to be asked of models that do."""
         if self.manifest.generation_config is None:
-            raise AssertionError("this is a bug: a model that does not generate was asked to")
+            raise AssertionError("bug: the model is not generative")
         return self.manifest.generation_config
 
 
 class ModelRegistry:
-    """The configured models. A damaged one is kept with its reason; the others serve.
+    """The configured models; a damaged artifact is kept as its error, the other models serve.
 
-    Ingress, tokenizer and encoders each read the same store, so they come to the same conclusions.
+    Ingress, tokenizer, encoders and generators read the same store and see the same errors.
     """
 
     def __init__(self, store: Path, models: Iterable[ModelSettings]) -> None:
@@ -58,74 +56,71 @@ class ModelRegistry:
             try:
                 self._entries[settings.id] = _open(store, settings)
             except ArtifactError as error:
-                log.error("model %s refused: %s", settings.id, error)
+                log.error("model %s rejected: %s", settings.id, error)
                 self._entries[settings.id] = error
 
     @classmethod
     def of(cls, args: AppArgs) -> ModelRegistry:
-        """The registry of a replica."""
         return cls(args.store_path(), args.models)
 
     def open_models(self) -> Iterator[RegisteredModel]:
-        """Every model that can be served, in the order of the configuration."""
+        """Yield the usable models in the order of the configuration."""
         return (entry for entry in self._entries.values() if isinstance(entry, RegisteredModel))
 
     def load_each(
-        self, load: Callable[[RegisteredModel], T], *, generating: bool | None = None
+        self, load: Callable[[RegisteredModel], T], *, generative: bool | None = None
     ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
-        """`load` of every open model; one that cannot be loaded does not keep the others away.
+        """Apply `load` to every usable model; return the results and the errors.
 
-        With `generating`, only of those that generate text, or that do not.
+        `generative` restricts the models to generative or to other ones.
         """
         loaded: dict[ModelRef, T] = {}
         failed: dict[ModelRef, ServeError] = {}
         for model in self.open_models():
-            if generating not in (None, model.is_generative):
+            if generative not in (None, model.is_generative):
                 continue
             try:
                 loaded[model.ref] = load(model)
             except ServeError as error:
                 log.error("model %s cannot be loaded: %s", model.ref.id, error)
-                # A copy, without what it was raised in: half a model, and the memory that it took.
+                # A copy has no traceback, which would keep a half-loaded model in memory.
                 failed[model.ref] = copy.copy(error)
         return loaded, failed
 
-    def refused(self) -> dict[str, ArtifactError]:
-        """Model ids that cannot be served, and why."""
+    def rejected(self) -> dict[str, ArtifactError]:
+        """Return the errors of the unusable models by model id."""
         return {k: e for k, e in self._entries.items() if isinstance(e, ArtifactError)}
 
     def find(self, model_id: str) -> RegisteredModel:
-        """The model of that id. Raises UnknownModel, or the reason its artifact was refused."""
+        """Return the model. Raises UnknownModel, or the ArtifactError of its artifact."""
         entry = self._entries.get(model_id)
         if entry is None:
             raise UnknownModel(f"Model {model_id} does not exist", field="model")
         if isinstance(entry, ArtifactError):
-            # A fresh exception each time, as below.
-            raise type(entry)(f"Model {model_id} is refused: {entry.message}")
+            # A new exception: a shared one collects tracebacks.
+            raise type(entry)(f"Model {model_id} is not usable: {entry.message}")
         return entry
 
 
 def load_error(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
-    """What a replica that did not load a model says to those who ask it for it."""
+    """Return the error of calls for a model that this replica did not load."""
     error = failed.get(model)
     if error is None:
         return UnknownModel(f"Model {model.id} is not loaded here", field="model")
-    return copy.copy(error)  # a shared one would gather tracebacks for ever
+    return copy.copy(error)  # a shared exception collects tracebacks
 
 
 def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
-    version = resolve_version(store, settings.id, settings.version)
-    directory = model_directory(store, settings.id) / version
+    directory = find_artifact(store, settings.id, settings.version)
     manifest = ArtifactManifest.read(directory)
-    if (manifest.id, manifest.version) != (settings.id, version):
+    if (manifest.id, manifest.version) != (settings.id, directory.name):
         raise ManifestInvalid(
-            f"{directory}: the manifest is that of `{manifest.id}` version {manifest.version}"
+            f"{directory}: the manifest belongs to `{manifest.id}` version {manifest.version}"
         )
-    sealed_s = (directory / MANIFEST_NAME).stat().st_mtime
     return RegisteredModel(
-        ref=ModelRef(settings.id, version),
+        ref=ModelRef(manifest.id, manifest.version),
         manifest=manifest,
         directory=directory,
-        sealed_s=sealed_s,
-        tasks=find_tasks(manifest),
+        sealed_s=(directory / MANIFEST_NAME).stat().st_mtime,
+        tasks=served_tasks(manifest),
     )

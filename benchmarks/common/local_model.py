@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
-from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
@@ -69,8 +69,7 @@ class LocalModel:
     ) -> LocalModel:
         """The model with its digests checked. Raises BenchmarkError."""
         try:
-            version = resolve_version(store, model_id, version)
-            directory = model_directory(store, model_id) / version
+            directory = find_artifact(store, model_id, version)
             manifest = ArtifactManifest.read(directory)
         except ArtifactError as exc:
             raise BenchmarkError(

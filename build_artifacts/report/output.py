@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from build_artifacts.report.values import (
     StageLatency,
     StageResult,
 )
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import HOSTS_NAME, write_atomically
 from deployments.tuning.host import Host
 
 _NONE = "-"
@@ -319,9 +318,9 @@ def keep(artifact: Path, report: Report, tell: Tell) -> Path:
     pictures = _pictures(report, tell)
     plot = f"{STEM}.svg" if pictures else None
     for form, content in pictures.items():
-        _write(path.with_suffix(f".{form}"), content)
-    _write(path.with_suffix(".md"), markdown(report, plot=plot).encode())
-    _write(path, report.to_json())
+        write_atomically(path.with_suffix(f".{form}"), content)
+    write_atomically(path.with_suffix(".md"), markdown(report, plot=plot).encode())
+    write_atomically(path, report.to_json())
     return path
 
 
@@ -334,12 +333,3 @@ def _pictures(report: Report, tell: Tell) -> Mapping[str, bytes]:
         tell("no plot: `matplotlib` is not installed; `pip install 'hundredfold[build]'` adds it")
         return {}
 
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.search.gate import AcceptedGraph
 from build_artifacts.search.preparation import PreparedModel
-from build_artifacts.storage.workspace import BUILDING_NAME, remove_atomically
 from deployments.artifacts.manifest import (
     MANIFEST_NAME,
     REFERENCE_NAME,
@@ -21,7 +20,9 @@ from deployments.artifacts.manifest import (
     Gate,
     ModelSource,
 )
-from deployments.artifacts.store import file_sha256, model_directory, set_latest
+from deployments.artifacts.store import (
+    file_sha256,
+)
 from deployments.machine import installed_versions
 from deployments.tuning.costs import CostTable, write_costs
 
@@ -121,23 +122,6 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         built_with=read_tool_versions() | {"recipe": identity.recipe_digest},
     )
     (into / MANIFEST_NAME).write_bytes(manifest.to_json())
-
-
-def publish(staged: Path, store: Path) -> Path:
-    """Rename the artifact in `staged` into its place in the store and make it the latest version.
-
-    For one build of the version at a time. A version that is there already is moved out of the
-    way first, and for the instant between the two renames it does not exist.
-    """
-    manifest = ArtifactManifest.read(staged)
-    directory = model_directory(store, manifest.id)
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / manifest.version
-    if target.exists():
-        remove_atomically(target, store / BUILDING_NAME)
-    staged.rename(target)
-    set_latest(store, manifest.id, manifest.version)
-    return target
 
 
 def _name_graphs(graphs: Sequence[AcceptedGraph]) -> dict[Path, str]:

@@ -22,23 +22,24 @@ from enum import StrEnum
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
-from build_artifacts.storage.workspace import (
+from build_artifacts.storage.workspace import store_errors
+from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
+from deployments.artifacts.store import (
     BUILDING_NAME,
-    abandoned,
+    LATEST_NAME,
+    TEMPORARY_FILE,
+    VERSION,
+    find_abandoned_scratch,
     lock_path,
     log_path,
     remove_atomically,
-    store_errors,
 )
-from deployments.artifacts.locks import directory_held, is_held, try_exclusive_lock
-from deployments.artifacts.store import LATEST_NAME, VERSION
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Between writing a file beside and renaming it pass milliseconds.
 TEMPORARY_AFTER_S = 3_600.0
 # The directory of a build; its lock and log are called like it.
 BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
-_TEMPORARY = re.compile(r"\..+\.\d+")  # `.latest.4711` is written by process 4711
 
 
 class GarbageKind(StrEnum):
@@ -74,7 +75,7 @@ def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
         place, root = BUILD_DIRECTORY.fullmatch(name), building / name
-        if place is None or is_held(lock_path(root)):
+        if place is None or is_locked(lock_path(root)):
             continue
         extent = measure(root, log_path(root), lock_path(root))
         age_s = now_s - extent.changed_s
@@ -100,8 +101,8 @@ def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
 
 def abandoned_scratch(building: Path) -> list[GarbageItem]:
     """Scratch directories whose process is gone."""
-    with directory_held(building):
-        found = abandoned(building)
+    with directory_lock(building):
+        found = find_abandoned_scratch(building)
     why = "left by a process that was killed"
     return [
         GarbageItem(GarbageKind.SCRATCH, path.name, path, measure(path).size, why) for path in found
@@ -112,7 +113,7 @@ def temporary_files(model: Path, now_s: float) -> Iterator[GarbageItem]:
     """Files in a model's directory that were being written beside their place."""
     for path in plain_files(model):
         extent = measure(path)
-        if _TEMPORARY.fullmatch(path.name) and now_s - extent.changed_s > TEMPORARY_AFTER_S:
+        if TEMPORARY_FILE.fullmatch(path.name) and now_s - extent.changed_s > TEMPORARY_AFTER_S:
             name = path.relative_to(model.parent).as_posix()
             why = "half-written by a process that was killed"
             yield GarbageItem(GarbageKind.FILE, name, path, extent.size, why)
@@ -253,11 +254,11 @@ def pointed_versions(model: Path) -> frozenset[str] | None:
 
 def _is_building(building: Path, model_name: str) -> bool:
     locks = [(BUILD_DIRECTORY.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
-    return any(place and place["model"] == model_name and is_held(lock) for place, lock in locks)
+    return any(place and place["model"] == model_name and is_locked(lock) for place, lock in locks)
 
 
 def _is_in_use(version: Path) -> bool:
-    return any(is_held(path) for path in plain_files(version))
+    return any(is_locked(path) for path in plain_files(version))
 
 
 def _remove_version(building: Path, item: GarbageItem) -> bool:
@@ -283,8 +284,8 @@ def _remove_build(building: Path, item: GarbageItem) -> bool:
 
 
 def _remove_scratch(building: Path, item: GarbageItem) -> bool:
-    with directory_held(building):
-        is_abandoned = item.path in abandoned(building)
+    with directory_lock(building):
+        is_abandoned = item.path in find_abandoned_scratch(building)
         if is_abandoned:
             remove_atomically(item.path, building)
     return is_abandoned

@@ -11,19 +11,22 @@ import shutil
 import sys
 import tempfile
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from build_artifacts.console import BuildProgress, BuildStep
 from build_artifacts.errors import BuildError
-from deployments.artifacts.locks import directory_held, held, is_held
-from deployments.artifacts.store import model_directory
-
-BUILDING_NAME = ".building"
-# Not the start of a model id, so never that of a build's own directory.
-_PREFIX = ".scratch-"
+from deployments.artifacts.locks import directory_lock, exclusive_lock
+from deployments.artifacts.store import (
+    BUILDING_NAME,
+    SCRATCH_PREFIX,
+    build_path,
+    find_abandoned_scratch,
+    lock_path,
+    log_path,
+    remove_atomically,
+)
 
 
 @contextmanager
@@ -34,30 +37,13 @@ def scratch(store: Path) -> Iterator[Path]:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
             # Held while starting: until it is locked the new directory looks abandoned.
-            with directory_held(building):
-                for path in abandoned(building):
+            with directory_lock(building):
+                for path in find_abandoned_scratch(building):
                     shutil.rmtree(path, ignore_errors=True)
-                root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=building))
-                stack.enter_context(directory_held(root))
+                root = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=building))
+                stack.enter_context(directory_lock(root))
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         yield root
-
-
-def abandoned(building: Path) -> list[Path]:
-    """Scratch directories of dead processes. Only true while `building` itself is held."""
-    found = (path for path in sorted(building.glob(f"{_PREFIX}*")) if not path.is_symlink())
-    return [path for path in found if path.is_dir() and not is_held(path)]
-
-
-def remove_atomically(directory: Path, building: Path) -> None:
-    """Remove a directory so that nobody sees half of it: it is renamed away before it is emptied.
-
-    When the process is killed in between, the next `scratch` does the rest. Raises OSError when
-    the directory cannot be renamed; then it is untouched.
-    """
-    away = building / f"{_PREFIX}{uuid.uuid4().hex}"
-    directory.rename(away)
-    shutil.rmtree(away, ignore_errors=True)
 
 
 @contextmanager
@@ -161,7 +147,7 @@ def build_workspace(
     steps; after everything else they stay. The log stays after every failure.
     """
     building = store / BUILDING_NAME
-    root = place_path(store, model_id, version)
+    root = build_path(store, model_id, version)
 
     def tell(holder: str) -> None:
         by = f" ({holder})" if holder else ""
@@ -170,7 +156,7 @@ def build_workspace(
     with ExitStack() as stack:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(lock_path(root), tell))
+            stack.enter_context(exclusive_lock(lock_path(root), tell))
             place = _enter(root, build_inputs)
         try:
             yield place
@@ -183,21 +169,6 @@ def build_workspace(
             raise
         _clean_up(root)
         place.log.unlink(missing_ok=True)
-
-
-def place_path(store: Path, model_id: str, version: str) -> Path:
-    """Where a version is built."""
-    return store / BUILDING_NAME / f"{model_directory(store, model_id).name}--{version}"
-
-
-def lock_path(root: Path) -> Path:
-    """The lock of the build in `root`."""
-    return root.with_name(f"{root.name}.lock")
-
-
-def log_path(root: Path) -> Path:
-    """The log of the build in `root`."""
-    return root.with_name(f"{root.name}.log")
 
 
 def _enter(root: Path, build_inputs: str) -> Workspace:
@@ -221,7 +192,7 @@ def _clean_up(root: Path) -> None:
 def workspace(store: Path) -> Iterator[Workspace]:
     """A workspace without a name, removed on every way out, its log only on success."""
     with scratch(store) as root:
-        for log in root.parent.glob(".scratch-*.log"):
+        for log in root.parent.glob(f"{SCRATCH_PREFIX}*.log"):
             if not log.with_suffix("").exists():
                 log.unlink(missing_ok=True)
         place = Workspace(root)

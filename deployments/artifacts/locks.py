@@ -1,7 +1,7 @@
-"""Locks between processes that die with their holder: the kernel drops a killed process's locks.
+"""Locks between processes; the kernel releases the locks of a killed process.
 
-Advisory locks on files of the store (`flock`); they hold between the machines that share it where
-its file system passes them on.
+Advisory locks on files of the store (`flock`). They work between machines if the shared file
+system supports them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 
 @contextmanager
-def held(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """The exclusive lock on the file `path`, made for it and removed with it.
+def exclusive_lock(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the exclusive lock on the file `path`, which is created and removed with the lock.
 
-    Blocks while somebody else has it, until a signal's handler raises; `on_wait` is told before,
-    with the holder in words, empty where it is not known.
+    Blocks while another process holds the lock, until a signal handler raises. Before blocking,
+    `on_wait` gets a description of the holder, empty if unknown.
     """
     descriptor = _acquire(path, on_wait)
     try:
@@ -29,7 +29,7 @@ def held(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def try_exclusive_lock(path: Path) -> Iterator[bool]:
-    """Like `held`, but does not wait: False where somebody else has the lock."""
+    """Like `exclusive_lock`, without waiting: yields False if another process holds the lock."""
 
     def refuse(_: str) -> None:
         raise BlockingIOError
@@ -45,21 +45,21 @@ def try_exclusive_lock(path: Path) -> Iterator[bool]:
         _release(descriptor, path)
 
 
-def is_held(path: Path) -> bool:
-    """Whether anybody holds the exclusive lock on a file or directory; False where nothing is."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the exclusive lock on a file or directory; False if it is missing."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared: askers do not meet each other
+        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared: concurrent checks do not collide
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def directory_held(directory: Path) -> Iterator[None]:
-    """The exclusive lock on a directory itself; waits for it."""
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Hold the exclusive lock on a directory itself. Blocks."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -73,9 +73,9 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not _try_lock(descriptor, fcntl.LOCK_EX):
-                on_wait(_holder(descriptor))
+                on_wait(_read_holder(descriptor))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The last holder removed the file we waited for: another one may be locked by now.
+            # The previous holder removed this file; another process may have created a new one.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
@@ -88,7 +88,7 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
 
 def _release(descriptor: int, path: Path) -> None:
     try:
-        if _is_at(descriptor, path):  # still locked, so nobody else can be in possession of it
+        if _is_at(descriptor, path):  # still locked, so no other process holds this file
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
@@ -102,13 +102,13 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _holder(descriptor: int) -> str:
+def _read_holder(descriptor: int) -> str:
     return os.pread(descriptor, 200, 0).decode(errors="replace").strip()
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        there = path.stat()
+        current = path.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(descriptor), there)
+    return os.path.samestat(os.fstat(descriptor), current)

@@ -33,7 +33,7 @@ from deployments.errors import (
     UnknownTask,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"

@@ -1,85 +1,161 @@
-"""The files of an artifact: where they may lie, and whether they are what was sealed."""
+"""Layout of the store: directories, digests, atomic writes and removals.
+
+<store>/<organization>--<name>/latest             the version served by default
+<store>/<organization>--<name>/<version>/         one sealed artifact
+<store>/.building/<organization>--<name>--<version>[.lock|.log]   one build
+<store>/.building/.scratch-*                      temporary directories
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import shutil
+import uuid
 from collections.abc import Container
 from pathlib import Path, PurePosixPath
 
+from deployments.artifacts.locks import is_locked
 from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, PathOutsideArtifact
 
 LATEST_NAME = "latest"
 HOSTS_NAME = "hosts"
+BUILDING_NAME = ".building"
 
-# One optional organisation, then a name; never "..", never a leading dot or dash.
+# One optional organization, then a name; never "..", never a leading dot or dash.
 MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
+TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711` is written by process 4711
+# A model id never starts with a dot, so no build has such a name.
+SCRATCH_PREFIX = ".scratch-"
 
 
 def model_directory(store: Path, model_id: str) -> Path:
-    """Where the versions of `model_id` live. Raises ManifestInvalid for an id that is no id."""
+    """Return the directory of all versions of `model_id`. Raises ManifestInvalid."""
     if not MODEL_ID.fullmatch(model_id) or ".." in model_id or "--" in model_id:
         raise ManifestInvalid(f"`{model_id}` is not a model id")
     return store / model_id.replace("/", "--")
 
 
 def resolve_version(store: Path, model_id: str, version: str) -> str:
-    """The version `latest` points to, or `version` itself. Raises ArtifactMissing."""
+    """Return `version`, or the version that `latest` names. Raises ArtifactMissing."""
     directory = model_directory(store, model_id)
     if version == LATEST_NAME:
         try:
             version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
-            raise ArtifactMissing(f"`{model_id}` is not built; run `hundredfold build`") from exc
+            raise ArtifactMissing(
+                f"`{model_id}` is not built; run `python -m build_artifacts build`"
+            ) from exc
     if not VERSION.fullmatch(version) or not (directory / version).is_dir():
         raise ArtifactMissing(f"`{model_id}` has no version `{version}` in {store}")
     return version
 
 
+def find_artifact(store: Path, model_id: str, version: str = LATEST_NAME) -> Path:
+    """Return the directory of a sealed version. Raises ArtifactMissing."""
+    return model_directory(store, model_id) / resolve_version(store, model_id, version)
+
+
+def build_path(store: Path, model_id: str, version: str) -> Path:
+    """Return the directory in which a version is built."""
+    return store / BUILDING_NAME / f"{model_directory(store, model_id).name}--{version}"
+
+
+def lock_path(build: Path) -> Path:
+    return build.with_name(f"{build.name}.lock")
+
+
+def log_path(build: Path) -> Path:
+    return build.with_name(f"{build.name}.log")
+
+
+def publish(staged: Path, store: Path, model_id: str, version: str) -> Path:
+    """Rename `staged` to its directory in the store and make it the latest version.
+
+    The caller holds the lock of the build. An existing version is renamed away first; it is
+    missing for the instant between the two renames.
+    """
+    target = model_directory(store, model_id) / version
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        remove_atomically(target, store / BUILDING_NAME)
+    staged.rename(target)
+    set_latest(store, model_id, version)
+    return target
+
+
 def set_latest(store: Path, model_id: str, version: str) -> None:
-    """Make `version` the one served by default; atomic."""
-    directory = model_directory(store, model_id)
-    beside = directory / f".{LATEST_NAME}.{os.getpid()}"
-    beside.write_text(version + "\n", encoding="utf-8")
-    beside.replace(directory / LATEST_NAME)
+    """Make `version` the one that is served by default."""
+    write_atomically(model_directory(store, model_id) / LATEST_NAME, f"{version}\n".encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old or the new content. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_atomically(directory: Path, building: Path) -> None:
+    """Rename a directory into `building`, then delete it, so that readers never see half of it.
+
+    If the process is killed in between, the next build deletes the rest. Raises OSError if the
+    directory cannot be renamed; then it is unchanged.
+    """
+    renamed = building / f"{SCRATCH_PREFIX}{uuid.uuid4().hex}"
+    directory.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
+
+
+def find_abandoned_scratch(building: Path) -> list[Path]:
+    """Return the scratch directories of dead processes.
+
+    The caller holds the lock of `building`: a new scratch directory is not locked at once.
+    """
+    paths = (path for path in sorted(building.glob(f"{SCRATCH_PREFIX}*")) if not path.is_symlink())
+    return [path for path in paths if path.is_dir() and not is_locked(path)]
 
 
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
-    """Raise DigestMismatch unless `name` is the plain file of that digest and size."""
+    """Raise DigestMismatch unless `name` is a plain file of that digest and size."""
     path = resolve_inside(directory, name)
     if path.is_symlink() or not path.is_file():
         raise DigestMismatch(f"{directory}: `{name}` is missing or not a plain file")
-    found = path.stat().st_size
-    if found != size:
-        raise DigestMismatch(f"{directory}: `{name}` has {found} bytes, sealed with {size}")
+    actual = path.stat().st_size
+    if actual != size:
+        raise DigestMismatch(f"{directory}: `{name}` has {actual} bytes, the sealed file {size}")
     if file_sha256(path) != sha256:
-        raise DigestMismatch(f"{directory}: `{name}` is not the file that was sealed (sha256)")
+        raise DigestMismatch(f"{directory}: `{name}` differs from the sealed file (sha256)")
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """A graph may read weights from files beside it, so nothing unsealed may lie there."""
+    """Raise DigestMismatch for unsealed files next to a graph, which may load weights from them."""
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:
-            raise DigestMismatch(f"{directory}: `{name}` lies beside a graph and was not sealed")
+            raise DigestMismatch(f"{directory}: `{name}` is next to a graph and not sealed")
 
 
 def resolve_inside(directory: Path, name: str) -> Path:
-    """`directory / name`, refused with PathOutsideArtifact when it leads elsewhere."""
+    """Return `directory / name`. Raises PathOutsideArtifact if it leaves the directory."""
     pure = PurePosixPath(name)
-    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
+    is_relative = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
     path = directory / pure
     try:
-        if inside and path.resolve().is_relative_to(directory.resolve()):
+        if is_relative and path.resolve().is_relative_to(directory.resolve()):
             return path
-    except (OSError, RuntimeError, ValueError) as exc:  # links in a circle, a null byte
-        raise PathOutsideArtifact(f"{directory}: `{name}` leads nowhere: {exc}") from exc
-    raise PathOutsideArtifact(f"{directory}: `{name}` leads out of the artifact")
+    except (OSError, RuntimeError, ValueError) as exc:  # circular links, a null byte
+        raise PathOutsideArtifact(f"{directory}: `{name}` cannot be resolved: {exc}") from exc
+    raise PathOutsideArtifact(f"{directory}: `{name}` is outside of the artifact")
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Return the hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -69,7 +69,7 @@ class EncoderReplica:
             for ref, model in self._models.items()
         }
         opened, self._failed = registry.load_each(
-            lambda model: open_tuned_engine(places[model.ref]), generating=False
+            lambda model: open_tuned_engine(places[model.ref]), generative=False
         )
         self._engines = {ref: engine for ref, (engine, _) in opened.items()}
         self._vocabularies = {

@@ -97,7 +97,7 @@ class GeneratorReplica:
         # prompt waits for a grammar of somebody else's.
         self._desk = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._served, self._failed = ModelRegistry.of(args).load_each(self._open, generating=True)
+        self._served, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
 
     def start(self) -> None:
         """Begin to answer."""

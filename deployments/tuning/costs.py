@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import HOSTS_NAME, write_atomically
 from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
@@ -119,13 +118,7 @@ def write_costs(artifact: Path, table: CostTable) -> Path:
     """
     path = costs_path(artifact, table.host, table.threads)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(table.to_json())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    write_atomically(path, table.to_json())
     return path
 
 

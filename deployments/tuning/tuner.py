@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from deployments.artifacts.locks import held, is_held, try_exclusive_lock
+from deployments.artifacts.locks import exclusive_lock, is_locked, try_exclusive_lock
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
@@ -297,7 +297,7 @@ def tune_exclusively(
 def is_tuning(target: TuningTarget) -> bool:
     """Whether somebody measures for this kind of host right now."""
     try:
-        return is_held(_lock_path(target))
+        return is_locked(_lock_path(target))
     except OSError:  # nothing to be read there, or no such locks in this file system
         return False
 
@@ -318,5 +318,5 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
         with try_exclusive_lock(path) as is_ours:
             yield is_ours
         return
-    with held(path, tell):
+    with exclusive_lock(path, tell):
         yield True

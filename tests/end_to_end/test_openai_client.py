@@ -18,7 +18,7 @@ from openai import (
 from tokenizers import Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.store import find_artifact
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, SOUND
 from tests.support.vectors import same
@@ -33,8 +33,7 @@ def openai(cluster: Cluster) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def tokenizer(cluster: Cluster) -> Tokenizer:
-    version = resolve_version(cluster.store, EMBEDDER, LATEST_NAME)
-    path = model_directory(cluster.store, EMBEDDER) / version / TOKENIZER_NAME
+    path = find_artifact(cluster.store, EMBEDDER) / TOKENIZER_NAME
     return Tokenizer.from_file(str(path))
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
@@ -69,8 +69,7 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
     """What all models' graphs weigh that an encoder opens, with what an arena keeps of each."""
     mib = 0.0
     for model_id in ENCODER_MODELS:
-        version = resolve_version(store, model_id, LATEST_NAME)
-        directory = model_directory(store, model_id) / version
+        directory = find_artifact(store, model_id)
         placement = TuningTarget(directory, ArtifactManifest.read(directory), Device.CPU, encoder)
         table = read_costs(placement)
         variants = [] if table is None else table.selected_variants()

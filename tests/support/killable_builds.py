@@ -171,8 +171,8 @@ def _live(request: dict[str, object]) -> int:
     """The life of one build, in a process of its own; its exit status."""
     from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.console import BuildProgress
-    from build_artifacts.steps import seal
     from build_artifacts.storage import workspace
+    from deployments.artifacts import store
     from tests.support.prepared_build import SMALL
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -189,10 +189,10 @@ def _live(request: dict[str, object]) -> int:
         None: lambda: None,
         "before publishing": lambda: setattr(pipeline, "publish", kill_self),
         "before the rename": lambda: setattr(
-            seal, "remove_atomically", _then_die(workspace.remove_atomically)
+            store, "remove_atomically", _then_die(store.remove_atomically)
         ),
-        "after the rename": lambda: setattr(seal, "set_latest", kill_self),
-        "before cleaning": lambda: setattr(workspace, "_leave", kill_self),
+        "after the rename": lambda: setattr(store, "set_latest", kill_self),
+        "before cleaning": lambda: setattr(workspace, "_clean_up", kill_self),
         "while cleaning": lambda: setattr(workspace, "remove_atomically", _half_dispose),
     }
     deaths[request["die_in"]]()

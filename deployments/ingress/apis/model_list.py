@@ -22,7 +22,7 @@ def model_list(service: InferenceService) -> dict[str, Any]:
             "state": "refused",
             "reason": error.message,
         }
-        for model_id, error in service.registry.refused().items()
+        for model_id, error in service.registry.rejected().items()
     ]
     return {"object": "list", "data": served + refused}
 

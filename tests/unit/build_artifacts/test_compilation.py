@@ -14,8 +14,8 @@ from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
-from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Gate
+from deployments.artifacts.store import BUILDING_NAME
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs

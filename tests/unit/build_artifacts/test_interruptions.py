@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.storage.inspection import list_versions
-from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME, file_sha256
+from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError
 from tests.support.builders import tiny_checkpoint
 from tests.support.killable_builds import BuildForkServer, Ended

@@ -17,9 +17,8 @@ from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, bui
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.storage.inspection import list_versions
-from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
-from deployments.artifacts.store import LATEST_NAME, resolve_version
+from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version
 from deployments.artifacts.types import Device, TaskName
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.recipes import CPU_INT8, SEARCH_PRESETS, BuildRecipe
-from build_artifacts.storage.workspace import BUILDING_NAME
 from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import BUILDING_NAME
 from deployments.tuning.parity import ReferenceOutputs, cosines
 from tests.support.builders import write_json
 from tests.unit.build_artifacts.test_tokenizer import TEXTS, build_tgi_error

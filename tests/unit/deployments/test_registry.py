@@ -24,7 +24,7 @@ def test_a_damaged_model_is_refused_with_its_reason_and_the_others_open(tmp_path
     )
 
     assert [model.ref.id for model in registry.open_models()] == ["tiny/whole"]
-    assert {model: type(error) for model, error in registry.refused().items()} == {
+    assert {model: type(error) for model, error in registry.rejected().items()} == {
         "tiny/damaged": DigestMismatch,
         "never/built": ArtifactMissing,
         "../escape": ManifestInvalid,
@@ -36,7 +36,7 @@ def test_a_refused_model_answers_with_its_reason_each_time_anew(tmp_path: Path) 
     registry = ModelRegistry(tmp_path, configured("tiny/damaged"))
     raised = []
     for _ in range(2):
-        with pytest.raises(DigestMismatch, match="tiny/damaged is refused") as refusal:
+        with pytest.raises(DigestMismatch, match="tiny/damaged is not usable") as refusal:
             registry.find("tiny/damaged")
         raised.append(refusal.value)
     assert raised[0] is not raised[1], "one shared exception would gather tracebacks for ever"
@@ -78,4 +78,4 @@ def test_an_artifact_under_another_name_is_refused(tmp_path: Path) -> None:
     mine = seal_tiny(tmp_path, "tiny/mine")
     mine.parent.rename(tmp_path / "tiny--yours")
     registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/yours")])
-    assert "`tiny/mine`" in registry.refused()["tiny/yours"].message
+    assert "`tiny/mine`" in registry.rejected()["tiny/yours"].message

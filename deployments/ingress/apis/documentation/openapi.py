@@ -42,7 +42,7 @@ from deployments.release import RELEASE
 from deployments.tasks.inputs import JsonSchema
 
 _NO_MODEL = UnknownModel("Model org/name does not exist", field="model")
-_REFUSED = ArtifactMissing("Model org/name is refused: nothing was built under this id")
+_REFUSED = ArtifactMissing("Model org/name is not usable: nothing was built under this id")
 _LOADING = ModelLoading("Model org/name is currently loading", estimated_time_s=20.0)
 
 # Wherever a model is named in the path.

@@ -137,6 +137,6 @@ def repository_index(service: InferenceService, *, only_ready: bool) -> list[Ind
                 "reason": "" if ready else "no encoder that has the model is running",
             }
         )
-    for model_id, error in service.registry.refused().items():
+    for model_id, error in service.registry.rejected().items():
         entries.append({"name": model_id, "state": "UNAVAILABLE", "reason": error.message})
     return [entry for entry in entries if entry["state"] == "READY" or not only_ready]

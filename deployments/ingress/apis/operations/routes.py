@@ -80,7 +80,7 @@ class OperationsRoutes:
                 device.value: {"available": state.available, "replicas": state.running}
                 for device, state in service.monitor.states.items()
             },
-            "refused": {k: e.message for k, e in service.registry.refused().items()},
+            "refused": {k: e.message for k, e in service.registry.rejected().items()},
         }
         return json_response(body, status=503 if missing else 200)
 

@@ -22,8 +22,8 @@ from build_artifacts.storage.garbage import (
     find_garbage,
     remove,
 )
-from build_artifacts.storage.workspace import BUILDING_NAME, build_workspace
-from deployments.artifacts.store import set_latest
+from build_artifacts.storage.workspace import build_workspace
+from deployments.artifacts.store import BUILDING_NAME, set_latest
 
 MODEL = "org/model"
 OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import BuildError
-from build_artifacts.storage.workspace import BUILDING_NAME, scratch
+from build_artifacts.storage.workspace import scratch
+from deployments.artifacts.store import BUILDING_NAME
 
 HOLD = """
 import sys, time
@@ -90,9 +91,9 @@ def test_what_a_killed_removal_left_is_removed_by_the_next_start(tmp_path: Path)
         pass
     program = (
         "import os, shutil, sys; from pathlib import Path; "
-        "from build_artifacts.storage import scratch; "
+        "from deployments.artifacts import store; "
         "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
-        "store = Path(sys.argv[1]); scratch.dispose(store / 'version', store / '.building')"
+        "root = Path(sys.argv[1]); store.remove_atomically(root / 'version', root / '.building')"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL

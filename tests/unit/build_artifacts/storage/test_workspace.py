@@ -15,7 +15,8 @@ import pytest
 
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, GateFailed
-from build_artifacts.storage.workspace import BUILDING_NAME, build_workspace, log_path, place_path
+from build_artifacts.storage.workspace import build_workspace
+from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
 
@@ -136,7 +137,7 @@ def test_a_step_that_fails_leaves_nothing_of_itself(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         build(tmp_path, fail)
-    steps = place_path(tmp_path, MODEL, VERSION) / "steps"
+    steps = build_path(tmp_path, MODEL, VERSION) / "steps"
     assert [path.name for path in steps.iterdir()] == ["export"]
     assert is_export_done(tmp_path)
 
@@ -160,7 +161,7 @@ def test_steps_stay_unless_the_next_run_would_fail_the_same_way(
         build(tmp_path, work)
     expected = [f"org--model.v1--{VERSION}", f"org--model.v1--{VERSION}.log"]
     assert leftovers(tmp_path) == expected[not stays :]
-    log = log_path(place_path(tmp_path, MODEL, VERSION))
+    log = log_path(build_path(tmp_path, MODEL, VERSION))
     assert error.__name__ in log.read_text(encoding="utf-8")
     assert is_export_done(tmp_path) is stays
 
@@ -288,7 +289,7 @@ def test_a_build_from_nothing_starts_a_new_log(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(GateFailed):
             build(tmp_path, refuse)
-    log = log_path(place_path(tmp_path, MODEL, VERSION))
+    log = log_path(build_path(tmp_path, MODEL, VERSION))
     assert log.read_text(encoding="utf-8").count("GateFailed: ") == 1
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.locks import directory_held, held, is_held, try_exclusive_lock
+from deployments.artifacts.locks import (
+    directory_lock,
+    exclusive_lock,
+    is_locked,
+    try_exclusive_lock,
+)
 
 
 def never(holder: str) -> None:
@@ -17,23 +22,23 @@ def never(holder: str) -> None:
 
 def test_a_lock_is_held_by_one_and_gone_with_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert not is_held(path)
-    with held(path, never):
-        assert is_held(path)
+    assert not is_locked(path)
+    with exclusive_lock(path, never):
+        assert is_locked(path)
         assert path.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
         with try_exclusive_lock(path) as is_ours:
             assert not is_ours
-        assert is_held(path), "who did not get the lock must not give it back"
+        assert is_locked(path), "who did not get the lock must not give it back"
     assert not path.exists()
     with try_exclusive_lock(path) as is_ours:
         assert is_ours
-        assert is_held(path)
+        assert is_locked(path)
     assert not path.exists()
 
 
 def test_a_failure_gives_the_lock_back(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    for hold in (held(path, never), try_exclusive_lock(path)):
+    for hold in (exclusive_lock(path, never), try_exclusive_lock(path)):
         with pytest.raises(ZeroDivisionError), hold:
             raise ZeroDivisionError
         assert not path.exists()
@@ -42,16 +47,16 @@ def test_a_failure_gives_the_lock_back(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.write_text("process 1 of a machine with a name that is longer than any of ours")
-    assert not is_held(path)
-    with held(path, never):
+    assert not is_locked(path)
+    with exclusive_lock(path, never):
         assert path.read_text().startswith(f"process {os.getpid()} on ")
         assert "longer" not in path.read_text()
 
 
 def test_a_directory_is_a_lock_that_stays(tmp_path: Path) -> None:
-    with directory_held(tmp_path):
-        assert is_held(tmp_path)
-    assert not is_held(tmp_path)
+    with directory_lock(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
     assert tmp_path.is_dir()
 
 
@@ -59,7 +64,7 @@ def test_a_place_where_nothing_can_be_is_an_error_of_the_system(tmp_path: Path) 
     (tmp_path / "file").write_text("in the way")
     path = tmp_path / "file" / "lock"
     with pytest.raises(NotADirectoryError):
-        is_held(path)
+        is_locked(path)
     with pytest.raises(NotADirectoryError), try_exclusive_lock(path):
         pass
 
@@ -74,15 +79,15 @@ def test_a_lock_file_that_was_replaced_while_waiting_does_not_count(tmp_path: Pa
         waits.release()
 
     def wait() -> None:
-        with held(path, tell):
+        with exclusive_lock(path, tell):
             entered.set()
 
-    with held(path, tell):
+    with exclusive_lock(path, tell):
         waiter = threading.Thread(target=wait)
         waiter.start()
         assert waits.acquire(timeout=10)
         path.unlink()
-        newcomer = held(path, tell)
+        newcomer = exclusive_lock(path, tell)
         newcomer.__enter__()
     try:
         assert waits.acquire(timeout=10), "it took the lock of a file that is gone for the lock"
