@@ -16,6 +16,7 @@ from deployments.artifacts.types import TaskName
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.messages import ModelRef
+from deployments.tasks import find_tasks
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -122,5 +123,5 @@ def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
         manifest=manifest,
         directory=directory,
         sealed_s=(directory / MANIFEST_NAME).stat().st_mtime,
-        tasks=served_tasks(manifest),
+        tasks=find_tasks(manifest),
     )

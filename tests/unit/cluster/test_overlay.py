@@ -22,7 +22,9 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
     return copy
 
 
-def group(name: str, *, cpu: int = 4, gpus: int = 0, pods: int = 2, min_pods: int | None = None) -> WorkerGroup:
+def group(
+    name: str, *, cpu: int = 4, gpus: int = 0, pods: int = 2, min_pods: int | None = None
+) -> WorkerGroup:
     return WorkerGroup(
         name=name,
         image="gpu" if gpus else "cpu",
