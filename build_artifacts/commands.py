@@ -158,7 +158,9 @@ def compact(arguments: argparse.Namespace) -> int:
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     print(compaction.describe())
     for cut in compaction.reductions:
-        print(f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward rows")
+        print(
+            f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward rows"
+        )
     return 0
 
 

@@ -332,4 +332,3 @@ def _pictures(report: Report, tell: Tell) -> Mapping[str, bytes]:
             raise
         tell("no plot: `matplotlib` is not installed; `pip install 'hundredfold[build]'` adds it")
         return {}
-

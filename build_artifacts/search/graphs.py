@@ -128,7 +128,9 @@ class CandidateGraphs:
     ) -> Path:
         def work(into: Path) -> str:
             graph = into / _GRAPH_NAME
-            quantize(floating, scheme, graph, items=self._prepared.reference.items, excluded_nodes=kept)
+            quantize(
+                floating, scheme, graph, items=self._prepared.reference.items, excluded_nodes=kept
+            )
             return megabytes(graph)
 
         key = f"int8-{_short(recipe.source, recipe.rewrites, scheme, kept)}"

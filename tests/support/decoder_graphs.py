@@ -83,7 +83,10 @@ def build_reference(graph: Path) -> DecoderReference:
 
     gate_inputs = GateInputs(passages=texts(10, 3, 40), prompts=texts(3, 2, 9))
     answers = texts(3, 4, 8)
-    read = (*gate_inputs.passages, *(p + a for p, a in zip(gate_inputs.prompts, answers, strict=True)))
+    read = (
+        *gate_inputs.passages,
+        *(p + a for p, a in zip(gate_inputs.prompts, answers, strict=True)),
+    )
     engine = open_graph(graph)
     logits = np.concatenate([engine.prefill(0, ids, 0, all_logits=True).copy() for ids in read])
     engine.close()

@@ -48,15 +48,22 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
 
 
 @pytest.mark.parametrize("model_type", BOTH)
-@pytest.mark.parametrize(("prune", "heads", "ffn_channels"), CASES, ids=[c[0].__name__ for c in CASES])
+@pytest.mark.parametrize(
+    ("prune", "heads", "ffn_channels"), CASES, ids=[c[0].__name__ for c in CASES]
+)
 def test_what_is_constant_goes_and_answers_stay(
-    model_type: str, prune: pruned_checkpoints.Prune, heads: tuple[int, ...], ffn_channels: tuple[int, ...]
+    model_type: str,
+    prune: pruned_checkpoints.Prune,
+    heads: tuple[int, ...],
+    ffn_channels: tuple[int, ...],
 ) -> None:
     model = encoder(model_type)
     prune(layer(model, 1))
     before, parameters = answers(model), size(model)
     compaction = find(model)
-    assert compaction.reductions == (LayerReduction(layer=1, heads=heads, ffn_channels=ffn_channels),)
+    assert compaction.reductions == (
+        LayerReduction(layer=1, heads=heads, ffn_channels=ffn_channels),
+    )
     assert compact(model, compaction) is model
     assert (
         layer(model, 1).value.weight.shape[0]
@@ -80,7 +87,10 @@ def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
         pruned_checkpoints.LAYERS * TASK_HEADS,
         5,
     )
-    assert (compaction.ffn_channels_before, compaction.ffn_channels_after) == (pruned_checkpoints.LAYERS * ROWS, 91)
+    assert (compaction.ffn_channels_before, compaction.ffn_channels_after) == (
+        pruned_checkpoints.LAYERS * ROWS,
+        91,
+    )
     compact(model, compaction)
     assert size(model) == compaction.parameters_after
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
@@ -180,7 +190,10 @@ def test_a_compaction_is_found_once_and_applied_after_every_load(tmp_path: Path)
 
     expected = answers(loaded(torch.float32))
     found = Compaction.model_validate_json(find(dense).model_dump_json())
-    assert [(reduction.heads, len(reduction.ffn_channels)) for reduction in found.reductions] == [((0,), 0), ((), 32)]
+    assert [(reduction.heads, len(reduction.ffn_channels)) for reduction in found.reductions] == [
+        ((0,), 0),
+        ((), 32),
+    ]
     first, second = (answers(compact(loaded(torch.float32), found)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, expected, rtol=0, atol=TOLERANCE)
@@ -222,7 +235,9 @@ def test_layers_are_cut_once_each_and_in_order() -> None:
 def test_it_says_in_one_line_what_it_removed() -> None:
     large = Compaction(
         architecture="bert",
-        reductions=(LayerReduction(layer=0, heads=tuple(range(31)), ffn_channels=tuple(range(5_120))),),
+        reductions=(
+            LayerReduction(layer=0, heads=tuple(range(31)), ffn_channels=tuple(range(5_120))),
+        ),
         heads_before=72,
         ffn_channels_before=9_216,
         parameters_before=22_713_216,
@@ -266,7 +281,9 @@ def test_a_compaction_that_does_not_fit_touches_nothing(
 def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
     model = encoder("bert")
     pruned_checkpoints.everything(layer(model, 0))
-    whole = find(model).model_copy(update={"reductions": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)})
+    whole = find(model).model_copy(
+        update={"reductions": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)}
+    )
     with pytest.raises(CompactionMismatch, match="removes all 4 heads of layer 0"):
         compact(model, whole)
 

@@ -49,7 +49,11 @@ FACTS = CheckpointMetadata(
     problem_type="single_label",
 )
 WHOLE = Compaction(
-    architecture="bert", heads_before=8, ffn_channels_before=128, parameters_before=90, parameters_after=90
+    architecture="bert",
+    heads_before=8,
+    ffn_channels_before=128,
+    parameters_before=90,
+    parameters_after=90,
 )
 GATE = Gate(cosine_mean=0.97)
 

@@ -38,7 +38,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
 def quantised(
     shop: PreparedBuild, scheme: Quantization, graph: Path, excluded_nodes: tuple[str, ...] = ()
 ) -> Path:
-    quantize(shop.graphs.floating(CPU_FP32), scheme, graph, items=shop.items, excluded_nodes=excluded_nodes)
+    quantize(
+        shop.graphs.floating(CPU_FP32),
+        scheme,
+        graph,
+        items=shop.items,
+        excluded_nodes=excluded_nodes,
+    )
     return graph
 
 
