@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from deployments.artifacts.generation_config import (
     GenerationConfig,
     GenerationDefaults,
 )
+from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.types import TEXT2TEXT_TASKS
+from deployments.errors import ArtifactError
+from deployments.tokenization.encodings import open_tokenizer
 
 # Of models whose positions are relative, and have no end: what T5 was trained with.
 UNBOUNDED_TOKENS = 512
@@ -28,6 +32,11 @@ UNBOUNDED_TOKENS = 512
 SUPPORTED = (
     "bart", "plbart", "mbart", "blenderbot", "marian", "pegasus", "m2m_100", "t5", "mt5",
 )  # fmt: skip
+
+# Model types with a choice of languages. NLLB has the type `m2m_100`.
+MULTILINGUAL = ("mbart", "m2m_100")
+# `en_XX` (mBART), `eng_Latn` (NLLB) and `__en__` (M2M100).
+LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})")
 
 GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
 
@@ -78,10 +87,32 @@ def read_encoder_decoder_config(
             decoder_start_token_id=generation.decoder_start_token_id,
             forced_bos_token_id=generation.forced_bos_token_id,
             forced_eos_token_id=next(iterate_token_ids(generation.forced_eos_token_id), None),
+            languages=read_languages(weights, config),
         ),
         defaults=_read_defaults(generation),
         task_prefixes=_read_task_prefixes(config),
     )
+
+
+def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
+    """Read the ids of the tokenizer's language tokens by language code.
+
+    Empty unless the tokenizer adds exactly one language token to a text: without it the source
+    language of a request would have no effect.
+    """
+    if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
+        return {}
+    try:
+        tokenizer = open_tokenizer(weights)
+    except ArtifactError:  # reported where the tokenizer itself is checked
+        return {}
+    languages = {
+        match[1] or match[2]: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and (match := LANGUAGE_TOKEN.fullmatch(token.content))
+    }
+    added = [token_id for token_id in tokenizer.encode("").ids if token_id in languages.values()]
+    return languages if len(added) == 1 else {}
 
 
 def read_vocabulary_size(config: TransformersConfig) -> int:

@@ -16,6 +16,9 @@ class EncoderDecoderConfig(FrozenModel):
     decoder_start_token_id: int  # what every answer follows
     forced_bos_token_id: int | None = None  # that every answer begins with
     forced_eos_token_id: int | None = None  # that an answer ends with which reaches its limit
+    # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty for models
+    # that take no languages by name.
+    languages: dict[str, int] = {}
 
 
 class GenerationDefaults(FrozenModel):

@@ -88,10 +88,11 @@ class ModelContext:
         )
         if self.encoder_decoder is None:
             return constraints
+        first_token = self.encoder_decoder.forced_bos_token_id
         return replace(
             constraints,
             prefix=(self.encoder_decoder.decoder_start_token_id,),
-            forced_bos_token_id=self.encoder_decoder.forced_bos_token_id,
+            forced_bos_token_id=options.languages.target if options.languages else first_token,
             forced_eos_token_id=self.encoder_decoder.forced_eos_token_id,
         )
 

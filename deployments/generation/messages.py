@@ -63,6 +63,13 @@ class Grammar(NamedTuple):
     value: str = ""  # JSON schema as text, or regular expression
 
 
+class Languages(NamedTuple):
+    """Language tokens of a multilingual encoder-decoder model, as token ids."""
+
+    source: int  # replaces the language token that the tokenizer adds to the prompt
+    target: int  # first token of the output
+
+
 class GenerationOptions(NamedTuple):
     """Options of a generation request, independent of the API."""
 
@@ -78,6 +85,7 @@ class GenerationOptions(NamedTuple):
     prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
     truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
     truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
+    languages: Languages | None = None  # None: the defaults of the checkpoint
 
 
 class GenerationCall(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,39 +45,63 @@ class PromptTokenizer:
         self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
 
-    def tokenize(self, prompt: Prompt, truncation: PromptTruncation | None = None) -> list[int]:
+    def tokenize(
+        self,
+        prompt: Prompt,
+        truncation: PromptTruncation | None = None,
+        source_language: int | None = None,
+    ) -> list[int]:
         """Token ids of a prompt, at least one.
 
         The tokenizer adds special tokens to text, also if it is truncated. It adds none to token
         ids and conversations: a chat template contains its own. Special tokens written in a text
         are parsed as such. Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the
         error of the template.
+
+        `source_language` replaces the language token that the tokenizer adds to text.
         """
         if isinstance(prompt, Chat):
             return _truncate(self._tokenize_chat(prompt), truncation)
         if isinstance(prompt, str):
-            ids = self._tokenize_text(prompt, truncation)
+            ids = self._tokenize_text(prompt, truncation, source_language)
         else:
             ids = _truncate(self._check_ids(prompt), truncation)
         if not ids:
             raise EmptyInput("`prompt` has no tokens", field="prompt")
         return ids
 
-    def _tokenize_text(self, text: str, truncation: PromptTruncation | None) -> list[int]:
+    def _tokenize_text(
+        self, text: str, truncation: PromptTruncation | None, source_language: int | None
+    ) -> list[int]:
         if not text:
             return []
         encoding = self.tokenizer.encode(text)
         ids: list[int] = encoding.ids
         if (
-            truncation is None
-            or truncation.side is Truncation.REFUSE
-            or len(ids) <= truncation.max_tokens
+            truncation is not None
+            and truncation.side is not Truncation.REFUSE
+            and len(ids) > truncation.max_tokens
         ):
+            ids = truncate_item(encoding, truncation.max_tokens, truncation.side).ids.tolist()
+        if source_language is None:
             return ids
-        shortened: list[int] = truncate_item(
-            encoding, truncation.max_tokens, truncation.side
-        ).ids.tolist()
-        return shortened
+        return self._set_source_language(ids, encoding.sequence_ids, source_language)
+
+    def _set_source_language(
+        self, ids: list[int], sequence_ids: Sequence[int | None], language: int
+    ) -> list[int]:
+        """Replace the language token that the tokenizer adds before or after the text.
+
+        Truncation keeps all added tokens. Language tokens within the text stay as they are.
+        """
+        config = self._generation_config.encoder_decoder
+        languages = set(config.languages.values()) if config else set()
+        before = len(list(takewhile(lambda segment: segment is None, sequence_ids)))
+        after = len(list(takewhile(lambda segment: segment is None, reversed(sequence_ids))))
+        return [
+            language if token in languages and not before <= index < len(ids) - after else token
+            for index, token in enumerate(ids)
+        ]
 
     def _check_ids(self, ids: tuple[int, ...]) -> list[int]:
         for token in (min(ids, default=0), max(ids, default=0)):
@@ -200,7 +226,9 @@ class RequestPreparer:
                 field="prompt_logprobs",
             )
         limit = self._max_prompt_tokens
-        ids = self._prompts.tokenize(prompt, PromptTruncation(limit, options.truncation))
+        source_language = None if options.languages is None else options.languages.source
+        truncation = PromptTruncation(limit, options.truncation)
+        ids = self._prompts.tokenize(prompt, truncation, source_language)
         if options.truncate_prompt_tokens is not None:
             ids = ids[-options.truncate_prompt_tokens :]
         # A tokenizer may have more tokens than the model. The vocabulary of an encoder is not in

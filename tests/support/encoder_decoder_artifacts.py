@@ -7,7 +7,7 @@ every text. Its answers are noise, but depend on every word of the prompt.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tests.support.artifacts import NO_FILES_YET, seal
 from tests.support.tiny_checkpoints import saved
 
 SUMMARIZER, TRANSLATOR, WRITER = "tiny/summarizer", "tiny/translator", "tiny/writer"
+MULTILINGUAL = "tiny/multilingual"
 UNKNOWN, PAD, START, END = "<unk>", "<pad>", "<s>", "</s>"
 SPECIAL = (UNKNOWN, PAD, START, END)
 VOCABULARY = (
@@ -43,6 +44,7 @@ VOCABULARY = (
     "rose fell was is old new red green long short open closed over under near far and or not , . "
     "put this briefly : quick slow one two three four five six seven eight nine ten n't ' s"
 )
+LANGUAGES = ("en_XX", "fr_XX", "de_DE")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE_TOKENS, ANSWER_TOKENS = 24, 40
 ENDS_SOON = 2.4  # what the end token's logit has more: answers end after a few words
@@ -58,18 +60,33 @@ class TinyEncoderDecoder:
     written: ExportedModel
 
     @classmethod
-    def make(cls, root: Path) -> TinyEncoderDecoder:
-        """Write it; takes a second."""
-        tokenizer = word_tokenizer()
+    def make(cls, root: Path, languages: Sequence[str] = ()) -> TinyEncoderDecoder:
+        """Write it in about a second. The tokenizer adds the first of `languages` to a text."""
+        tokenizer = word_tokenizer(languages)
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
         model.save_pretrained(root / "checkpoint")
         (root / "graphs").mkdir()
         return cls(root, model, tokenizer, export_model(root / "checkpoint", root / "graphs"))
 
+    @property
+    def languages(self) -> dict[str, int]:
+        """Token ids by language code."""
+        ids = {code: self.tokenizer.token_to_id(code) for code in LANGUAGES}
+        return {code: token for code, token in ids.items() if token is not None}
+
+    def translate(self, prompt: str, source: str, target: str, **said: Any) -> str:
+        """Return the output of `generate` for a prompt with the language token of `source`."""
+        _, *words, end = self.tokenizer.encode(prompt).ids
+        ids = [self.languages[source], *words[: SOURCE_TOKENS - 2], end]
+        return self._generate(ids, forced_bos_token_id=self.languages[target], **said)
+
     def answer(self, prompt: str, **said: Any) -> str:
-        """What `generate` answers, at most ten tokens where nothing is said."""
-        ids = torch.tensor([self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS]])
+        """Return the output of `generate`, of at most ten tokens by default."""
+        return self._generate(self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS], **said)
+
+    def _generate(self, prompt_ids: list[int], **said: Any) -> str:
+        ids = torch.tensor([prompt_ids])
         if "max_length" not in said:
             said.setdefault("max_new_tokens", 10)
         with torch.inference_mode():
@@ -109,6 +126,7 @@ class TinyEncoderDecoder:
                 encoder_decoder=EncoderDecoderConfig(
                     max_source_tokens=SOURCE_TOKENS,
                     decoder_start_token_id=written.decoder_start_token,
+                    languages=self.languages,
                 ),
                 defaults=defaults or GenerationDefaults(max_new_tokens=10),
                 task_prefixes=dict(task_prefixes or {}),
@@ -131,17 +149,20 @@ class TinyEncoderDecoder:
         set_latest(store, model_id, version)
 
 
-def word_tokenizer() -> Tokenizer:
-    """Words, and letters for all others; END stands behind every text."""
+def word_tokenizer(languages: Sequence[str] = ()) -> Tokenizer:
+    """Build a tokenizer of words and letters that adds END and the first of `languages`."""
     pieces = [(word, 0.0) for word in SPECIAL]
     pieces += [(f"▁{word}", -2.0) for word in VOCABULARY.split()]
     pieces += [(piece, -9.0) for piece in ("▁", *LETTERS)]
+    pieces += [(code, 0.0) for code in languages]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([*SPECIAL, *languages])
+    added = [*languages[:1], END]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, SPECIAL.index(END))]
+        single=" ".join([*languages[:1], "$A", END]),
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in added],
     )
     return tokenizer
 

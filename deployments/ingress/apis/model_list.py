@@ -1,4 +1,4 @@
-"""How models are described, for every family that lists them."""
+"""Descriptions of models, shared by the APIs that list them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from deployments.ingress.service import InferenceService
 from deployments.registry import RegisteredModel
 
 
-def model_list(service: InferenceService) -> dict[str, Any]:
-    """OpenAI's list shape; refused models come last."""
-    served = [model_facts(model, service.monitor) for model in service.registry.open_models()]
-    refused = [
+def build_model_list(service: InferenceService) -> dict[str, Any]:
+    """Build OpenAI's list object; rejected models come last."""
+    open_models = [
+        build_model_facts(model, service.monitor) for model in service.registry.open_models()
+    ]
+    rejected = [
         {
             "id": model_id,
             "object": "model",
@@ -24,24 +26,27 @@ def model_list(service: InferenceService) -> dict[str, Any]:
         }
         for model_id, error in service.registry.rejected().items()
     ]
-    return {"object": "list", "data": served + refused}
+    return {"object": "list", "data": open_models + rejected}
 
 
-def short_path_list(service: InferenceService) -> dict[str, Any]:
-    """`model_list` as `GET /models` gives it, where Infinity's client reads it too.
+def build_short_path_list(service: InferenceService) -> dict[str, Any]:
+    """Build the list for `GET /models`, which Infinity's client reads too.
 
-    That one fails without `stats`, and for any owner that is not Infinity.
+    That client fails without `stats`, and if `owned_by` has any value but its own.
     """
-    told = model_list(service)
-    models = [{k: v for k, v in one.items() if k != "owned_by"} for one in told["data"]]
-    return {**told, "data": [{**one, "stats": {}} for one in models]}
+    model_list = build_model_list(service)
+    models = [
+        {key: value for key, value in model.items() if key != "owned_by"} | {"stats": {}}
+        for model in model_list["data"]
+    ]
+    return {**model_list, "data": models}
 
 
-def model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """One model: OpenAI's keys, then ours."""
+def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
+    """Build OpenAI's model object, extended by facts of this server."""
     manifest = model.manifest
     states = monitor.states_for(model)
-    encoders = {
+    devices = {
         device.value: {
             "compute_type": f"{device}-{candidate.precision}",
             "available": device in states and states[device].available,
@@ -50,6 +55,7 @@ def model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, An
         for device in Device
         if (candidate := manifest.candidate_for(device)) is not None
     }
+    config = manifest.generation_config and manifest.generation_config.encoder_decoder
     return {
         "id": model.ref.id,
         "object": "model",
@@ -61,13 +67,14 @@ def model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, An
         "max_tokens": manifest.max_tokens,
         "width": manifest.output_width,
         "labels": list(manifest.labels),
+        "languages": sorted(config.languages) if config else [],
         "source": manifest.source.model_dump(),
-        "devices": encoders,
+        "devices": devices,
     }
 
 
-def model_status(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """What the hosted API answered at `/status/{id}`; all four keys are read by its client."""
+def build_model_status(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
+    """Build the body of `/status/{id}`; huggingface_hub reads all four keys."""
     loaded = is_loaded(model, monitor)
     on_gpu = Device.GPU in running_devices(model, monitor)
     return {
@@ -79,12 +86,11 @@ def model_status(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, A
 
 
 def is_loaded(model: RegisteredModel, monitor: ClusterMonitor) -> bool:
-    """Whether an encoder that has the model can answer now."""
     return bool(running_devices(model, monitor))
 
 
 def running_devices(model: RegisteredModel, monitor: ClusterMonitor) -> list[Device]:
-    """The encoders that have the model and can answer now."""
+    """Return the devices with a running replica that serves the model."""
     return [
         device
         for device, state in monitor.states_for(model).items()
@@ -93,5 +99,5 @@ def running_devices(model: RegisteredModel, monitor: ClusterMonitor) -> list[Dev
 
 
 def owner(model_id: str) -> str:
-    """The organisation in front of the slash."""
+    """Return the organization in a model id, else the name of this server."""
     return model_id.partition("/")[0] if "/" in model_id else "hundredfold"

@@ -30,10 +30,10 @@ from deployments.ingress.apis.huggingface.requests import (
     parse_task_parameters,
 )
 from deployments.ingress.apis.model_list import (
+    build_model_facts,
+    build_model_status,
+    build_short_path_list,
     is_loaded,
-    model_facts,
-    model_status,
-    short_path_list,
 )
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.apis.text2text.requests import has_encoder, resolve_generation_task
@@ -212,17 +212,17 @@ class HuggingFaceRoutes:
 
     async def models(self, request: Request) -> Response:
         """Every configured model, also the refused ones."""
-        return json_response(short_path_list(self._service))
+        return json_response(build_short_path_list(self._service))
 
     async def info(self, request: Request) -> Response:
         """One model."""
         model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_facts(model, self._service.monitor))
+        return json_response(build_model_facts(model, self._service.monitor))
 
     async def status(self, request: Request) -> Response:
         """What huggingface_hub before 0.35 asks for."""
         model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_status(model, self._service.monitor))
+        return json_response(build_model_status(model, self._service.monitor))
 
     async def health(self, request: Request) -> Response:
         """200 when the model can answer now."""

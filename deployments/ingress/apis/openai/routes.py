@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.apis.model_list import model_facts, model_list
+from deployments.ingress.apis.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.openai.chat import ChatEvents, build_chat_response
 from deployments.ingress.apis.openai.completions import CompletionEvents, build_completion_response
 from deployments.ingress.apis.openai.embeddings import (
@@ -208,12 +208,12 @@ class OpenAIRoutes:
 
     async def models(self, request: Request) -> Response:
         """Every configured model."""
-        return json_response(model_list(self._service))
+        return json_response(build_model_list(self._service))
 
     async def model(self, request: Request) -> Response:
         """One model."""
         found = self._service.registry.find(model_in_path(request) or "")
-        return json_response(model_facts(found, self._service.monitor))
+        return json_response(build_model_facts(found, self._service.monitor))
 
     def error_response(self, error: ServeError) -> Response:
         """OpenAI's error object; its clients pick the exception class by status."""

@@ -1,1 +1,1 @@
-"""Models with an encoder behind the Hugging Face routes: text in, another text out."""
+"""Encoder-decoder models behind the Hugging Face routes: text in, another text out."""

@@ -1,4 +1,4 @@
-"""From a body to questions for a generator whose model has an encoder."""
+"""Requests to encoder-decoder models, parsed into generation requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.types import TaskName
-from deployments.generation.messages import BeamSearchParams, GenerationOptions, SamplingParams
+from deployments.generation.messages import (
+    BeamSearchParams,
+    GenerationOptions,
+    Languages,
+    SamplingParams,
+)
 from deployments.ingress.apis.huggingface.requests import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
@@ -24,11 +29,11 @@ from deployments.ingress.apis.text_generation.requests import (
 )
 from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.service import format_tasks, require_task
+from deployments.ingress.service import require_task
 from deployments.messages import Truncation
 from deployments.registry import RegisteredModel
 
-# Parameters that choose, or end, an answer token by token.
+# Parameters that need token-by-token decoding, which beam search does not do.
 TOKEN_LEVEL_PARAMETERS = (
     "stop", "stop_sequences", "grammar", "frequency_penalty", "details", "decoder_input_details",
     "top_n_tokens",
@@ -37,53 +42,61 @@ TOKEN_LEVEL_PARAMETERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextRequest:
-    """A body that was read, for a model and one of its tasks."""
+    """A parsed and checked body for one task of one model."""
 
     model: RegisteredModel
     task: TaskName
-    asked: GenerateRequest
+    tgi_request: GenerateRequest
     parameters: TextToTextParameters
+    languages: Languages | None
 
     @classmethod
-    def read(
+    def parse(
         cls, body: Mapping[str, Any], model: RegisteredModel, task: TaskName, *, streams: bool
     ) -> TextToTextRequest:
-        """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
+        """Raises InvalidField, EmptyInput or UnknownParameter."""
         defaults = RouteDefaults(many=True, streams=streams)
         inputs = parse_inputs(body, defaults)
         parameters = parse_text2text_parameters(merge_parameters(body))
-        _reject_languages(parameters, model)
+        languages = parse_languages(parameters, model)
         _reject_conflicts(parameters, streams=streams)
-        asked = build_generate_request(inputs, parameters, defaults)
-        return cls(model=model, task=task, asked=asked, parameters=parameters)
+        tgi_request = build_generate_request(inputs, parameters, defaults)
+        return cls(
+            model=model,
+            task=task,
+            tgi_request=tgi_request,
+            parameters=parameters,
+            languages=languages,
+        )
 
     @property
     def options(self) -> GenerationOptions:
-        """The parameters, completed by the model's own, in a generator's terms."""
+        """The parameters, completed by the defaults of the model."""
         parameters, defaults = self.parameters, self.model.generation_config.defaults
-        fewest, most = parse_lengths(parameters, defaults)
-        repeats = parameters.no_repeat_ngram_size
-        if repeats is None:  # what follows a grammar has to repeat itself
-            repeats = 0 if parameters.grammar else defaults.no_repeat_ngram_size
-        options = parse_options(parameters, streams=self.asked.streams)
+        min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
+        no_repeat_ngram = parameters.no_repeat_ngram_size
+        if no_repeat_ngram is None:  # text that follows a grammar has to repeat n-grams
+            no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
+        options = parse_options(parameters, streams=self.tgi_request.streams)
         return options._replace(
             sampling=adapt_sampling(options.sampling, parameters),
-            beam_search=parse_beam_search(parameters, defaults, streams=self.asked.streams),
-            no_repeat_ngram_size=repeats,
-            max_new_tokens=most,
-            min_new_tokens=fewest,
+            beam_search=parse_beam_search(parameters, defaults, streams=self.tgi_request.streams),
+            no_repeat_ngram_size=no_repeat_ngram,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
             truncation=parse_truncation(parameters),
+            languages=self.languages,
         )
 
-    def question(self, request: RequestOptions) -> GenerationRequest:
-        """What a generator is asked. Raises InvalidField for a grammar that is none."""
+    def to_generation_request(self, request_options: RequestOptions) -> GenerationRequest:
+        """Raises InvalidField for an invalid grammar or conflicting lengths."""
         prefix = self.model.generation_config.task_prefixes.get(self.task, "")
         first, *further = (
             prompt if prompt.startswith(prefix) else prefix + prompt
-            for prompt in self.asked.prompts
+            for prompt in self.tgi_request.prompts
         )
         return replace(
-            self.asked.question(self.model.ref.id, request),
+            self.tgi_request.to_generation_request(self.model.ref.id, request_options),
             prompt=first,
             further_prompts=tuple(further),
             options=self.options,
@@ -92,80 +105,103 @@ class TextToTextRequest:
 
 
 def has_encoder(model: RegisteredModel) -> bool:
-    """Whether a model reads a text and writes another, rather than continuing the one it read."""
     generation_config = model.manifest.generation_config
     return generation_config is not None and generation_config.encoder_decoder is not None
 
 
-def resolve_generation_task(model: RegisteredModel, named: TaskName | None) -> TaskName:
-    """The task asked for, else the model's own. Raises WrongTask naming what it can do."""
-    return model.tasks[0] if named is None else require_task(named, model)
+def resolve_generation_task(model: RegisteredModel, requested: TaskName | None) -> TaskName:
+    """Return the requested task, else the model's first. Raises WrongTask."""
+    return model.tasks[0] if requested is None else require_task(requested, model)
+
+
+def parse_languages(parameters: TextToTextParameters, model: RegisteredModel) -> Languages | None:
+    """Resolve `src_lang` and `tgt_lang` to language tokens. Raises InvalidField."""
+    codes = {"src_lang": parameters.src_lang, "tgt_lang": parameters.tgt_lang}
+    requested = [name for name, code in codes.items() if code is not None]
+    if not requested:
+        return None
+    config = model.generation_config.encoder_decoder
+    known = {} if config is None else config.languages
+    if not known:
+        raise parameter_conflict(
+            requested[0], f"is not supported: model {model.ref.id} has no language codes. Omit it."
+        )
+    for name, code in codes.items():
+        if code is None:
+            raise parameter_conflict(
+                name, "is required. Set both `src_lang` and `tgt_lang`, or neither."
+            )
+        if code not in known:
+            names = ", ".join(f"`{language}`" for language in sorted(known))
+            raise parameter_conflict(
+                name, f"is `{code}`, which model {model.ref.id} does not know. Known: {names}"
+            )
+    return Languages(*(known[code] for code in codes.values() if code is not None))
 
 
 def parse_lengths(
     parameters: TextToTextParameters, defaults: GenerationDefaults
 ) -> tuple[int, int | None]:
-    """Least and most new tokens; a default gives way to what is asked for. Raises InvalidField."""
-    fewest, most = parameters.min_new_tokens, parameters.max_new_tokens
-    if fewest is None and parameters.min_length is not None:
-        fewest = max(0, parameters.min_length - 1)
-    if most is None and parameters.max_length is not None:
-        most = parameters.max_length - 1
-    if fewest is not None and most is not None and fewest > most:
+    """Return minimum and maximum of new tokens. Raises InvalidField for minimum > maximum.
+
+    A default that conflicts with a requested bound yields to it.
+    """
+    minimum, maximum = parameters.min_new_tokens, parameters.max_new_tokens
+    if minimum is None and parameters.min_length is not None:
+        minimum = max(0, parameters.min_length - 1)
+    if maximum is None and parameters.max_length is not None:
+        maximum = parameters.max_length - 1
+    if minimum is not None and maximum is not None and minimum > maximum:
         name = "min_length" if parameters.min_new_tokens is None else "min_new_tokens"
-        raise parameter_conflict(name, "asks for more tokens than there may be")
-    if fewest is None:
-        own = defaults.min_new_tokens
-        return own if most is None else min(own, most), most or defaults.max_new_tokens
-    if most is None and defaults.max_new_tokens is not None:
-        most = max(fewest, defaults.max_new_tokens)
-    return fewest, most
+        raise parameter_conflict(
+            name, f"requires at least {minimum} new tokens; the maximum is {maximum}"
+        )
+    if minimum is None:
+        minimum = defaults.min_new_tokens
+        if maximum is None:
+            return minimum, defaults.max_new_tokens
+        return min(minimum, maximum), maximum
+    if maximum is None and defaults.max_new_tokens is not None:
+        maximum = max(minimum, defaults.max_new_tokens)
+    return minimum, maximum
 
 
 def parse_beam_search(
     parameters: TextToTextParameters, defaults: GenerationDefaults, *, streams: bool
 ) -> BeamSearchParams | None:
-    """Beam search where it is asked for, or the model's own way and nothing asked speaks against.
-
-    What goes token by token does: streams, drawing, penalties, and what ends a text.
-    """
-    width = defaults.num_beams if parameters.num_beams is None else parameters.num_beams
-    if (
-        width == 1
-        or streams
-        or parameters.samples
-        or _find_token_level_parameter(parameters) is not None
-    ):
+    """Return None where streaming, sampling or a token-level parameter excludes beam search."""
+    num_beams = defaults.num_beams if parameters.num_beams is None else parameters.num_beams
+    is_token_level = streams or parameters.samples or _find_token_level(parameters) is not None
+    if num_beams == 1 or is_token_level:
         return None
     penalty, stopping = parameters.length_penalty, parameters.early_stopping
     return BeamSearchParams(
-        num_beams=width,
+        num_beams=num_beams,
         length_penalty=defaults.length_penalty if penalty is None else penalty,
         early_stopping=defaults.early_stopping if stopping is None else stopping,
         is_explicit=parameters.num_beams is not None,
     )
 
 
-def adapt_sampling(given: SamplingParams, parameters: TextToTextParameters) -> SamplingParams:
-    """`given`, with nothing drawn unless that is asked for; 0 as `top_k` bounds nothing."""
+def adapt_sampling(sampling: SamplingParams, parameters: TextToTextParameters) -> SamplingParams:
+    """Decode greedily unless sampling is requested; `top_k` 0 means no limit."""
     if parameters.samples:
-        return given._replace(top_k=given.top_k or None)
+        return sampling._replace(top_k=sampling.top_k or None)
     return SamplingParams(
         temperature=0.0,
-        repetition_penalty=given.repetition_penalty,
-        frequency_penalty=given.frequency_penalty,
-        seed=given.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
     )
 
 
 def parse_truncation(parameters: TextToTextParameters) -> Truncation:
-    """What becomes of texts that are too long; as in transformers' pipelines they are not cut."""
-    cuts = parameters.truncation in (True, "longest_first", "only_first")
-    return Truncation.KEEP_START if cuts else Truncation.REFUSE
+    """Reject long inputs by default, as the pipelines of transformers do."""
+    is_truncated = parameters.truncation in (True, "longest_first", "only_first")
+    return Truncation.KEEP_START if is_truncated else Truncation.REFUSE
 
 
 def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> None:
-    """Raise InvalidField for what beam search, when it is asked for, cannot go together with."""
     if parameters.truncation == "only_second":
         raise parameter_conflict("truncation", "cannot be `only_second`: there is no second text")
     if not parameters.uses_beam_search:
@@ -173,30 +209,14 @@ def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> Non
     if streams:
         raise parameter_conflict("num_beams", "must be 1 when streaming")
     if parameters.samples:
-        raise parameter_conflict(
-            "num_beams", "must be 1 where tokens are drawn: leave `do_sample` out"
-        )
-    if (name := _find_token_level_parameter(parameters)) is not None:
-        raise parameter_conflict("num_beams", f"must be 1 where `{name}` is given")
+        raise parameter_conflict("num_beams", "must be 1 when sampling. Omit `do_sample`.")
+    if (name := _find_token_level(parameters)) is not None:
+        raise parameter_conflict("num_beams", f"must be 1 when `{name}` is set")
     if (parameters.num_return_sequences or 1) > 1:
-        raise parameter_conflict("num_return_sequences", "is not possible with beam search")
+        raise parameter_conflict("num_return_sequences", "must be 1 with beam search")
 
 
-def _find_token_level_parameter(parameters: TextToTextParameters) -> str | None:
-    """A parameter that is of use only token by token, if one is given."""
+def _find_token_level(parameters: TextToTextParameters) -> str | None:
     if parameters.repetition_penalty not in (None, 1.0):
         return "repetition_penalty"
     return next((name for name in TOKEN_LEVEL_PARAMETERS if getattr(parameters, name)), None)
-
-
-def _reject_languages(parameters: TextToTextParameters, model: RegisteredModel) -> None:
-    given = [name for name in ("src_lang", "tgt_lang") if getattr(parameters, name) is not None]
-    if not given:
-        return
-    if len(given) == 1:
-        raise parameter_conflict(given[0], "is not enough: `src_lang` and `tgt_lang` go together")
-    raise parameter_conflict(
-        "src_lang",
-        f"is not possible: model {model.ref.id} takes no languages by name. Without them it can "
-        f"do: {format_tasks(model)}",
-    )

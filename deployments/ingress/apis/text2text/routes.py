@@ -1,4 +1,4 @@
-"""Summarization, translation and text2text-generation, asked through the Hugging Face routes."""
+"""Responses of encoder-decoder models on the Hugging Face routes."""
 
 from __future__ import annotations
 
@@ -38,58 +38,65 @@ from deployments.ingress.http.request_options import read_options
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
-# Spaces that tokenizers of words leave, in the order in which transformers takes them out.
+# Strings whose spaces `clean_up_tokenization_spaces` removes, in the order of transformers.
 SPACED_MARKS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 PLAIN_KEY = "generated_text"
 
 
 def build_text2text_response(
-    reply: GenerationResponse, question: TextToTextRequest, *, both: bool
+    response: GenerationResponse, request: TextToTextRequest, *, both_keys: bool
 ) -> list[Any]:
-    """An answer for each text; a list of them for each where several texts have several.
+    """Return an object per text, or a list per text for several sequences of several texts.
 
-    With `both` the text also has the name that it has in text generation.
+    With `both_keys` an object repeats the text under the key of text generation.
     """
-    told = [
-        [_told(one, question, both=both) for one in answers]
-        for answers in build_generate_responses(reply, question.asked)
+    objects = [
+        [_build_object(generated, request, both_keys=both_keys) for generated in sequences]
+        for sequences in build_generate_responses(response, request.tgi_request)
     ]
-    if not question.asked.listed:
-        return told[0]
-    if (question.parameters.num_return_sequences or 1) > 1:
-        return told
-    return [answer for (answer,) in told]
+    if not request.tgi_request.is_list:
+        return objects[0]
+    if (request.parameters.num_return_sequences or 1) > 1:
+        return objects
+    return [sequence for (sequence,) in objects]
 
 
-def _told(answer: Generated, question: TextToTextRequest, *, both: bool) -> dict[str, Any]:
-    text = answer["generated_text"]
-    if question.parameters.clean_up_tokenization_spaces:
+def _build_object(
+    generated: Generated, request: TextToTextRequest, *, both_keys: bool
+) -> dict[str, Any]:
+    text = generated["generated_text"]
+    if request.parameters.clean_up_tokenization_spaces:
         text = clean_up_spaces(text)
-    told: dict[str, Any] = {TEXT_KEYS[question.task]: text}
-    if both or "details" in answer:
-        told[PLAIN_KEY] = text
-    if "details" in answer:
-        told["details"] = answer["details"]
-    return told
+    built: dict[str, Any] = {TEXT_KEYS[request.task]: text}
+    if both_keys or "details" in generated:
+        built[PLAIN_KEY] = text
+    if "details" in generated:
+        built["details"] = generated["details"]
+    return built
 
 
 def clean_up_spaces(text: str) -> str:
-    """`text` without the spaces that stand before punctuation and within contractions."""
-    for loose in SPACED_MARKS:
-        text = text.replace(loose, loose.strip())
+    """Remove spaces before punctuation and within contractions."""
+    for mark in SPACED_MARKS:
+        text = text.replace(mark, mark.strip())
     return text
 
 
-# What the Hugging Face routes document of these tasks.
+# Documentation of the Hugging Face routes.
 TEXT2TEXT_RESPONSE = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
 TEXT2TEXT_EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
 
 
 class TextToTextHandler:
-    """Answers for the Hugging Face routes. Streams are text generation's."""
+    """Handler of the Hugging Face routes for encoder-decoder models.
 
-    def __init__(self, writing: TextGenerationRoutes, generation: GenerationService) -> None:
-        self._writing = writing
+    Streams have the format of text generation.
+    """
+
+    def __init__(
+        self, text_generation: TextGenerationRoutes, generation: GenerationService
+    ) -> None:
+        self._text_generation = text_generation
         self._generation = generation
 
     async def handle_envelope(
@@ -97,54 +104,52 @@ class TextToTextHandler:
         request: Request,
         body: Mapping[str, Any],
         model: RegisteredModel,
-        named: TaskName | None,
+        path_task: TaskName | None,
     ) -> Response:
-        """A list of answers, or events. `named` is the task in the path.
+        """Respond with a list or a stream.
 
-        huggingface_hub's `text_generation` sends what its `summarization` does, to the same path:
-        where that names no task, its answer has both their keys.
+        `text_generation` and `summarization` of huggingface_hub send the same body to the same
+        path. Without a task in the path the response has the keys of both.
         """
-        task = resolve_generation_task(model, named)
+        task = resolve_generation_task(model, path_task)
         streams = parse_stream_flag(body)
         if streams:
-            use_error_format(request, self._writing)
-        question = TextToTextRequest.read(body, model, task, streams=streams)
-        wanted = question.question(read_options(body.get("options"), request.headers))
+            use_error_format(request, self._text_generation)
+        parsed = TextToTextRequest.parse(body, model, task, streams=streams)
+        generation_request = parsed.to_generation_request(
+            read_options(body.get("options"), request.headers)
+        )
         if streams:
-            return await self._writing.streamed(question.asked, wanted)
-        if wanted.options.beam_search is not None:
-            reply = await self._searched(question, wanted)
+            return await self._text_generation.stream(parsed.tgi_request, generation_request)
+        if generation_request.options.beam_search is not None:
+            response = await self._search_beams(parsed, generation_request)
         else:
-            reply = await self._writing.complete(question.asked, wanted)
+            response = await self._text_generation.complete(parsed.tgi_request, generation_request)
         is_hub = "hf_hub/" in request.headers.get("user-agent", "")
         return json_response(
-            build_text2text_response(reply, question, both=is_hub and named is None),
-            headers=tgi_response_headers(reply, question.asked),
+            build_text2text_response(response, parsed, both_keys=is_hub and path_task is None),
+            headers=tgi_response_headers(response, parsed.tgi_request),
         )
 
-    async def _searched(
-        self, question: TextToTextRequest, wanted: GenerationRequest
+    async def _search_beams(
+        self, parsed: TextToTextRequest, generation_request: GenerationRequest
     ) -> GenerationResponse:
-        """What beam search finds; before it is done it has nothing to tell.
-
-        Raises DeadlineExceeded where `max_time` is over before, and other ServeErrors.
-        """
-        max_time_s = question.parameters.max_time
-        ends_s = None if max_time_s is None else asyncio.get_running_loop().time() + max_time_s
+        """Beam search has no partial result. Raises DeadlineExceeded after `max_time`."""
+        max_time_s = parsed.parameters.max_time
+        deadline_s = None if max_time_s is None else asyncio.get_running_loop().time() + max_time_s
         async with cancel_at(
-            ends_s,
-            "before beam search was done; without beams, by `num_beams` 1, what is there by then "
-            "is the answer",
+            deadline_s,
+            "before beam search finished. Set `num_beams` to 1 to get the tokens generated by then",
         ):
             with rename_error_fields(TGI_FIELD_NAMES):
-                return await self._generation.complete(wanted)
+                return await self._generation.complete(generation_request)
 
 
 def text2text_body_schemas() -> list[JsonSchema]:
-    """A body for each task."""
+    """One schema per task."""
     schema = body_schema(PROMPTS, envelope=True)
     parameters = schema_of(TextToTextParameters)
-    nested = {"type": "object", "description": "Of these parameters, any that are for `generate`."}
+    nested = {"type": "object", "description": "The same parameters, for `generate`."}
     parameters["properties"] |= dict.fromkeys(NESTED_KEYS, nested)
     return [
         {

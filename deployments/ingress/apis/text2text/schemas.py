@@ -1,4 +1,4 @@
-"""Parameters and answers of the tasks of models with an encoder."""
+"""Request parameters and response schemas of encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 
-# Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
+# pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.artifacts.types import TaskName
@@ -19,20 +19,20 @@ from deployments.ingress.apis.text_generation.schemas import (
 )
 from deployments.tasks.inputs import parse_parameters
 
-# Objects in which clients put what is meant for `generate`, the older spellings first.
+# Objects of parameters for `generate`, older names first.
 NESTED_KEYS = ("generate_kwargs", "generation_parameters", "generate_parameters")
-# An answer's score is divided by its length to this power, which must stay a number.
+# A beam's score is divided by its length to this power, which must not overflow.
 MAX_LENGTH_PENALTY = 10.0
 
 NonNegative = Annotated[int, Field(ge=0)]
 
 
 class TextToTextParameters(GenerateParameters):
-    """`parameters`, as transformers' pipelines have them, and all of text generation's.
+    """Parameters of text generation and of the pipelines of transformers.
 
-    They may stand by themselves, in `parameters`, or there in `generate_parameters`, whose other
-    names are `generation_parameters` and `generate_kwargs`; the more deeply nested loses. What a
-    request leaves out is as the model's authors say.
+    They are at the top level, in `parameters`, or there in `generate_parameters`, also called
+    `generation_parameters` and `generate_kwargs`. The outer of two equal names wins. Defaults are
+    those of the checkpoint.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -40,19 +40,20 @@ class TextToTextParameters(GenerateParameters):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_length: Annotated[
         NonNegative | None,
-        Field(description="`min_new_tokens` is one less: it counts the token answers follow."),
+        Field(description="`min_new_tokens` plus the start token."),
     ] = None
     max_length: Annotated[
         Annotated[int, Field(ge=2)] | None,
-        Field(description="`max_new_tokens` is one less: it counts the token answers follow."),
+        Field(description="`max_new_tokens` plus the start token."),
     ] = None
     num_beams: Annotated[
         Count | None,
-        Field(description="Above 1: beam search, which draws nothing and cannot be streamed."),
+        Field(description="Above 1: beam search, without sampling and streaming."),
     ] = None
     length_penalty: (
         Annotated[
-            float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, description="Of beams.")
+            float,
+            Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, description="For beam search."),
         ]
         | None
     ) = None
@@ -62,38 +63,45 @@ class TextToTextParameters(GenerateParameters):
         Literal[True, False, "do_not_truncate", "longest_first", "only_first", "only_second"] | None
     ) = None
     clean_up_tokenization_spaces: bool | None = None
-    src_lang: str | None = None
-    tgt_lang: str | None = None
+    src_lang: Annotated[
+        str | None,
+        Field(description="Language code of the inputs, such as `en_XX`. Needs `tgt_lang`."),
+    ] = None
+    tgt_lang: Annotated[
+        str | None,
+        Field(description="Language code of the outputs, such as `fr_XX`. Needs `src_lang`."),
+    ] = None
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn: as `do_sample` says, else where a parameter of drawing does.
+        """Whether tokens are sampled: the value of `do_sample`, else whether a parameter needs it.
 
-        Values that change nothing imply nothing: clients send them out of habit.
+        Values without effect, such as a temperature of 1, do not count: clients send them always.
         """
         if self.temperature == 0:
             return False
         if self.do_sample is not None:
             return self.do_sample
-        warm, bounded = self.temperature not in (None, 1.0), self.top_p not in (None, 1.0)
-        given = warm or bounded or self.top_k or self.typical_p or self.min_p
-        return bool(given) and not self.uses_beam_search
+        has_temperature, has_top_p = (
+            self.temperature not in (None, 1.0),
+            self.top_p not in (None, 1.0),
+        )
+        needs_sampling = has_temperature or has_top_p or self.top_k or self.typical_p or self.min_p
+        return bool(needs_sampling) and not self.uses_beam_search
 
     @property
     def uses_beam_search(self) -> bool:
-        """Whether beam search is asked for, rather than being the model's own way."""
+        """Whether the request sets beam search; the default of the model does not count."""
         return (self.num_beams or 1) > 1
 
 
 class GeneratedText(TypedDict):
-    """An answer to text2text-generation."""
-
     generated_text: str
     details: NotRequired[Details]
 
 
 class Summary(TypedDict):
-    """An answer to summarization. `generated_text` is the same, for clients that only read that."""
+    """`generated_text` repeats the text for clients that read only this key."""
 
     summary_text: str
     generated_text: NotRequired[str]
@@ -101,7 +109,7 @@ class Summary(TypedDict):
 
 
 class Translation(TypedDict):
-    """An answer to translation. `generated_text` is the same, for clients that only read that."""
+    """`generated_text` repeats the text for clients that read only this key."""
 
     translation_text: str
     generated_text: NotRequired[str]
@@ -110,7 +118,7 @@ class Translation(TypedDict):
 
 TextToTextAnswer = GeneratedText | Summary | Translation
 
-# What an answer's text is called.
+# Keys of the text in a response.
 TEXT_KEYS: Mapping[TaskName, str] = {
     TaskName.TEXT2TEXT_GENERATION: "generated_text",
     TaskName.SUMMARIZATION: "summary_text",
@@ -119,17 +127,17 @@ TEXT_KEYS: Mapping[TaskName, str] = {
 
 
 def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
-    """`raw` as parameters, nested ones among them. Raises UnknownParameter or InvalidField."""
-    given: dict[str, Any] = {}
+    """Merge nested and outer parameters. Raises UnknownParameter or InvalidField."""
+    merged: dict[str, Any] = {}
     for name in NESTED_KEYS:
         nested = raw.get(name)
         if nested is not None and not isinstance(nested, dict):
             raise InvalidField(f"`parameters.{name}` must be an object", field=f"parameters.{name}")
-        given |= _told(nested or {})
-    given |= _told({key: value for key, value in raw.items() if key not in NESTED_KEYS})
-    return parse_parameters(TextToTextParameters, given)
+        merged |= _drop_nulls(nested or {})
+    merged |= _drop_nulls({key: value for key, value in raw.items() if key not in NESTED_KEYS})
+    return parse_parameters(TextToTextParameters, merged)
 
 
-def _told(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Without nulls, which mean that nothing is said and so overrule nothing."""
+def _drop_nulls(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A null means "not set" and must not override a nested value."""
     return {key: value for key, value in raw.items() if value is not None}

@@ -33,7 +33,7 @@ from deployments.errors import (
     UnknownToken,
     WrongTask,
 )
-from deployments.ingress.apis.model_list import model_list
+from deployments.ingress.apis.model_list import build_model_list
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
@@ -260,7 +260,7 @@ class TextEmbeddingsRoutes:
                 version=RELEASE,
                 sha=None,
                 docker_label=None,
-                models=model_list(self._service)["data"],
+                models=build_model_list(self._service)["data"],
             )
         )
 

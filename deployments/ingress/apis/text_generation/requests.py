@@ -1,4 +1,4 @@
-"""From a body to questions for a generator."""
+"""Requests of text-generation-inference's API, parsed into generation requests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_ma
 
 PROMPT = Inputs[str](NonEmptyText, "a text")
 PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
+GRAMMAR_VALUE = "parameters.grammar.value"
 
-# Fields of our own request, as clients know them.
+# Fields of a GenerationRequest and their names in the body.
 TGI_FIELD_NAMES = {
     "prompt": "inputs",
     "prompt_logprobs": "parameters.decoder_input_details",
@@ -43,33 +44,35 @@ TGI_FIELD_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDefaults:
-    """How a route wants to be asked, and answers where the body does not say."""
+    """Properties of a route that the body cannot set, or sets only in part."""
 
-    full_text: bool = False  # the prompt stands before what was generated
-    many: bool = False  # several prompts may be asked, and several answers be given
+    full_text: bool = False  # default of `return_full_text`
+    many: bool = False  # accepts several prompts and several sequences per prompt
     streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A body that was read."""
+    """A parsed and checked body."""
 
     prompts: tuple[str, ...]
-    listed: bool  # they came as a list, and so do their answers
+    is_list: bool  # `inputs` is a list; the response is a list of the same length
     parameters: GenerateParameters
     full_text: bool
     streams: bool
 
-    def shown(self, prompt: str, text: str) -> str:
-        """An answer's text, behind its prompt where that is wanted."""
+    def format_text(self, prompt: str, text: str) -> str:
+        """Prepend the prompt if `return_full_text` applies."""
         return prompt + text if self.full_text else text
 
     def reported_seed(self, started: Started) -> int | None:
-        """The seed tokens were drawn with; None where they were not drawn."""
+        """Return the seed of a sampled sequence, None with greedy decoding."""
         return started.seed if self.parameters.samples else None
 
-    def question(self, model_id: str | None, request: RequestOptions) -> GenerationRequest:
-        """What a generator is asked. Raises InvalidField for a grammar that is none."""
+    def to_generation_request(
+        self, model_id: str | None, request_options: RequestOptions
+    ) -> GenerationRequest:
+        """Raises InvalidField for an invalid grammar."""
         first, *further = self.prompts
         return GenerationRequest(
             prompt=first,
@@ -78,20 +81,19 @@ class GenerateRequest:
             model_id=model_id,
             choices=self.parameters.num_return_sequences or 1,
             best_of=self.parameters.best_of,
-            request_options=request,
+            request_options=request_options,
         )
 
 
 def parse_generate_request(body: Mapping[str, Any], defaults: RouteDefaults) -> GenerateRequest:
-    """A body as it is meant. Raises InvalidField, EmptyInput or UnknownParameter."""
+    """Raises InvalidField, EmptyInput or UnknownParameter."""
     inputs = parse_inputs(body, defaults)
-    return build_generate_request(
-        inputs, parse_generate_parameters(merge_parameters(body)), defaults
-    )
+    parameters = parse_generate_parameters(merge_parameters(body))
+    return build_generate_request(inputs, parameters, defaults)
 
 
 def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list[str]:
-    """A text, or several where they may be asked. Raises InvalidField or EmptyInput."""
+    """Raises InvalidField or EmptyInput."""
     if body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
     return (PROMPTS if defaults.many else PROMPT).read(body["inputs"])
@@ -100,19 +102,19 @@ def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list
 def build_generate_request(
     inputs: str | list[str], parameters: GenerateParameters, defaults: RouteDefaults
 ) -> GenerateRequest:
-    """What was read, put together. Raises InvalidField for what does not go together."""
-    listed = isinstance(inputs, list)
+    """Raises InvalidField for parameters that conflict."""
+    is_list = isinstance(inputs, list)
     _reject_unsupported(parameters)
     if defaults.streams:
-        _reject_unstreamable(parameters, listed=listed)
+        _reject_unstreamable(parameters, is_list=is_list)
     if not defaults.many and (parameters.num_return_sequences or 1) > 1:
         raise parameter_conflict(
-            "num_return_sequences", "is not possible here: one object is answered"
+            "num_return_sequences", "must be 1 on this route, which returns one object"
         )
     full_text = parameters.return_full_text
     return GenerateRequest(
         prompts=tuple(inputs) if isinstance(inputs, list) else (inputs,),
-        listed=listed,
+        is_list=is_list,
         parameters=parameters,
         full_text=defaults.full_text if full_text is None else full_text,
         streams=defaults.streams,
@@ -120,45 +122,43 @@ def build_generate_request(
 
 
 def _reject_unsupported(parameters: GenerateParameters) -> None:
-    """Raise InvalidField for parameters that do not go with each other, or with this server."""
-    several = (parameters.best_of or 1) > 1
+    has_best_of = (parameters.best_of or 1) > 1
+    has_sequences = (parameters.num_return_sequences or 1) > 1
     if parameters.watermark:
-        raise parameter_conflict("watermark", "is not supported here")
+        raise parameter_conflict("watermark", "is not supported. Omit it.")
     if parameters.adapter_id is not None:
         raise parameter_conflict(
-            "adapter_id", "is not supported here: a model with its adapter has an id of its own"
+            "adapter_id", "is not supported. Request the id of the model built with the adapter."
         )
-    if several and not parameters.samples:
-        raise parameter_conflict("best_of", "needs sampling: set `do_sample` or `temperature`")
-    if several and parameters.seed is not None:
+    if has_best_of and not parameters.samples:
+        raise parameter_conflict("best_of", "needs sampling. Set `do_sample` or `temperature`.")
+    if has_best_of and parameters.seed is not None:
         raise parameter_conflict("seed", "must not be set when `best_of` is above 1")
-    if several and parameters.max_time is not None:
-        raise parameter_conflict("max_time", "is not possible with `best_of`")
-    if (parameters.num_return_sequences or 1) > 1:
-        if several:
-            raise parameter_conflict("num_return_sequences", "is not possible with `best_of`")
-        if not parameters.samples:
-            raise parameter_conflict(
-                "num_return_sequences", "needs sampling: set `do_sample` or `temperature`"
-            )
+    if has_best_of and parameters.max_time is not None:
+        raise parameter_conflict("max_time", "must not be set when `best_of` is above 1")
+    if has_best_of and has_sequences:
+        raise parameter_conflict("num_return_sequences", "must be 1 when `best_of` is above 1")
+    if has_sequences and not parameters.samples:
+        raise parameter_conflict(
+            "num_return_sequences", "needs sampling. Set `do_sample` or `temperature`."
+        )
 
 
-def _reject_unstreamable(parameters: GenerateParameters, *, listed: bool) -> None:
-    """Raise InvalidField for what a stream of one text's tokens cannot tell."""
-    if listed:
+def _reject_unstreamable(parameters: GenerateParameters, *, is_list: bool) -> None:
+    """A stream has the tokens of one sequence for one prompt."""
+    if is_list:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
-    if (parameters.best_of or 1) > 1:
-        raise parameter_conflict("best_of", "is not possible when streaming")
-    if (parameters.num_return_sequences or 1) > 1:
-        raise parameter_conflict("num_return_sequences", "is not possible when streaming")
+    for name in ("best_of", "num_return_sequences"):
+        if (getattr(parameters, name) or 1) > 1:
+            raise parameter_conflict(name, "must be 1 when streaming")
     if parameters.decoder_input_details:
-        raise parameter_conflict("decoder_input_details", "is not possible when streaming")
+        raise parameter_conflict("decoder_input_details", "must be false when streaming")
 
 
 def parse_options(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
-    """The parameters in a generator's terms. Raises InvalidField for a grammar that is none."""
-    # Every event has its token's log-probability: clients in typed languages insist on a number.
-    tells_tokens = streams or parameters.includes_details
+    """Raises InvalidField for an invalid grammar."""
+    # Each event of a stream has a log-probability: typed clients require a number there.
+    includes_tokens = streams or parameters.includes_details
     return GenerationOptions(
         sampling=parse_sampling(parameters),
         max_new_tokens=parameters.max_new_tokens,
@@ -166,63 +166,56 @@ def parse_options(parameters: GenerateParameters, *, streams: bool) -> Generatio
         stop=tuple(parameters.stop or parameters.stop_sequences or ()),
         include_stop_string=True,
         grammar=None if parameters.grammar is None else parse_grammar(parameters.grammar),
-        logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
+        logprobs=(parameters.top_n_tokens or 0) if includes_tokens else None,
         prompt_logprobs=bool(parameters.decoder_input_details),
         truncate_prompt_tokens=parameters.truncate,
     )
 
 
 def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
-    """How tokens are chosen: the likeliest, unless the parameters say they are drawn."""
-    likeliest_or_drawn = 1.0 if parameters.samples else 0.0
+    """Greedy decoding (temperature 0) unless a parameter requests sampling."""
+    temperature, penalty = parameters.temperature, parameters.repetition_penalty
+    if temperature is None:
+        temperature = 1.0 if parameters.samples else 0.0
     return SamplingParams(
-        temperature=likeliest_or_drawn
-        if parameters.temperature is None
-        else parameters.temperature,
+        temperature=temperature,
         top_k=parameters.top_k,
         top_p=parameters.top_p,
         min_p=parameters.min_p,
         typical_p=parameters.typical_p,
-        repetition_penalty=1.0
-        if parameters.repetition_penalty is None
-        else parameters.repetition_penalty,
+        repetition_penalty=1.0 if penalty is None else penalty,
         frequency_penalty=parameters.frequency_penalty or 0.0,
         seed=parameters.seed,
     )
 
 
-def parse_grammar(given: GrammarParameter) -> Grammar:
-    """The grammar; a JSON schema may stand in an object with its name, or be text itself.
+def parse_grammar(grammar: GrammarParameter) -> Grammar:
+    """Parse `parameters.grammar`. Raises InvalidField.
 
-    Raises InvalidField.
+    A JSON schema is an object, JSON text of one, or an object with `name` and `schema`.
     """
-    value = given.value
-    if given.type == "regex":
+    value = grammar.value
+    if grammar.type == "regex":
         if not isinstance(value, str):
-            raise InvalidField(
-                "`parameters.grammar.value` must be a string", field="parameters.grammar.value"
-            )
+            raise InvalidField(f"`{GRAMMAR_VALUE}` must be a string", field=GRAMMAR_VALUE)
         return Grammar("regex", value)
     schema = parse_schema(value) if isinstance(value, str) else value
-    named = schema.get("schema")
-    if given.type == "json_schema" and isinstance(named, dict):
-        schema = named
+    inner_schema = schema.get("schema")
+    if grammar.type == "json_schema" and isinstance(inner_schema, dict):
+        schema = inner_schema
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
 def parse_schema(text: str) -> JsonSchema:
-    """The JSON object that a text is. Raises InvalidField."""
+    """Raises InvalidField."""
     try:
         value = parse_json(text.encode())
     except MalformedBody:
         value = None
     if not isinstance(value, dict):
-        raise InvalidField(
-            "`parameters.grammar.value` must be a JSON schema", field="parameters.grammar.value"
-        )
+        raise InvalidField(f"`{GRAMMAR_VALUE}` must be a JSON schema", field=GRAMMAR_VALUE)
     return value
 
 
-def parameter_conflict(name: str, why: str) -> InvalidField:
-    """What is said of a parameter that cannot be."""
-    return InvalidField(f"`parameters.{name}` {why}", field=f"parameters.{name}")
+def parameter_conflict(name: str, requirement: str) -> InvalidField:
+    return InvalidField(f"`parameters.{name}` {requirement}", field=f"parameters.{name}")

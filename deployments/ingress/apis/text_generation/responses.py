@@ -1,4 +1,4 @@
-"""Errors as text-generation-inference tells them: `error_type` in lower case."""
+"""Responses, headers and errors of text-generation-inference's API."""
 
 from __future__ import annotations
 
@@ -46,57 +46,18 @@ from deployments.ingress.generation import GenerationResponse, GenerationStream
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.errors import status_and_type
 
-# Those of `tgi_response_headers`; of a stream, as far as they are known when it begins.
+# Headers of `tgi_response_headers`. Streams have those known when the first token arrives.
 TGI_HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
     "x-compute-characters": "Characters of all prompts.",
     "x-prompt-tokens": "Tokens of all prompts.",
-    "x-generated-tokens": "Tokens of all answers, end tokens included. Not told of a stream.",
-    "x-total-time": "From the parsed body to the answer, in milliseconds. Not told of a stream.",
-    "x-validation-time": "What was neither queueing nor inference, in milliseconds; likewise.",
-    "x-queue-time": "Until a row was free, in milliseconds; likewise.",
-    "x-inference-time": "From then on, in milliseconds; likewise.",
-    "x-time-per-token": "`x-inference-time` for each token generated; likewise.",
+    "x-generated-tokens": "Generated tokens, end tokens included. Not in streams.",
+    "x-total-time": "Milliseconds from the parsed body to the response. Not in streams.",
+    "x-validation-time": "Milliseconds neither queued nor in inference. Not in streams.",
+    "x-queue-time": "Milliseconds until a KV slot was free. Not in streams.",
+    "x-inference-time": "Milliseconds of prefill and decoding. Not in streams.",
+    "x-time-per-token": "`x-inference-time` per generated token. Not in streams.",
 }
-
-
-def tgi_response_headers(reply: GenerationResponse, asked: GenerateRequest) -> dict[str, str]:
-    """Tokens of all answers together; times in whole milliseconds, of the slowest answer."""
-    computed = (*reply.completions, *reply.discarded)
-    slowest = max((one.finished for one in computed), key=lambda one: sum(one.timings))
-    inference_s = slowest.timings.prefill_s + slowest.timings.decode_s
-    times_s = {
-        "x-total-time": reply.total_s,
-        "x-validation-time": max(0.0, reply.total_s - slowest.timings.queue_s - inference_s),
-        "x-queue-time": slowest.timings.queue_s,
-        "x-inference-time": inference_s,
-        "x-time-per-token": inference_s / max(1, slowest.generated_tokens),
-    }
-    answers_each = len(reply.completions) // len(asked.prompts)
-    read = sum(one.started.prompt_tokens for one in reply.completions[::answers_each])
-    return {
-        **generation_headers(reply),
-        **tgi_request_headers(asked),
-        "x-prompt-tokens": str(read),
-        "x-generated-tokens": str(generated_tokens(computed)),
-        **{name: str(round(seconds * 1e3)) for name, seconds in times_s.items()},
-    }
-
-
-def tgi_stream_headers(stream: GenerationStream, asked: GenerateRequest) -> dict[str, str]:
-    """What is known when the first token is."""
-    return {
-        **stream_headers(stream),
-        **tgi_request_headers(asked),
-        "x-prompt-tokens": str(stream.started[0].prompt_tokens),
-    }
-
-
-def tgi_request_headers(asked: GenerateRequest) -> dict[str, str]:
-    """What the request itself says."""
-    return {"x-compute-characters": str(sum(map(len, asked.prompts)))}
-
-
 FINISH_REASONS: Mapping[FinishReason, FinishWord] = {
     FinishReason.LENGTH: "length",
     FinishReason.END: "eos_token",
@@ -104,65 +65,108 @@ FINISH_REASONS: Mapping[FinishReason, FinishWord] = {
 }
 
 
+def tgi_response_headers(
+    response: GenerationResponse, tgi_request: GenerateRequest
+) -> dict[str, str]:
+    """Token counts cover all sequences; times are those of the slowest sequence."""
+    completions = (*response.completions, *response.discarded)
+    slowest = max((c.finished for c in completions), key=lambda finished: sum(finished.timings))
+    inference_s = slowest.timings.prefill_s + slowest.timings.decode_s
+    times_s = {
+        "x-total-time": response.total_s,
+        "x-validation-time": max(0.0, response.total_s - slowest.timings.queue_s - inference_s),
+        "x-queue-time": slowest.timings.queue_s,
+        "x-inference-time": inference_s,
+        "x-time-per-token": inference_s / max(1, slowest.generated_tokens),
+    }
+    choices_per_prompt = len(response.completions) // len(tgi_request.prompts)
+    prompt_tokens = sum(
+        completion.started.prompt_tokens
+        for completion in response.completions[::choices_per_prompt]
+    )
+    return {
+        **generation_headers(response),
+        **tgi_request_headers(tgi_request),
+        "x-prompt-tokens": str(prompt_tokens),
+        "x-generated-tokens": str(generated_tokens(completions)),
+        **{name: str(round(seconds * 1e3)) for name, seconds in times_s.items()},
+    }
+
+
+def tgi_stream_headers(stream: GenerationStream, tgi_request: GenerateRequest) -> dict[str, str]:
+    return {
+        **stream_headers(stream),
+        **tgi_request_headers(tgi_request),
+        "x-prompt-tokens": str(stream.started[0].prompt_tokens),
+    }
+
+
+def tgi_request_headers(tgi_request: GenerateRequest) -> dict[str, str]:
+    return {"x-compute-characters": str(sum(map(len, tgi_request.prompts)))}
+
+
 def build_generate_responses(
-    reply: GenerationResponse, asked: GenerateRequest
+    response: GenerationResponse, tgi_request: GenerateRequest
 ) -> list[list[Generated]]:
-    """The answers to each prompt."""
-    count = len(asked.prompts)
-    told = split_evenly(reply.completions, count)
-    others = split_evenly(reply.discarded, count)
+    """Return a list of sequences for each prompt."""
+    prompts = tgi_request.prompts
+    completions = split_evenly(response.completions, len(prompts))
+    discarded = split_evenly(response.discarded, len(prompts))
     return [
-        [GenerateResponseBuilder(prompt, asked).answer(one, others[place]) for one in told[place]]
-        for place, prompt in enumerate(asked.prompts)
+        [
+            GenerateResponseBuilder(prompt, tgi_request).build(completion, discarded[index])
+            for completion in completions[index]
+        ]
+        for index, prompt in enumerate(prompts)
     ]
 
 
 def split_evenly(completions: Sequence[Completion], count: int) -> list[Sequence[Completion]]:
-    """`completions` in `count` runs of the same length."""
+    """Split `completions` into `count` parts of equal length."""
     size = len(completions) // count
     return [completions[i * size : (i + 1) * size] for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponseBuilder:
-    """Tells what came for one of the prompts."""
+    """Response objects for one prompt."""
 
     prompt: str
-    asked: GenerateRequest
+    tgi_request: GenerateRequest
 
-    def answer(self, told: Completion, discarded: Sequence[Completion]) -> Generated:
-        """An answer, and where details are wanted those that it was chosen from."""
-        answer = Generated(generated_text=self.asked.shown(self.prompt, told.text))
-        if self.asked.parameters.includes_details:
-            # Facts are details of which no key that may be missing is there.
-            details = cast("Details", self._build_details(told))
+    def build(self, completion: Completion, discarded: Sequence[Completion]) -> Generated:
+        """Build one sequence. Its details contain the `discarded` sequences of `best_of`."""
+        text = self.tgi_request.format_text(self.prompt, completion.text)
+        generated = Generated(generated_text=text)
+        if self.tgi_request.parameters.includes_details:
+            # Details are GenerationDetails plus keys that may be absent.
+            details = cast("Details", self._build_details(completion))
             if discarded:
-                details["best_of_sequences"] = [self._build_best_of(one) for one in discarded]
-            answer["details"] = details
-        return answer
+                details["best_of_sequences"] = list(map(self._build_best_of, discarded))
+            generated["details"] = details
+        return generated
 
-    def _build_best_of(self, told: Completion) -> BestOfSequence:
-        text = self.asked.shown(self.prompt, told.text)
-        return BestOfSequence(generated_text=text, **self._build_details(told))
+    def _build_best_of(self, completion: Completion) -> BestOfSequence:
+        text = self.tgi_request.format_text(self.prompt, completion.text)
+        return BestOfSequence(generated_text=text, **self._build_details(completion))
 
-    def _build_details(self, told: Completion) -> GenerationDetails:
-        facts = GenerationDetails(
-            finish_reason=FINISH_REASONS[told.finished.reason],
-            generated_tokens=told.finished.generated_tokens,
-            seed=self.asked.reported_seed(told.started),
+    def _build_details(self, completion: Completion) -> GenerationDetails:
+        details = GenerationDetails(
+            finish_reason=FINISH_REASONS[completion.finished.reason],
+            generated_tokens=completion.finished.generated_tokens,
+            seed=self.tgi_request.reported_seed(completion.started),
             prefill=[
                 {"id": token.id, "text": token.text, "logprob": token.logprob}
-                for token in told.started.prompt
+                for token in completion.started.prompt
             ],
-            tokens=[build_token_details(token) for token in told.tokens],
+            tokens=[build_token_details(token) for token in completion.tokens],
         )
-        if self.asked.parameters.top_n_tokens:
-            facts["build_top_tokens"] = [build_top_tokens(token) for token in told.tokens]
-        return facts
+        if self.tgi_request.parameters.top_n_tokens:
+            details["top_tokens"] = [build_top_tokens(token) for token in completion.tokens]
+        return details
 
 
 def build_token_details(token: Token | TopLogprob) -> TokenDetails:
-    """One token, which came or might have come."""
     return {
         "id": token.id,
         "text": token.text,
@@ -172,17 +176,16 @@ def build_token_details(token: Token | TopLogprob) -> TokenDetails:
 
 
 def build_top_tokens(token: Token) -> list[TokenDetails]:
-    """The likeliest tokens in its place."""
-    return [build_token_details(one) for one in token.alternatives]
+    """The most likely tokens at the position of `token`."""
+    return [build_token_details(alternative) for alternative in token.alternatives]
 
 
 VALIDATION_ERROR, GENERATION_ERROR = "validation", "generation"
 INCOMPLETE_ERROR, OVERLOADED_ERROR = "incomplete_generation", "overloaded"
 
-# Status and `error_type` by kind of error; others keep their status. These four types are all that
-# huggingface_hub has exceptions for.
+# Status and `error_type` by error class. huggingface_hub has exceptions for these four types only.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
-    # Of all statuses only this one makes huggingface_hub try again without what was not known.
+    # 400 makes huggingface_hub retry without the unknown parameter; no other status does.
     UnknownParameter: (400, VALIDATION_ERROR),
     EmptyInput: (422, VALIDATION_ERROR),
     InvalidField: (422, VALIDATION_ERROR),
@@ -201,7 +204,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 
 def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
-    """Status and body; the body is also an event of its own in the middle of a stream."""
+    """Return status and body. Within a stream the body is an event."""
     status, kind = status_and_type(error, ERRORS, refused=VALIDATION_ERROR, failed=INCOMPLETE_ERROR)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
     if isinstance(error, ModelLoading):
@@ -210,6 +213,5 @@ def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
 
 
 def build_tgi_response(error: ServeError) -> Response:
-    """The error as an answer of its own."""
     status, body = build_tgi_error(error)
     return json_response(body, status=status, headers=retry_headers(error))

@@ -1,10 +1,10 @@
-"""The API of text-generation-inference, over several models.
+"""Routes of text-generation-inference's API.
 
 POST /generate                    one object
-POST /generate_stream             an event for each token
-POST /models/{id}/generate  ...   the same of one model
+POST /generate_stream             an event per token
+POST /models/{id}/generate  ...   the same for one model
 
-The Hugging Face routes answer in this dialect too when a model that generates text is asked.
+The Hugging Face routes use this format too for models that generate text.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from deployments.ingress.apis.text_generation.schemas import (
 )
 from deployments.ingress.apis.text_generation.streaming import (
     complete_before,
-    error_event,
-    events_of,
+    encode_error_event,
+    encode_events,
     read_batches_until,
     start_stream_before,
 )
@@ -66,19 +66,19 @@ from deployments.tasks.inputs import Inputs, JsonSchema
 
 EXAMPLES: Mapping[str, Any] = {
     "greedy": {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}},
-    "drawn": {
+    "sampled": {
         "inputs": "Once upon a time",
         "parameters": {"max_new_tokens": 8, "temperature": 0.7, "seed": 7, "details": True},
     },
 }
-# What the Hugging Face routes document of the dialect.
+# Documentation of the Hugging Face routes.
 ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
 ENVELOPE_RESPONSE = list[Generated] | list[list[Generated]]
 EVENT_SCHEMA = schema_of(TokenEvent | TgiErrorEvent)
 
 
 class TextGenerationRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "text-generation-inference"
 
@@ -87,7 +87,7 @@ class TextGenerationRoutes:
         self._generation = generation
 
     def operations(self) -> Sequence[Operation]:
-        """The per-model forms must stand before the Hugging Face family's greedy path."""
+        """Register before the Hugging Face API, whose model paths match these paths too."""
         return (
             _generate_operation(
                 "generate", self.generate, "Generate text", response=schema_of(Generated)
@@ -95,95 +95,95 @@ class TextGenerationRoutes:
             _generate_operation(
                 "generate_stream",
                 self.generate_stream,
-                "Generate text, told by token",
+                "Generate text as a stream of tokens",
                 events=EVENT_SCHEMA,
             ),
         )
 
     def owns(self, path: str) -> bool:
-        """The routes above."""
         parts = path.strip("/").split("/")
-        own = parts[-1] in ("generate", "generate_stream")
-        return own and (len(parts) == 1 or parts[0] == "models")
+        is_own = parts[-1] in ("generate", "generate_stream")
+        return is_own and (len(parts) == 1 or parts[0] == "models")
 
     async def generate(self, request: Request) -> Response:
-        """One object; a `stream` in the body means nothing here."""
-        return await self._answer_own(request, RouteDefaults())
+        """Return one object. `stream` in the body is ignored."""
+        return await self._handle_route(request, RouteDefaults())
 
     async def generate_stream(self, request: Request) -> Response:
-        """Events."""
-        return await self._answer_own(request, RouteDefaults(streams=True))
+        return await self._handle_route(request, RouteDefaults(streams=True))
 
-    async def _answer_own(self, request: Request, defaults: RouteDefaults) -> Response:
+    async def _handle_route(self, request: Request, defaults: RouteDefaults) -> Response:
         body = await read_json_object(request, self._service.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
-        return await self._answer(request, body, model_id, defaults)
+        return await self._handle(request, body, model_id, defaults)
 
     async def handle_envelope(
         self, request: Request, body: Mapping[str, Any], model_id: str | None
     ) -> Response:
-        """A Hugging Face body: a list of answers, a list of these for several prompts, or events.
+        """Respond to a body of the Hugging Face routes, with the error format of this API.
 
-        Errors are told in this family's words from here on.
+        The response is a list, a list of lists for several prompts, or a stream.
         """
         use_error_format(request, self)
         defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
-        return await self._answer(request, body, model_id, defaults)
+        return await self._handle(request, body, model_id, defaults)
 
-    async def _answer(
+    async def _handle(
         self,
         request: Request,
         body: Mapping[str, Any],
         model_id: str | None,
         defaults: RouteDefaults,
     ) -> Response:
-        asked = parse_generate_request(body, defaults)
-        question = asked.question(model_id, read_options(body.get("options"), request.headers))
-        if asked.streams:
-            return await self.streamed(asked, question)
-        reply = await self.complete(asked, question)
-        answers: Any = build_generate_responses(reply, asked)
-        if not asked.listed:
-            answers = answers[0] if defaults.many else answers[0][0]
-        return json_response(answers, headers=tgi_response_headers(reply, asked))
+        tgi_request = parse_generate_request(body, defaults)
+        generation_request = tgi_request.to_generation_request(
+            model_id, read_options(body.get("options"), request.headers)
+        )
+        if tgi_request.streams:
+            return await self.stream(tgi_request, generation_request)
+        response = await self.complete(tgi_request, generation_request)
+        content: Any = build_generate_responses(response, tgi_request)
+        if not tgi_request.is_list:
+            content = content[0] if defaults.many else content[0][0]
+        return json_response(content, headers=tgi_response_headers(response, tgi_request))
 
     async def complete(
-        self, asked: GenerateRequest, question: GenerationRequest
+        self, tgi_request: GenerateRequest, generation_request: GenerationRequest
     ) -> GenerationResponse:
-        """The answers, within `max_time` where there is one. Raises ServeError."""
-        max_time_s = asked.parameters.max_time
+        """Generate the whole response, within `max_time` if set. Raises ServeError."""
+        max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
-                return await self._generation.complete(question)
-            return await complete_before(self._generation, question, max_time_s)
+                return await self._generation.complete(generation_request)
+            return await complete_before(self._generation, generation_request, max_time_s)
 
-    async def streamed(self, asked: GenerateRequest, question: GenerationRequest) -> Response:
-        """Events. Raises ServeError for what fails before the first."""
-        max_time_s = asked.parameters.max_time
+    async def stream(
+        self, tgi_request: GenerateRequest, generation_request: GenerationRequest
+    ) -> Response:
+        """Start a stream. Raises ServeError for failures before the first event."""
+        max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
-                stream = await self._generation.stream(question)
+                stream = await self._generation.stream(generation_request)
                 batches = stream.batches()
             else:
-                ends_s = asyncio.get_running_loop().time() + max_time_s
-                stream = await start_stream_before(self._generation, question, ends_s)
-                batches = read_batches_until(stream, ends_s)
+                deadline_s = asyncio.get_running_loop().time() + max_time_s
+                stream = await start_stream_before(self._generation, generation_request, deadline_s)
+                batches = read_batches_until(stream, deadline_s)
         return SseResponse(
-            events_of(batches, stream.started[0], asked),
+            encode_events(batches, stream.started[0], tgi_request),
             stream,
-            error_event,
+            encode_error_event,
             stream_write_timeout_s=self._service.settings.stream_write_timeout_s,
-            headers=tgi_stream_headers(stream, asked),
+            headers=tgi_stream_headers(stream, tgi_request),
         )
 
     def error_response(self, error: ServeError) -> Response:
-        """text-generation-inference's statuses and words."""
         return build_tgi_response(error)
 
 
 def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
-    """The whole body of a request."""
-    flag: JsonSchema = {"type": "boolean", "description": "Answer with an event for each token."}
+    flag: JsonSchema = {"type": "boolean", "description": "Respond with an event per token."}
     return {
         "title": "text-generation",
         "type": "object",
@@ -198,7 +198,7 @@ def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
 
 
 def envelope_body_schema() -> JsonSchema:
-    """A body that the Hugging Face routes take."""
+    """Schema of a body of the Hugging Face routes."""
     return body_schema(PROMPTS, envelope=True)
 
 

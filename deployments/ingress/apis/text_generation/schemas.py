@@ -1,4 +1,4 @@
-"""Parameters and answers of text-generation-inference's API, with its rules."""
+"""Request parameters and response schemas of text-generation-inference's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
+# pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.errors import UnknownParameter
@@ -15,7 +15,7 @@ from deployments.ingress.limits import MAX_STOPS, STOP_CHARS
 from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters
 
 MAX_TOP_TOKENS = 20
-MAX_LISTED_KEYS = 16  # unknown keys of a body that are named in the refusal
+MAX_LISTED_KEYS = 16  # unknown keys listed in an error
 MAX_SEED = (1 << 64) - 1
 
 FinishWord = Literal["length", "eos_token", "stop_sequence"]
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class GrammarParameter(BaseModel):
-    """What the text must follow: `value` is a JSON schema, or a regular expression."""
+    """Constraint of the output; `value` is a JSON schema or a regular expression."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -35,10 +35,10 @@ class GrammarParameter(BaseModel):
 
 
 class GenerateParameters(BaseModel):
-    """`parameters`, as text-generation-inference has them. null means "not given".
+    """`parameters` of text-generation-inference. null means "not set".
 
-    `num_return_sequences`, `max_time`, `min_new_tokens` and `min_p` are those of transformers'
-    pipelines; `stop_sequences` is an older spelling of `stop`.
+    `num_return_sequences`, `max_time`, `min_new_tokens` and `min_p` come from the pipelines of
+    transformers. `stop_sequences` is the older name of `stop`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -70,23 +70,21 @@ class GenerateParameters(BaseModel):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn: asked for, or implied by a parameter of drawing.
+        """Whether tokens are sampled: `do_sample` is true or a sampling parameter is set.
 
-        As in text-generation-inference, `do_sample: false` beside one of these means nothing:
-        older clients send it always.
+        A set parameter overrides `do_sample: false`, as in text-generation-inference: older
+        clients always send `do_sample: false`.
         """
-        given = (self.temperature, self.top_k, self.top_p, self.typical_p, self.min_p)
-        return bool(self.do_sample) or any(value is not None for value in given)
+        values = (self.temperature, self.top_k, self.top_p, self.typical_p, self.min_p)
+        return bool(self.do_sample) or any(value is not None for value in values)
 
     @property
     def includes_details(self) -> bool:
-        """Whether an answer has `details`; the prompt's tokens are a part of these."""
+        """Whether the response has `details`, which contain the tokens of the prompt."""
         return bool(self.details or self.decoder_input_details)
 
 
 class TokenDetails(TypedDict):
-    """A token of an answer."""
-
     id: int
     text: str
     logprob: float | None
@@ -94,7 +92,7 @@ class TokenDetails(TypedDict):
 
 
 class PromptToken(TypedDict):
-    """A token of the prompt; the first one has no `logprob`."""
+    """A token of the prompt. The first has no `logprob`."""
 
     id: int
     text: str
@@ -102,37 +100,33 @@ class PromptToken(TypedDict):
 
 
 class GenerationDetails(TypedDict):
-    """One answer's tokens. `seed` is null where nothing was drawn."""
+    """Tokens of one sequence. `seed` is null with greedy decoding."""
 
     finish_reason: FinishWord
     generated_tokens: int
     seed: int | None
     prefill: list[PromptToken]
     tokens: list[TokenDetails]
-    build_top_tokens: NotRequired[list[list[TokenDetails]]]
+    top_tokens: NotRequired[list[list[TokenDetails]]]
 
 
 class BestOfSequence(GenerationDetails):
-    """An answer that `best_of` passed over."""
+    """A sequence that `best_of` discarded."""
 
     generated_text: str
 
 
 class Details(GenerationDetails):
-    """What `details` adds to a text."""
-
     best_of_sequences: NotRequired[list[BestOfSequence]]
 
 
 class Generated(TypedDict):
-    """An answer."""
-
     generated_text: str
     details: NotRequired[Details]
 
 
 class StreamDetails(TypedDict):
-    """How a stream ended."""
+    """Details of the last event."""
 
     finish_reason: FinishWord
     generated_tokens: int
@@ -141,17 +135,17 @@ class StreamDetails(TypedDict):
 
 
 class TokenEvent(TypedDict):
-    """One event of a stream; the last one has the text and the details."""
+    """One event of a stream. Only the last event has `generated_text` and `details`."""
 
     index: int
     token: TokenDetails
-    build_top_tokens: NotRequired[list[TokenDetails]]
+    top_tokens: NotRequired[list[TokenDetails]]
     generated_text: str | None
     details: StreamDetails | None
 
 
 class TgiErrorEvent(TypedDict):
-    """The last event of a stream that failed."""
+    """Last event of a failed stream."""
 
     error: str
     error_type: str
@@ -159,11 +153,10 @@ class TgiErrorEvent(TypedDict):
 
 
 def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
-    """`raw` as parameters. Raises UnknownParameter, EmptyInput or InvalidField naming the key.
+    """Raises UnknownParameter, EmptyInput or InvalidField with the name of the key.
 
-    Unknown keys are refused rather than ignored, for ignoring hides typing errors, and in the
-    sentence by which huggingface_hub knows what to leave out when it asks again. No key that it
-    sends by itself is unknown.
+    Unknown keys are rejected because ignoring them hides typing errors. huggingface_hub parses
+    this message and retries without these keys. It sends no unknown key by itself.
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:

@@ -1,4 +1,4 @@
-"""The events of a stream: one for each token, the last one with the whole text."""
+"""Streams of text-generation-inference's API, and the time limit `max_time`."""
 
 from __future__ import annotations
 
@@ -38,48 +38,45 @@ from deployments.ingress.http.errors import rename_error_fields
 
 
 @asynccontextmanager
-async def cancel_at(ends_s: float | None, when: str) -> AsyncIterator[None]:
-    """Cancel the block, in which a generator is asked, at `ends_s` on the loop's clock.
+async def cancel_at(deadline_s: float | None, description: str) -> AsyncIterator[None]:
+    """Cancel the block at `deadline_s` on the clock of the event loop; None never cancels.
 
-    Raises DeadlineExceeded, which says `when` that was.
+    Raises DeadlineExceeded with the `description` of that moment.
     """
     try:
-        async with asyncio.timeout_at(ends_s) as limit:
+        async with asyncio.timeout_at(deadline_s) as timeout:
             yield
     except TimeoutError as exc:
-        if not limit.expired():
+        if not timeout.expired():
             raise
         failure = DeadlineExceeded(
-            f"`parameters.max_time` was over {when}", field="parameters.max_time"
+            f"`parameters.max_time` ended {description}", field="parameters.max_time"
         )
-        failure.recorded = True  # as a question that was cancelled
+        failure.recorded = True  # the cancelled generation request is already in the metrics
         raise failure from exc
 
 
 async def start_stream_before(
-    generation: GenerationService, question: GenerationRequest, ends_s: float
+    generation: GenerationService, generation_request: GenerationRequest, deadline_s: float
 ) -> GenerationStream:
-    """The stream, started before `ends_s` on the loop's clock.
-
-    Raises DeadlineExceeded where nothing came until then, and what `stream` raises.
-    """
-    async with cancel_at(ends_s, "before anything was generated"):
-        return await generation.stream(question)
+    """Start a stream. Raises DeadlineExceeded without a first token by `deadline_s`."""
+    async with cancel_at(deadline_s, "before the first token"):
+        return await generation.stream(generation_request)
 
 
 async def read_batches_until(
-    stream: GenerationStream, ends_s: float
+    stream: GenerationStream, deadline_s: float
 ) -> AsyncIterator[list[ChoiceChunk]]:
-    """The stream's parts; answers that are not done at `ends_s` end there, for their length."""
+    """Yield the parts of a stream. Sequences that run at `deadline_s` end with reason `length`."""
     batches = stream.batches()
     while True:
         try:
-            async with asyncio.timeout_at(ends_s) as limit:
+            async with asyncio.timeout_at(deadline_s) as timeout:
                 batch = await anext(batches)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if not limit.expired():
+            if not timeout.expired():
                 raise
             break
         yield batch
@@ -88,97 +85,95 @@ async def read_batches_until(
 
 
 async def complete_before(
-    generation: GenerationService, question: GenerationRequest, max_time_s: float
+    generation: GenerationService, generation_request: GenerationRequest, max_time_s: float
 ) -> GenerationResponse:
-    """The answers as far as they came in that time. Raises ServeError."""
+    """Return the tokens generated within `max_time_s`. Raises ServeError."""
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    ends_s = began_s + max_time_s
-    stream = await start_stream_before(generation, question, ends_s)
+    started_s = loop.time()
+    deadline_s = started_s + max_time_s
+    stream = await start_stream_before(generation, generation_request, deadline_s)
     try:
-        parts = [part async for batch in read_batches_until(stream, ends_s) for part in batch]
+        parts = [part async for batch in read_batches_until(stream, deadline_s) for part in batch]
     finally:
         await stream.aclose()
     completions = tuple(
         merge_completion(started, [part.chunk for part in parts if part.choice == choice])
         for choice, started in enumerate(stream.started)
     )
-    ended = [one.finished for one in completions]
-    timings = timings_of(stream.started, ended, question.choices)
-    return GenerationResponse(stream.model, completions, loop.time() - began_s, timings=timings)
+    finished = [completion.finished for completion in completions]
+    timings = timings_of(stream.started, finished, generation_request.choices)
+    return GenerationResponse(stream.model, completions, loop.time() - started_s, timings=timings)
 
 
 def merge_completion(started: Started, chunks: list[Chunk]) -> Completion:
-    """The chunks of one answer in one piece."""
-    whole = merge_chunks(chunks)
-    if whole.finished is None:
-        raise AssertionError("this is a bug: a stream ended without saying how")
-    return Completion(started, whole.text, whole.tokens, whole.finished)
+    chunk = merge_chunks(chunks)
+    if chunk.finished is None:
+        raise AssertionError("bug: a stream ended without a finished chunk")
+    return Completion(started, chunk.text, chunk.tokens, chunk.finished)
 
 
-def event(value: Any) -> bytes:
-    """`value` as an event. There is no space behind the colon in this dialect."""
+def encode_event(value: Any) -> bytes:
+    """Encode an event as text-generation-inference does: no space after the colon."""
     return b"data:" + orjson.dumps(value) + b"\n\n"
 
 
-def error_event(error: ServeError) -> bytes:
-    """A failure in the middle of a stream."""
-    return event(build_tgi_error(error)[1])
+def encode_error_event(error: ServeError) -> bytes:
+    return encode_event(build_tgi_error(error)[1])
 
 
-async def events_of(
-    batches: AsyncIterator[list[ChoiceChunk]], started: Started, asked: GenerateRequest
+async def encode_events(
+    batches: AsyncIterator[list[ChoiceChunk]], started: Started, tgi_request: GenerateRequest
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream of one answer. Raises ServeError in the words of the body."""
-    writer = EventWriter(started, asked)
+    """Yield the events of each batch as one piece. Raises ServeError with TGI's field names."""
+    builder = EventBuilder(started, tgi_request)
     with rename_error_fields(TGI_FIELD_NAMES):
         async for parts in batches:
-            told = (event(one) for part in parts for one in writer.events(part.chunk))
-            if body := b"".join(told):
-                yield body
+            events = (event for part in parts for event in builder.build_events(part.chunk))
+            if encoded := b"".join(map(encode_event, events)):
+                yield encoded
 
 
-class EventWriter:
-    """Counts the tokens and keeps the text of one answer."""
+class EventBuilder:
+    """Builds the events of one sequence and collects its text for the last event."""
 
-    def __init__(self, started: Started, asked: GenerateRequest) -> None:
+    def __init__(self, started: Started, tgi_request: GenerateRequest) -> None:
         self._started = started
-        self._asked = asked
+        self._tgi_request = tgi_request
         self._texts: list[str] = []
         self._index = 0
-        self._tells_others = bool(asked.parameters.top_n_tokens)
+        self._includes_top_tokens = bool(tgi_request.parameters.top_n_tokens)
 
-    def events(self, chunk: Chunk) -> Iterator[TokenEvent]:
-        """One for each token; a last chunk without any gets one that adds nothing."""
+    def build_events(self, chunk: Chunk) -> Iterator[TokenEvent]:
+        """Yield an event per token. A last chunk without tokens gets an empty special token."""
         self._texts.append(chunk.text)
         tokens = chunk.tokens
         if chunk.finished is not None and not tokens:
             tokens = (Token(id=0, text="", logprob=0.0, special=True),)
-        last = len(tokens) - 1
-        for place, token in enumerate(tokens):
-            one = self._event(token)
-            if chunk.finished is not None and place == last:
-                self._finish(one, chunk.finished)
-            yield one
+        for index, token in enumerate(tokens):
+            event = self._build_event(token)
+            if chunk.finished is not None and index == len(tokens) - 1:
+                self._add_details(event, chunk.finished)
+            yield event
 
-    def _event(self, token: Token) -> TokenEvent:
+    def _build_event(self, token: Token) -> TokenEvent:
         self._index += 1
-        one: TokenEvent = {
+        event: TokenEvent = {
             "index": self._index,
             "token": build_token_details(token),
             "generated_text": None,
             "details": None,
         }
-        if self._tells_others:
-            one["build_top_tokens"] = build_top_tokens(token)
-        return one
+        if self._includes_top_tokens:
+            event["top_tokens"] = build_top_tokens(token)
+        return event
 
-    def _finish(self, last: TokenEvent, finished: Finished) -> None:
-        (prompt,) = self._asked.prompts
-        last["generated_text"] = self._asked.shown(prompt, "".join(self._texts))
-        last["details"] = StreamDetails(
+    def _add_details(self, last_event: TokenEvent, finished: Finished) -> None:
+        (prompt,) = self._tgi_request.prompts
+        text = "".join(self._texts)
+        last_event["generated_text"] = self._tgi_request.format_text(prompt, text)
+        last_event["details"] = StreamDetails(
             finish_reason=FINISH_REASONS[finished.reason],
             generated_tokens=finished.generated_tokens,
             input_length=self._started.prompt_tokens,
-            seed=self._asked.reported_seed(self._started),
+            seed=self._tgi_request.reported_seed(self._started),
         )

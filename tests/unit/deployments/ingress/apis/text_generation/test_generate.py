@@ -86,7 +86,7 @@ async def test_the_prompts_tokens_are_details_too(writing_store: Path) -> None:
 
 async def test_what_might_have_come_is_told_for_each_token(writing_store: Path) -> None:
     reply = await generate(writing_store, {"details": True, "top_n_tokens": 2})
-    first, *others = reply.json()["details"]["build_top_tokens"]
+    first, *others = reply.json()["details"]["top_tokens"]
     assert first == [
         {"id": 7, "text": " a", "logprob": -0.25, "special": False},
         {"id": 9, "text": " the", "logprob": -1.75, "special": False},

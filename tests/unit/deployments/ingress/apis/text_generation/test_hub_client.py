@@ -68,7 +68,7 @@ async def test_details_are_read(writing_store: Path) -> None:
     assert (told.details.finish_reason, told.details.generated_tokens) == ("eos_token", 4)
     assert [token.text for token in told.details.prefill] == ["Once", " upon"]
     assert [token.logprob for token in told.details.tokens] == [-0.25, -0.5, -1.0, -0.125]
-    assert told.details.build_top_tokens[0][1]["text"] == " the"
+    assert told.details.top_tokens[0][1]["text"] == " the"
     assert told.details.best_of_sequences[0].generated_text == TEXT
 
 

@@ -24,7 +24,7 @@ def asked(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> Generate
 
 
 def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerationOptions:
-    return asked(parameters, defaults).question(None, RequestOptions()).options
+    return asked(parameters, defaults).to_generation_request(None, RequestOptions()).options
 
 
 def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
@@ -37,7 +37,9 @@ def test_null_is_not_given() -> None:
     nothing = dict.fromkeys(("temperature", "seed", "stop", "best_of", "grammar", "details"))
     assert options(nothing) == options({})
     body = {"inputs": "Once", "parameters": None, "options": None, "stream": None}
-    assert parse_generate_request(body, HUB).question(None, RequestOptions()).options == options({})
+    assert parse_generate_request(body, HUB).to_generation_request(
+        None, RequestOptions()
+    ).options == options({})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_json_schema_comes_as_an_object_a_text_or_with_its_name(kind: str, val
 
 def test_parameters_may_stand_at_the_top_and_the_nested_ones_win() -> None:
     body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
-    told = parse_generate_request(body, HUB).question(None, RequestOptions()).options
+    told = parse_generate_request(body, HUB).to_generation_request(None, RequestOptions()).options
     assert (told.max_new_tokens, told.sampling.top_k) == (5, 9)
 
 
@@ -210,7 +212,7 @@ def test_a_parameter_that_cannot_be_is_named(parameters: dict[str, Any], field: 
 )
 def test_what_a_stream_cannot_tell_is_refused_there_only(parameters: dict[str, Any]) -> None:
     assert asked(parameters)
-    with pytest.raises(InvalidField, match="not possible"):
+    with pytest.raises(InvalidField, match="when streaming"):
         asked(parameters, STREAM)
 
 

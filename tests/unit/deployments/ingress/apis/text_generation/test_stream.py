@@ -89,8 +89,8 @@ async def test_a_body_behind_the_hugging_face_routes_gets_the_prompt_back(
 
 async def test_what_might_have_come_is_told_where_that_is_asked(writing_store: Path) -> None:
     first, *_ = await events(writing_store, {"top_n_tokens": 2})
-    assert [one["id"] for one in first["build_top_tokens"]] == [7, 9]
-    assert "build_top_tokens" not in (await events(writing_store, {}))[0]
+    assert [one["id"] for one in first["top_tokens"]] == [7, 9]
+    assert "top_tokens" not in (await events(writing_store, {}))[0]
 
 
 async def test_text_that_was_held_back_is_in_the_whole_text_once(writing_store: Path) -> None:

@@ -28,8 +28,8 @@ async def test_the_likeliest_tokens_say_whether_they_are_special(store: Path) ->
         whole = (await http.post("/generate", json=ASKED)).json()
         stream = await http.post("/generate_stream", json=ASKED)
     assert whole["generated_text"] == SAYS
-    told = whole["details"]["build_top_tokens"]
-    assert told == [event["build_top_tokens"] for event in events_in(stream.content)]
+    told = whole["details"]["top_tokens"]
+    assert told == [event["top_tokens"] for event in events_in(stream.content)]
     # The likeliest in the place of the end is the end itself, which is special.
     assert [likeliest["special"] for likeliest, _ in told] == [False] * (len(told) - 1) + [True]
     ends = {one["id"] for tops in told for one in tops if one["special"]}
