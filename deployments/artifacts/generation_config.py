@@ -18,7 +18,7 @@ class EncoderDecoderConfig(FrozenModel):
     forced_eos_token_id: int | None = None  # that an answer ends with which reaches its limit
     # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty for models
     # that take no languages by name.
-    languages: dict[str, int] = {}
+    languages: dict[str, int] = Field(default_factory=dict)
 
 
 class GenerationDefaults(FrozenModel):
