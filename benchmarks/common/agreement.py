@@ -1,4 +1,4 @@
-"""Who knows the right answers to compare served ones with."""
+"""Expected embeddings, and the comparison of served responses with them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.common.local_model import LocalModel
 from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.types import TaskName
 
-# A manifest states the worst cosine over the build's probe texts; other texts may be a bit worse.
+# The manifest states the worst cosine of the probe texts; other texts may be slightly worse.
 COSINE_SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CosineCheck:
-    """The worst cosine over everything that was compared, and the least it may be."""
+    """The worst cosine of all compared vectors, and its lower bound."""
 
     what: str
     compared: int
@@ -31,94 +31,97 @@ class CosineCheck:
     required_cosine: float
 
     @classmethod
-    def of(cls, what: str, left: ArrayLike, right: ArrayLike, required: float) -> CosineCheck:
-        """Row by row, both [N, W]."""
+    def compare(cls, what: str, left: ArrayLike, right: ArrayLike, required: float) -> CosineCheck:
+        """Compare `left` and `right`, both [N, W], row by row."""
         cosines = row_cosines(left, right)
         return cls(what, len(cosines), float(cosines.min()) if len(cosines) else 0.0, required)
 
     @property
-    def holds(self) -> bool:
-        """Whether something was compared, and all of it is near enough."""
+    def is_met(self) -> bool:
+        """False also if nothing was compared."""
         return self.compared > 0 and self.worst_cosine >= self.required_cosine
 
     @property
     def sentence(self) -> str:
-        """For people."""
         return (
             f"{self.what}: worst cosine {self.worst_cosine:.4f} of {self.compared}, "
             f"required {self.required_cosine:.4f}"
         )
 
 
-def require_agreement(agreements: Iterable[CosineCheck]) -> None:
-    """Raises BenchmarkError when one of them does not hold: the figures are then worth nothing."""
-    for agreement in agreements:
-        if not agreement.holds:
+def require_agreement(checks: Iterable[CosineCheck]) -> None:
+    """Raise BenchmarkError for a check that is not met: timings of wrong answers are invalid."""
+    for check in checks:
+        if not check.is_met:
             raise BenchmarkError(
-                f"wrong answers, so the figures mean nothing: {agreement.sentence}",
-                hint="check that the store holds what is served, or build the model again",
+                f"the answers are wrong, so the timings are invalid: {check.sentence}",
+                hint="check that --store holds the served version, or build the model again",
             )
 
 
-# Where no manifest is at hand to say how far company may move an int8 answer: far enough for the
-# dynamic int8 graphs seen so far (0.97), too near for an answer to another text.
+# Used without a manifest, which states how much batching changes int8 outputs. Dynamic int8 graphs
+# reached 0.97 at worst; embeddings of different texts are below 0.95.
 REPEATED_MIN_COSINE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedEmbeddings:
-    """Knows the embeddings that texts should get, [N, W]."""
+    """Source of the correct embeddings of texts. `embed_unbatched` returns [N, W]."""
 
     name: str
     required_cosine: float
-    embed_alone: Callable[[Sequence[str]], NDArray[np.float32]]
+    embed_unbatched: Callable[[Sequence[str]], NDArray[np.float32]]
 
-    def compare(self, texts: Sequence[str], answers: Sequence[Mapping[int, bytes]]) -> CosineCheck:
-        """Kept HTTP answers, by index of the text that was asked, against the right ones.
+    def compare(
+        self, texts: Sequence[str], responses: Sequence[Mapping[int, bytes]]
+    ) -> CosineCheck:
+        """Compare raw HTTP responses, keyed by index into `texts`, with the correct embeddings.
 
-        Raises BenchmarkError for an answer that is not one vector.
+        Raise BenchmarkError for a response that is not one vector.
         """
         what = f"served against {self.name}"
-        pairs = [(index, raw) for kept in answers for index, raw in sorted(kept.items())]
+        pairs = [(index, raw) for level in responses for index, raw in sorted(level.items())]
         if not pairs:
             return CosineCheck(what, 0, 0.0, self.required_cosine)
-        asked = sorted({index for index, _ in pairs})
-        right = dict(zip(asked, self.embed_alone([texts[i] for i in asked]), strict=True))
-        given = [parse_embedding(body_of(raw)) for _, raw in pairs]
-        expected = [right[index] for index, _ in pairs]
-        return CosineCheck.of(what, np.stack(given), np.stack(expected), self.required_cosine)
+        indices = sorted({index for index, _ in pairs})
+        embeddings = self.embed_unbatched([texts[i] for i in indices])
+        by_index = dict(zip(indices, embeddings, strict=True))
+        actual = np.stack([parse_embedding(extract_body(raw)) for _, raw in pairs])
+        expected = np.stack([by_index[index] for index, _ in pairs])
+        return CosineCheck.compare(what, actual, expected, self.required_cosine)
 
 
 def local_expectation(model: LocalModel, threads: int) -> ExpectedEmbeddings:
-    """The engine in this process, on the artifact that is served."""
+    """Expect what the engine computes in this process on the served artifact."""
 
-    def embed_alone(texts: Sequence[str]) -> NDArray[np.float32]:
-        return np.stack([embedding(v) for v in model.unbatched_values(texts, threads=threads)])
+    def embed_unbatched(texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.stack([to_vector(v) for v in model.unbatched_values(texts, threads=threads)])
 
     required = model.candidate.parity.batched_cosine_worst - COSINE_SLACK
-    return ExpectedEmbeddings(f"the local engine ({model.manifest.version})", required, embed_alone)
+    name = f"the local engine ({model.manifest.version})"
+    return ExpectedEmbeddings(name, required, embed_unbatched)
 
 
 def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
-    """The server itself, asked one text at a time."""
+    """Expect what the server returns to requests sent one at a time."""
 
-    def embed_alone(texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed_unbatched(texts: Sequence[str]) -> NDArray[np.float32]:
         task = TaskName.FEATURE_EXTRACTION
-        return np.stack([embedding(client.infer(task, model_id, text).value) for text in texts])
+        return np.stack([to_vector(client.infer(task, model_id, text).value) for text in texts])
 
-    return ExpectedEmbeddings("the same requests alone", REPEATED_MIN_COSINE, embed_alone)
+    return ExpectedEmbeddings("the same requests alone", REPEATED_MIN_COSINE, embed_unbatched)
 
 
 def parse_embedding(body: bytes) -> NDArray[np.float32]:
-    """The vector in a JSON answer for one text. Raises BenchmarkError."""
+    """Parse the JSON response to one text. Raise BenchmarkError."""
     try:
-        return embedding(orjson.loads(body))
+        return to_vector(orjson.loads(body))
     except orjson.JSONDecodeError as exc:
         raise _not_one_vector(body) from exc
 
 
-def embedding(value: Any) -> NDArray[np.float32]:
-    """The vector [W] in an answer for one text, [[...]]. Raises BenchmarkError."""
+def to_vector(value: Any) -> NDArray[np.float32]:
+    """Convert the value [[...]] of a response to one text to a vector [W]. Raise BenchmarkError."""
     try:
         rows = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError) as exc:
@@ -129,24 +132,24 @@ def embedding(value: Any) -> NDArray[np.float32]:
     return vector
 
 
-def body_of(raw: bytes) -> bytes:
-    """The body of one whole HTTP answer."""
-    collected = _Body()
+def extract_body(raw: bytes) -> bytes:
+    """Return the body of one complete HTTP response, with chunks merged."""
+    collected = _BodyCollector()
     httptools.HttpResponseParser(collected).feed_data(raw)
-    return b"".join(collected.parts)
+    return b"".join(collected.chunks)
 
 
-class _Body:
+class _BodyCollector:
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.chunks: list[bytes] = []
 
-    def on_body(self, part: bytes) -> None:
+    def on_body(self, chunk: bytes) -> None:
         """Called by the parser."""
-        self.parts.append(part)
+        self.chunks.append(chunk)
 
 
 def _not_one_vector(value: Any) -> BenchmarkError:
     return BenchmarkError(
-        f"an answer is not one vector of numbers: {str(value)[:80]}",
+        f"a response is not one vector of numbers: {str(value)[:80]}",
         hint="name an embedding model with --model ID",
     )

@@ -1,4 +1,4 @@
-"""What a benchmark can refuse."""
+"""The error of the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from deployments.errors import ServeError
 
 
 class BenchmarkError(ServeError):
-    """The measurement cannot be made, or its answers were wrong; `hint` says what to do."""
+    """A measurement that is impossible or returned wrong answers; `hint` names the remedy."""
 
     code = "benchmark_failed"
 

@@ -1,4 +1,4 @@
-"""A plain blocking client for everything around the measured requests."""
+"""Server addresses, request bodies and a blocking client for requests that are not measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A plain HTTP address; `prefix` is the path before every route, without a slash at its end."""
+    """Address of a plain HTTP server; `prefix` precedes every route, without a trailing slash."""
 
     host: str
     port: int
@@ -26,7 +26,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """The target of a URL such as `http://127.0.0.1:8000`. Raises BenchmarkError."""
+        """Parse a URL such as `http://127.0.0.1:8000`. Raise BenchmarkError."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -38,17 +38,16 @@ class ServerAddress:
 
     @property
     def url(self) -> str:
-        """What a person would type."""
         return f"http://{self.authority}{self.prefix}"
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    def post_bytes(self, path: str, body: bytes) -> bytes:
-        """A whole HTTP/1.1 request, ready to be written to a connection that stays open."""
+    def build_post(self, path: str, body: bytes) -> bytes:
+        """Build an HTTP/1.1 request for a keep-alive connection."""
         head = (
             f"POST {self.prefix}{path} HTTP/1.1\r\n"
             f"Host: {self.authority}\r\n"
@@ -59,24 +58,22 @@ class ServerAddress:
 
 
 def task_path(task: str, model_id: str) -> str:
-    """The route that runs `task` on a model."""
     return f"/pipeline/{task}/{quote(model_id)}"
 
 
 def model_path(model_id: str) -> str:
-    """The route that describes a model."""
     return f"/models/{quote(model_id)}"
 
 
-def inference_body(inputs: Any, *, use_gpu: bool = False, use_cache: bool = False) -> bytes:
-    """A task request; no cache may answer it unless `use_cache` says so."""
+def build_inference_body(inputs: Any, *, use_gpu: bool = False, use_cache: bool = False) -> bytes:
+    """Build the body of a task request; it bypasses the response cache by default."""
     options = {"use_cache": use_cache} | ({"use_gpu": True} if use_gpu else {})
     return orjson.dumps({"inputs": inputs, "options": options})
 
 
 def _bad_url(url: str) -> BenchmarkError:
     return BenchmarkError(
-        f"`{url}` is not an address to measure", hint=f"write it like `{DEFAULT_URL}`"
+        f"`{url}` is not an http URL with a host", hint=f"write it like `{DEFAULT_URL}`"
     )
 
 
@@ -85,23 +82,23 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One good answer. `headers` have lower-case names."""
+    """A response with status 200. `headers` have lower-case names."""
 
     value: Any
     headers: Mapping[str, str]
 
     @property
     def compute_type(self) -> str | None:
-        """What ran, such as `cpu-int8`, where the server says so."""
+        """Device and precision, such as `cpu-int8`; None without the header."""
         return self.headers.get("x-compute-type")
 
 
 class Client:
-    """One keep-alive connection. Every answer but 200 raises BenchmarkError."""
+    """Client with one keep-alive connection. Raises BenchmarkError for any status but 200."""
 
-    def __init__(self, target: ServerAddress) -> None:
-        self._target = target
-        self._connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+    def __init__(self, address: ServerAddress) -> None:
+        self._address = address
+        self._connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -115,10 +112,10 @@ class Client:
         self._connection.close()
 
     def describe_model(self, model_id: str) -> dict[str, Any]:
-        """What `GET /models/{id}` says."""
-        value = self._ask("GET", model_path(model_id), None).value
+        """Return the body of `GET /models/{id}`."""
+        value = self._request("GET", model_path(model_id), None).value
         if not isinstance(value, dict):
-            raise self._unexpected(model_path(model_id), "with no JSON object")
+            raise self._unexpected(model_path(model_id), "a body that is no JSON object")
         return value
 
     def infer(
@@ -130,20 +127,21 @@ class Client:
         use_gpu: bool = False,
         use_cache: bool = False,
     ) -> HttpResponse:
-        """One task request, past the response cache unless `use_cache` says otherwise."""
-        body = inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
-        return self._ask("POST", task_path(task, model_id), body)
+        """Send one task request; it bypasses the response cache by default."""
+        body = build_inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
+        return self._request("POST", task_path(task, model_id), body)
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> HttpResponse:
+    def _request(self, method: str, path: str, body: bytes | None) -> HttpResponse:
         try:
             self._connection.request(
-                method, self._target.prefix + path, body, {"Content-Type": "application/json"}
+                method, self._address.prefix + path, body, {"Content-Type": "application/json"}
             )
             response = self._connection.getresponse()
             raw = response.read()
         except (OSError, http.client.HTTPException) as exc:
             raise BenchmarkError(
-                f"no answer from {self._target.url}: {exc!r}", hint="start it with `make serve`"
+                f"no response from {self._address.url}: {exc!r}",
+                hint="start the server with `make serve`",
             ) from exc
         if response.status != 200:
             reason = raw[:300].decode(errors="replace")
@@ -152,10 +150,10 @@ class Client:
         try:
             return HttpResponse(orjson.loads(raw), headers)
         except orjson.JSONDecodeError as exc:
-            raise self._unexpected(path, f"with no JSON: {exc}") from exc
+            raise self._unexpected(path, f"a body that is no JSON: {exc}") from exc
 
-    def _unexpected(self, path: str, answer: str) -> BenchmarkError:
+    def _unexpected(self, path: str, response: str) -> BenchmarkError:
         return BenchmarkError(
-            f"`{path}` answered {answer}",
-            hint=f"see what is served with `curl {self._target.url}/models`",
+            f"`{path}` returned {response}",
+            hint=f"list the served models with `curl {self._address.url}/models`",
         )

@@ -1,4 +1,4 @@
-"""A sealed artifact opened without a server: the same encoder, engine and task, in this process."""
+"""Sealed artifacts opened without a server: the same tokenizer, engine and task in this process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
 ) -> EncoderEngine:
-    """The model an artifact was built from, answering the same rows.
+    """Open the model that an artifact was built from; its outputs have the same layout.
 
-    `source` is what `build_artifacts build` takes; None: the manifest's own. What must be unpacked
-    goes under `scratch`. Raises BenchmarkError or a BuildError.
+    `source` is a source of `build_artifacts build`; None takes the manifest's. Unpacked files go to
+    `scratch`. Raise BenchmarkError or a BuildError.
     """
     from build_artifacts.checkpoints.metadata import read_metadata
     from build_artifacts.checkpoints.models import load_model
@@ -46,18 +46,18 @@ def open_torch(
 
 
 def find_source(manifest: ArtifactManifest) -> str:
-    """Where the artifact's weights came from. Raises BenchmarkError for a merged adapter."""
+    """Return the source of an artifact's weights. Raise BenchmarkError for a merged adapter."""
     if manifest.source.adapter is not None:
         raise BenchmarkError(
-            f"`{manifest.id}` was merged with an adapter, so its source is another model",
-            hint="name a directory with the merged model: --torch DIR",
+            f"`{manifest.id}` contains a merged adapter, so its source is a different model",
+            hint="name the directory of the merged model: --torch DIR",
         )
     return manifest.source.ref
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One version of a model and the graph that answers for it."""
+    """One version of a model and the candidate that serves it."""
 
     manifest: ArtifactManifest
     directory: Path
@@ -67,82 +67,83 @@ class LocalModel:
     def open(
         cls, store: Path, model_id: str, version: str, device: Device = Device.CPU
     ) -> LocalModel:
-        """The model with its digests checked. Raises BenchmarkError."""
+        """Open a model and check its digests. Raise BenchmarkError."""
         try:
             directory = find_artifact(store, model_id, version)
             manifest = ArtifactManifest.read(directory)
         except ArtifactError as exc:
             raise BenchmarkError(
-                exc.message, hint="name the store that holds it with --store DIR"
+                exc.message, hint="name the store that contains the model with --store DIR"
             ) from exc
         candidate = manifest.candidate_for(device)
         if candidate is None:
             raise BenchmarkError(
-                f"`{model_id}` has no graph for the {device}", hint="build it again"
+                f"`{model_id}` has no candidate for device {device}",
+                hint="build the model again for this device",
             )
         return cls(manifest, directory, candidate)
 
     @classmethod
-    def named(cls, store: Path, name: str) -> LocalModel:
-        """The model called `ID`, or `ID:VERSION`. Raises BenchmarkError."""
+    def open_by_name(cls, store: Path, name: str) -> LocalModel:
+        """Open the model `ID` or `ID:VERSION`. Raise BenchmarkError."""
         model_id, _, version = name.partition(":")
         return cls.open(store, model_id, version or LATEST_NAME)
 
     @property
     def compute_type(self) -> str:
-        """As in the header `x-compute-type`."""
+        """Value of the header `x-compute-type`."""
         return f"{self.candidate.device}-{self.candidate.precision}"
 
     @property
     def task(self) -> Task:
-        """The model's own task."""
+        """The first task of the manifest."""
         return TASKS[self.manifest.tasks[0]]
 
-    def items(self, texts: Sequence[str]) -> list[TokenizedItem]:
-        """What the server's engine would get for each text; longer ones are cut.
+    def tokenize(self, texts: Sequence[str]) -> list[TokenizedItem]:
+        """Tokenize and truncate `texts` as the server does.
 
-        Raises BenchmarkError when the model's task takes something else than texts.
+        Raise BenchmarkError if the model's task does not take plain texts.
         """
-        return self._encoded(self._encoder(), self._parsed(list(texts))).items
+        return self._tokenize(self._open_tokenizer(), self._parse(list(texts))).items
 
-    def engine(self, *, threads: int) -> EncoderEngine:
-        """An engine with `threads` threads per forward pass. Raises EngineFailed."""
+    def open_engine(self, *, threads: int) -> EncoderEngine:
+        """Open an engine with `threads` threads per forward pass. Raise EngineFailed."""
         settings = EncoderSettings(intra_op_threads=threads)
         return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), settings)
 
     def unbatched_values(self, texts: Sequence[str], *, threads: int) -> list[Any]:
-        """What the server would answer to each text sent alone, computed one by one."""
-        encoder = self._encoder()
+        """Compute the response value of each text, one forward pass per item."""
+        tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None
-        engine = self.engine(threads=threads)
+        engine = self.open_engine(threads=threads)
         values = []
         for text in texts:
-            parsed = self._parsed(text)
-            encoded = self._encoded(encoder, parsed)
-            computed = DecodeContext(
-                rows=[engine.run(collate([item])).items[0] for item in encoded.items],
-                items=encoded.items,
-                token_offsets=encoded.token_offsets,
+            parsed = self._parse(text)
+            tokenized = self._tokenize(tokenizer, parsed)
+            context = DecodeContext(
+                rows=[engine.run(collate([item])).items[0] for item in tokenized.items],
+                items=tokenized.items,
+                token_offsets=tokenized.token_offsets,
                 manifest=self.manifest,
                 vocabulary=vocabulary,
             )
-            values.append(self.task.decode(computed, parsed.options))
+            values.append(self.task.decode(context, parsed.options))
         engine.close()
         return values
 
-    def _encoder(self) -> CachingTokenizer:
+    def _open_tokenizer(self) -> CachingTokenizer:
         return CachingTokenizer(self.directory, self.manifest.max_tokens)
 
-    def _parsed(self, inputs: str | list[str]) -> TaskInput:
+    def _parse(self, inputs: str | list[str]) -> TaskInput:
         try:
             return self.task.parse(inputs, {"truncate": True}, self.manifest)
         except InvalidField as exc:
             raise BenchmarkError(
-                f"`{self.manifest.id}` was built for `{self.task.name}`: {exc.message}",
+                f"`{self.manifest.id}` is a model for `{self.task.name}`: {exc.message}",
                 hint="name a model that takes plain texts with --model ID",
             ) from exc
 
-    def _encoded(self, encoder: CachingTokenizer, parsed: TaskInput) -> TokenizedTexts:
+    def _tokenize(self, tokenizer: CachingTokenizer, parsed: TaskInput) -> TokenizedTexts:
         call = Call(
             texts=parsed.texts,
             fields=parsed.fields,
@@ -151,12 +152,12 @@ class LocalModel:
             deadline_s=0.0,
             windowing=parsed.windowing,
         )
-        (encoded,) = encoder.tokenize([call])
-        if isinstance(encoded, ServeError):
-            raise encoded
-        return encoded
+        (tokenized,) = tokenizer.tokenize([call])
+        if isinstance(tokenized, ServeError):
+            raise tokenized
+        return tokenized
 
 
 def unbatched_outputs(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> NDArray[np.float32]:
-    """The engine's row for every item in a batch of its own, [N, W]."""
+    """Run one forward pass per item. Return [N, W]."""
     return np.stack([engine.run(collate([item])).items[0] for item in items])

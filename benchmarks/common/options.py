@@ -1,14 +1,14 @@
-"""Options that several benchmarks share."""
+"""Command-line options that several benchmarks share."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from benchmarks.common.engine_timing import Shape
 from benchmarks.common.http import DEFAULT_URL
 from benchmarks.common.report import DEFAULT_OUT
 from deployments.config import STORE_VARIABLE, default_store
+from deployments.tuning.costs import Shape
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -17,13 +17,12 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     """`--model`, `--data`, `--seed` and `--out`."""
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="where stsb-test.tsv and sst2-dev.tsv are"
+        "--data", type=Path, metavar="DIR", help="directory of stsb-test.tsv and sst2-dev.tsv"
     )
     add_run_options(parser)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """`--seed` and `--out`."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="default: %(default)s"
@@ -31,50 +30,47 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_url_option(parser: argparse.ArgumentParser) -> None:
-    """`--url`."""
     parser.add_argument("--url", default=DEFAULT_URL, help="default: %(default)s")
 
 
 def add_store_option(parser: argparse.ArgumentParser) -> None:
-    """`--store`."""
     parser.add_argument(
         "--store",
         type=Path,
         default=default_store(),
         metavar="DIR",
-        help=f"sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
+        help=f"directory of sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
     )
 
 
 def add_rounds_option(parser: argparse.ArgumentParser, default: int = 3) -> None:
-    """`--rounds`."""
     parser.add_argument(
         "--rounds",
         type=positive_count,
         default=default,
         metavar="N",
-        help="how often everything is measured, in turn (default: %(default)s)",
+        help="number of interleaved rounds (default: %(default)s)",
     )
 
 
 def positive_count(text: str) -> int:
-    """A whole number from 1 on; for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
-def shape(text: str) -> Shape:
-    """Items x tokens, such as 8x128; for argparse."""
-    try:
-        return Shape.parse(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
+def parse_shape(text: str) -> Shape:
+    """Parse items x tokens, such as 8x128, for argparse."""
+    items, _, tokens = text.partition("x")
+    if not (items.isdigit() and tokens.isdigit() and int(items) and int(tokens)):
+        raise argparse.ArgumentTypeError(f"`{text}` is no shape; write items x tokens: 8x128")
+    return Shape(items=int(items), tokens=int(tokens))
 
 
 def positive_seconds(text: str) -> float:
-    """A duration above zero; for argparse."""
+    """Parse a number of seconds, for argparse."""
     value = float(text)
     if not 0 < value < 86_400:
         raise argparse.ArgumentTypeError("must be more than 0 seconds and less than a day")

@@ -1,4 +1,4 @@
-"""Results as files, and as words for people."""
+"""Result files, and tables for the console and the documentation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +16,14 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
+from build_artifacts.console import columns
 from deployments.machine import (
     UNKNOWN,
     installed_versions,
     read_cpu_info,
     usable_cores,
 )
+from deployments.tuning.costs import Shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES_OF_INTEREST = (
@@ -32,28 +34,26 @@ PACKAGES_OF_INTEREST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """Where and with what something was measured."""
+    """Hardware and software of a measurement."""
 
     cpu_model: str
     cpu_flags: tuple[str, ...]
     logical_cores: int
-    usable_cores: int  # what this process may run on
+    usable_cores: int  # of the affinity mask and cgroup of this process
     memory_bytes: int
-    load_average: float  # runnable processes over the minute before
+    load_average: float  # runnable processes, average of the last minute
     system: str
     python: str
     packages: Mapping[str, str]
-    commit: str  # "-dirty" at its end: with changes that are in no commit
+    commit: str  # ends with "-dirty" if the work tree has uncommitted changes
 
     @property
     def short(self) -> str:
-        """One line for plots and tables."""
         commit, dash, dirty = self.commit.partition("-")
         return f"{self.cpu_model}, {self.usable_cores} cores, commit {commit[:12]}{dash}{dirty}"
 
 
 def read_host_info() -> HostInfo:
-    """The facts of this process's machine."""
     processor = read_cpu_info()
     return HostInfo(
         cpu_model=processor.name,
@@ -70,7 +70,7 @@ def read_host_info() -> HostInfo:
 
 
 def git_commit(repository: Path) -> str:
-    """The commit checked out in `repository`; `unknown` outside of git."""
+    """Return the commit checked out in `repository`; `unknown` outside of git."""
     try:
         commit = _git(repository, "rev-parse", "HEAD")
         changes = _git(repository, "status", "--porcelain")
@@ -92,7 +92,7 @@ BUSY_LOAD_PER_CORE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """What every result file carries beside its figures."""
+    """Command, start time and host of a run; part of every result file."""
 
     benchmark: str
     command: str
@@ -102,28 +102,53 @@ class RunMetadata:
 
     @property
     def stem(self) -> str:
-        """File name without its ending: the benchmark and when it started."""
-        when = datetime.fromisoformat(self.started)
-        return f"{self.benchmark}-{when:%Y%m%d-%H%M%S}"
+        """File name without suffix: benchmark and start time."""
+        started = datetime.fromisoformat(self.started)
+        return f"{self.benchmark}-{started:%Y%m%d-%H%M%S}"
 
 
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
-    """The facts of a run that begins now; says so when the machine is not idle."""
+    """Return the metadata of a run that starts now; log a note if the machine is busy."""
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         log_progress(
-            f"note: load average {run.host.load_average:.1f}; this machine can do better when idle"
+            f"note: load average {run.host.load_average:.1f}; figures of a busy machine are too low"
         )
     return run
 
 
-def write_result(out: Path, run: RunMetadata, figures: Any) -> Path:
-    """`<out>/<stem>.json`: the run's facts, then its figures (dataclasses and arrays are fine)."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a result file. `columns` is the header; every row has as many cells."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def text(self) -> str:
+        """Aligned columns for the console."""
+        return columns([self.columns, *self.rows], right=True)
+
+    @property
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def write_result(
+    out: Path, run: RunMetadata, results: Any, tables: Sequence[Table] = ()
+) -> Path:
+    """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`.
+
+    `results` may hold dataclasses, arrays and shapes. Raise BenchmarkError.
+    """
     path = out / f"{run.stem}.json"
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(orjson.dumps({"run": run, "figures": figures}, option=options))
+        content = {"run": run, "tables": tables, "results": results}
+        path.write_bytes(orjson.dumps(content, default=_encode_shape, option=options))
     except OSError as exc:
         raise BenchmarkError(
             f"cannot write `{path}`: {exc.strerror}", hint="name another directory with --out DIR"
@@ -131,11 +156,16 @@ def write_result(out: Path, run: RunMetadata, figures: Any) -> Path:
     return path
 
 
+def _encode_shape(value: Any) -> str:
+    if isinstance(value, Shape):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
 def log_progress(text: str) -> None:
-    """BuildProgress, on stderr, so that stdout holds the result only."""
+    """Print to stderr, so that stdout holds the result only."""
     print(text, file=sys.stderr, flush=True)
 
 
-def number(value: float, digits: int = 0) -> str:
-    """A figure with thousands separated."""
+def format_number(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""What the benchmarks send: the sentences of STS-B where they are at hand, else generated ones."""
+"""Benchmark inputs: sentences of STS-B, SST-2 and SQuAD files, or generated sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number
 from build_artifacts.evaluation.similarity import ScoredPair, read_pairs
 from build_artifacts.evaluation.squad import SquadQuestion, read_questions
 
-# Beside the checkout, because data sets have licences of their own.
+# Outside of the checkout, because the data sets have their own licenses.
 DEFAULT_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 STSB_NAME = "stsb-test.tsv"
 SST2_NAME = "sst2-dev.tsv"
@@ -28,14 +28,14 @@ SST2_LAYOUT = FileLayout(
     fits=lambda cell: as_number(cell) is not None,
 )
 
-GENERATED_COUNT = 2_758  # as many as STS-B's test half has, so that figures compare
-# Words per sentence are log-normal with these parameters and bounds; with full stop and special
-# tokens that gives STS-B's lengths: 14 tokens on average, 46 at most.
+GENERATED_COUNT = 2_758  # the number of sentences in STS-B's test split
+# Words per sentence follow a log-normal distribution. With full stop and special tokens it matches
+# the lengths of STS-B: 14 tokens on average, at most 46.
 LOG_WORDS_MEAN = 2.18
 LOG_WORDS_DEVIATION = 0.68
 MIN_WORDS, MAX_WORDS = 2, 43
 
-# Common words, each one token of the BERT vocabulary.
+# Each word is one token of the BERT vocabulary.
 COMMON_WORDS = (
     "the a of and to in is on with at for by from are was it this that his her their two three "
     "man woman girl boy dog cat horse bird child group people player team game ball field street "
@@ -51,56 +51,55 @@ COMMON_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """The texts of a run and where they came from."""
+    """The texts of a run and their origin."""
 
-    origin: str  # the file, or how they were generated
+    origin: str  # file name, or parameters of the generation
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LabeledText:
-    """A sentence and the index of its label."""
 
     text: str
     label: int
 
 
 def load_sentences(data: Path | None, seed: int) -> Sentences:
-    """Every sentence of STS-B's test half, in the file's order, else generated ones.
+    """Read the sentences of STS-B's test split in file order, or generate sentences.
 
-    `data` is the directory to look in; None: the default one, which may be absent. Raises
-    BenchmarkError when a directory was named and has no such file.
+    `data` is the directory; None takes the default directory and generates sentences if the file
+    is missing there. Raise BenchmarkError if a named directory has no such file.
     """
     path = (data or DEFAULT_DATA) / STSB_NAME
     if data is None and not path.is_file():
-        return generated(GENERATED_COUNT, seed)
+        return generate_sentences(GENERATED_COUNT, seed)
     pairs = read_scored_pairs(path)
     return Sentences(STSB_NAME, tuple(text for pair in pairs for text in (pair.left, pair.right)))
 
 
-def generated(count: int, seed: int) -> Sentences:
-    """`count` sentences of common words; equal for equal seeds."""
-    chance = random.Random(seed)
+def generate_sentences(count: int, seed: int) -> Sentences:
+    """Generate `count` sentences of common words; a function of `seed`."""
+    rng = random.Random(seed)
     words = COMMON_WORDS.split()
-    texts = tuple(_sentence(chance, words) for _ in range(count))
+    texts = tuple(_generate_sentence(rng, words) for _ in range(count))
     return Sentences(f"generated, seed {seed}", texts)
 
 
-def _sentence(chance: random.Random, words: list[str]) -> str:
-    drawn = round(chance.lognormvariate(LOG_WORDS_MEAN, LOG_WORDS_DEVIATION))
-    chosen = chance.choices(words, k=min(max(drawn, MIN_WORDS), MAX_WORDS))
-    return " ".join(chosen).capitalize() + "."
+def _generate_sentence(rng: random.Random, words: list[str]) -> str:
+    count = round(rng.lognormvariate(LOG_WORDS_MEAN, LOG_WORDS_DEVIATION))
+    sample = rng.choices(words, k=min(max(count, MIN_WORDS), MAX_WORDS))
+    return " ".join(sample).capitalize() + "."
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:
-    """STS-B: `score`, `sentence1`, `sentence2`. Raises BenchmarkError."""
-    with _bad_data():
+    """Read STS-B: `score`, `sentence1`, `sentence2`. Raise BenchmarkError."""
+    with _translate_errors():
         return read_pairs(path)
 
 
 def read_labeled_texts(path: Path) -> list[LabeledText]:
-    """SST-2: `label`, `sentence`. Raises BenchmarkError."""
-    with _bad_data():
+    """Read SST-2: `label`, `sentence`. Raise BenchmarkError."""
+    with _translate_errors():
         return [
             LabeledText(record.text("sentence"), int(record.number("label")))
             for record in read_records(FileLocation(path, SST2_EXPECTED), SST2_LAYOUT)
@@ -108,20 +107,21 @@ def read_labeled_texts(path: Path) -> list[LabeledText]:
 
 
 def read_answerable_questions(path: Path) -> list[SquadQuestion]:
-    """Those questions of a SQuAD file that have an answer. Raises BenchmarkError."""
-    with _bad_data():
+    """Read the questions of a SQuAD file that have an answer. Raise BenchmarkError."""
+    with _translate_errors():
         questions = [question for question in read_questions(path) if question.golds]
     if not questions:
         raise BenchmarkError(
-            f"`{path}` has no question with an answer", hint="name another file with --squad FILE"
+            f"`{path}` contains no question with an answer",
+            hint="name another file with --squad FILE",
         )
     return questions
 
 
 @contextmanager
-def _bad_data() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except BadEvaluationData as exc:
-        hint = f"{exc.hint}; name the directory of a good one with --data DIR"
+        hint = f"{exc.hint}; name the directory of a valid file with --data DIR"
         raise BenchmarkError(exc.message, hint=hint) from exc

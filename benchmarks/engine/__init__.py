@@ -1,1 +1,1 @@
-"""Engine."""
+"""Benchmark of the raw engine."""

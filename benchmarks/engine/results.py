@@ -1,20 +1,20 @@
-"""What the engine benchmark found out, as values and as tables."""
+"""Results of the engine benchmark as values, tables and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.common.agreement import CosineCheck
 from benchmarks.common.engine_timing import (
     COMPARED_SHAPE,
     SentenceThroughput,
-    Shape,
     ShapeLatency,
+    cap_shapes,
 )
-from benchmarks.common.report import number
-from benchmarks.common.statistics import RoundSummary
-from build_artifacts.console import columns
+from benchmarks.common.plots import create_figure, draw_bars, label_axes, save_figure
+from benchmarks.common.report import RunMetadata, Table, format_number
 
 ENGINE = "engine"
 TORCH = "torch eager fp32"
@@ -22,7 +22,7 @@ TORCH = "torch eager fp32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResults:
-    """Everything the result file says beside the run's facts."""
+    """Results of the engine benchmark, as written to the result file."""
 
     model_id: str
     version: str
@@ -30,47 +30,78 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # special tokens included
-    threads: int  # of the latency table
-    speeds: tuple[SentenceThroughput, ...]
+    threads: int  # of the latencies
+    throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
-    torch_over_engine: float | None  # at COMPARED_SHAPE, or what it is capped to
-    agreements: tuple[CosineCheck, ...]
+    torch_over_engine: float | None  # at COMPARED_SHAPE, capped to the model's tokens
+    checks: tuple[CosineCheck, ...]
 
 
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
-    """How many times longer torch takes than the engine for a batch; None when not measured."""
-    shape = Shape(COMPARED_SHAPE.batch, min(COMPARED_SHAPE.tokens, max_tokens))
-    found = {cell.contender: cell.ms.median for cell in latencies if cell.shape == shape}
-    return found[TORCH] / found[ENGINE] if TORCH in found else None
+    """Return torch's latency divided by the engine's; None if torch was not measured."""
+    (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
+    medians = {timing.system: timing.ms.median for timing in latencies if timing.shape == shape}
+    return medians[TORCH] / medians[ENGINE] if TORCH in medians else None
 
 
-def describe(figures: EngineResults) -> str:
-    """The result for people."""
-    speeds = [["placement", "batch", "sentences/s", "spread"]]
-    for s in figures.speeds:
-        per_s = s.sentences_per_s
-        speeds.append([s.placement.name, str(s.batch), number(per_s.median), _spread(per_s)])
-    latencies = [[f"{figures.threads} threads", "batch x tokens", "ms", "spread"]]
-    latencies += [
-        [c.contender, c.shape.name, number(c.ms.median, 2), _spread(c.ms)]
-        for c in figures.latencies
-    ]
-    lines = [
-        f"{figures.model_id} {figures.version} {figures.compute_type}, "
-        f"{figures.sentence_count} sentences, {figures.mean_tokens:.1f} tokens on average",
-        "",
-        columns(speeds, right=True),
-        "",
-        columns(latencies, right=True),
-        "",
-    ]
-    if figures.torch_over_engine is not None:
-        lines.append(
-            f"engine at {COMPARED_SHAPE.name}: {figures.torch_over_engine:.2f} times {TORCH}"
+def build_tables(results: EngineResults) -> tuple[Table, Table]:
+    throughput = [
+        (
+            entry.split.name,
+            str(entry.batch_size),
+            format_number(entry.sentences_per_s.median),
+            f"{entry.sentences_per_s.spread:.0%}",
         )
-    lines += [agreement.sentence for agreement in figures.agreements]
+        for entry in results.throughput
+    ]
+    latencies = [
+        (
+            timing.system,
+            str(timing.shape),
+            format_number(timing.ms.median, 2),
+            f"{timing.ms.spread:.0%}",
+        )
+        for timing in results.latencies
+    ]
+    threads = f"{results.threads} threads"
+    return (
+        Table("throughput", ("core split", "batch", "sentences/s", "spread"), throughput),
+        Table("latency", (threads, "items x tokens", "ms", "spread"), latencies),
+    )
+
+
+def describe(results: EngineResults) -> str:
+    """Format the results for the console."""
+    lines = [
+        f"{results.model_id} {results.version} {results.compute_type}, "
+        f"{results.sentence_count} sentences, {results.mean_tokens:.1f} tokens on average",
+        "",
+    ]
+    for table in build_tables(results):
+        lines += [table.text, ""]
+    if results.torch_over_engine is not None:
+        lines.append(f"{TORCH} / engine at {COMPARED_SHAPE}: {results.torch_over_engine:.2f}")
+    lines += [check.sentence for check in results.checks]
     return "\n".join(lines)
 
 
-def _spread(summary: RoundSummary) -> str:
-    return f"{summary.spread:.0%}"
+def plot_engine(out: Path, run: RunMetadata, results: EngineResults) -> list[Path]:
+    """Plot throughput by batch size and latency by shape. Return the paths."""
+    figure, (rates, latencies) = create_figure(run, f"{results.model_id}, raw engine")
+    sizes = list(dict.fromkeys(entry.batch_size for entry in results.throughput))
+    splits = dict.fromkeys(entry.split for entry in results.throughput)
+    by_split = [
+        (split.name, [e.sentences_per_s for e in results.throughput if e.split == split])
+        for split in splits
+    ]
+    draw_bars(rates, [str(size) for size in sizes], by_split)
+    label_axes(rates, "sentences per batch", "sentences per second")
+    systems = dict.fromkeys(timing.system for timing in results.latencies)
+    shapes = dict.fromkeys(str(timing.shape) for timing in results.latencies)
+    by_system = [
+        (system, [timing.ms for timing in results.latencies if timing.system == system])
+        for system in systems
+    ]
+    draw_bars(latencies, list(shapes), by_system)
+    label_axes(latencies, "items x tokens", "latency, ms", logarithmic=True)
+    return save_figure(figure, out, run)

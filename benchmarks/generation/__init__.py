@@ -1,1 +1,1 @@
-"""Generation."""
+"""Benchmark of text generation: in process, over HTTP, and other engines."""

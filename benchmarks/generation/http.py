@@ -52,7 +52,7 @@ class HttpGenerator:
 
         Raises BenchmarkError for anything but that.
         """
-        stream = _Stream(self._target.post_bytes(PATH, body_of(self.model_id, ask)), ask)
+        stream = _Stream(self._target.build_post(PATH, body_of(self.model_id, ask)), ask)
         submitted_s = time.perf_counter()
         await self._follow(stream, PATH)
         if stream.status != 200:
@@ -65,7 +65,7 @@ class HttpGenerator:
 
         Raises BenchmarkError when none comes.
         """
-        stream = _Stream(self._target.post_bytes(path, body))
+        stream = _Stream(self._target.build_post(path, body))
         await self._follow(stream, path)
         return stream.status, stream.body
 

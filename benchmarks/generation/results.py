@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.report import number
+from benchmarks.common.report import format_number
 from benchmarks.common.statistics import Goal, RoundSummary, summarize
 from benchmarks.generation.scenarios import JOIN_GAP, STREAMS, ChurnResults, LongPromptScenario
 from benchmarks.generation.streams import (
@@ -163,13 +163,13 @@ def describe(figures: GenerationResults) -> str:
 
 def _level_row(level: SystemResult) -> list[str]:
     figures = level.figures
-    shown = [number(figures[name].median, 1) if name in figures else "-" for name in _TABLE]
+    shown = [format_number(figures[name].median, 1) if name in figures else "-" for name in _TABLE]
     return [level.contender, level.part, *shown, f"{figures[WHOLE].spread:.0%}"]
 
 
 def _scenario_rows(one: SystemResult) -> list[list[str]]:
     return [
-        [one.part, one.contender, name, *(number(x, 1) for x in (s.median, s.low, s.high))]
+        [one.part, one.contender, name, *(format_number(x, 1) for x in (s.median, s.low, s.high))]
         for name, s in one.figures.items()
     ]
 

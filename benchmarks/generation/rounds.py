@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.common.report import log_progress, number
+from benchmarks.common.report import format_number, log_progress
 from benchmarks.generation.results import AnswerAgreement, SystemResult, streams_part
 from benchmarks.generation.scenarios import PromptSampler, Scenario
 from benchmarks.generation.streams import (
@@ -97,7 +97,7 @@ class GenerationBenchmark:
             figures = heat.figures | ({} if decode is None else {DECODE: decode})
             key = (streams_part(streams), contender.name)
             self.levels_found.setdefault(key, []).append(figures)
-            rate = number(figures.get(DECODE, figures[WHOLE]), 1)
+            rate = format_number(figures.get(DECODE, figures[WHOLE]), 1)
             log_progress(f"{label}: {contender.name}, {key[0]}, {rate} tokens/s")
             if contender is self.ours:
                 our_heat = heat

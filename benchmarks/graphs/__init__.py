@@ -1,1 +1,1 @@
-"""Graphs."""
+"""Benchmarks of all graphs of one model, and of the choice that tuning made."""

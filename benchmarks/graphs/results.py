@@ -8,7 +8,7 @@ from operator import truediv
 
 from benchmarks.common.engine_timing import COMPARED_SHAPE, CoreSplit, Shape, ShapeLatency
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.report import number
+from benchmarks.common.report import format_number
 from benchmarks.common.statistics import Goal, RoundSummary, summarize
 from benchmarks.graphs.candidates import COMMON_RECIPE, OPENVINO_BASELINES, SEALED, TORCH
 from build_artifacts.console import columns
@@ -156,7 +156,7 @@ def _ratios(heat: PlacementResults) -> str:
 
 
 def _spread(summary: RoundSummary, digits: int) -> str:
-    return f"{number(summary.median, digits)} ({summary.spread:.0%})"
+    return f"{format_number(summary.median, digits)} ({summary.spread:.0%})"
 
 
 def require_accurate(figures: GraphResults) -> None:

@@ -19,7 +19,7 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import log_progress, number, start_run, write_result
+from benchmarks.common.report import format_number, log_progress, start_run, write_result
 from benchmarks.common.statistics import Goal
 from build_artifacts.console import columns
 from deployments.artifacts.manifest import REFERENCE_NAME
@@ -191,7 +191,7 @@ def describe(figures: TuningResults) -> str:
     """The result for people."""
     header = ["items x tokens", "winner", "ms", "fastest now", "ms", "ratio"]
     rows = [
-        [one.shape, one.winner, number(one.winner_ms, 2), one.fastest, number(one.fastest_ms, 2),
+        [one.shape, one.winner, format_number(one.winner_ms, 2), one.fastest, format_number(one.fastest_ms, 2),
          f"{one.ratio:.3f}"]
         for one in figures.check_selection
     ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""Hostile."""
+"""Hostile requests to a running server."""

@@ -25,7 +25,7 @@ import psutil
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option, positive_count
-from benchmarks.common.report import log_progress, number, start_run, write_result
+from benchmarks.common.report import format_number, log_progress, start_run, write_result
 from benchmarks.hostile.attacks import attacks
 from benchmarks.hostile.fuzzing import fuzzed_requests
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, post, request, send_raw
@@ -273,10 +273,10 @@ def describe(figures: HostileResults) -> str:
         f"{(figures.growth - 1) * 100:+.1f} %"
     )  # fmt: skip
     lines = [
-        f"{number(figures.requests)} hostile requests in {figures.seconds:.0f} s ({told})",
+        f"{format_number(figures.requests)} hostile requests in {figures.seconds:.0f} s ({told})",
         f"failures (5xx but 503, or no answer): {sum(figures.failures.values())}",
         f"answers other than the right one: {sum(figures.wrong.values())}",
-        f"neighbour: {number(figures.neighbour_requests)} requests, "
+        f"neighbour: {format_number(figures.neighbour_requests)} requests, "
         f"{sum(figures.neighbour_lost.values())} lost, worst {figures.neighbour_worst_ms:.0f} ms",
         f"resident memory of the replicas: {growth}",
     ]

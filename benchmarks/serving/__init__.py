@@ -1,1 +1,1 @@
-"""Serving."""
+"""Benchmarks of a running server: load and accuracy."""

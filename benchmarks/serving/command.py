@@ -1,9 +1,9 @@
-"""Load on a running cluster: requests per second and latency at several numbers of connections.
+"""Load on a running server: requests per second and latency at several numbers of connections.
 
-A closed loop of single-sentence feature-extraction requests past the response cache, or with
-`--cached N` of N sentences that it holds. Rounds are interleaved (1, 16, 64, 1, 16, 64, ...), so
-that a machine that slows down or speeds up does so for every level alike. With `--with-engine` the
-raw engine is measured between them, while the server has nothing to do.
+Closed loop of single-sentence feature-extraction requests that bypass the response cache;
+`--cached N` repeats N cached sentences instead. Rounds are interleaved (1, 16, 64, 1, 16, 64, ...),
+so that a change of the machine's speed affects all levels equally. `--with-engine` measures the raw
+engine between the levels, while the server is idle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.common.agreement import CosineCheck, local_expectation, repeated_expectation
 from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, CoreSplit, RawEngine
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import Client, ServerAddress, inference_body, task_path
+from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     add_common_options,
@@ -28,7 +28,6 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.plots import plot_serving
 from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.sentences import Sentences, load_sentences
 from benchmarks.common.statistics import summarize
@@ -37,7 +36,9 @@ from benchmarks.serving.results import (
     EngineThroughput,
     LoadLevel,
     ServingResults,
+    build_tables,
     describe,
+    plot_serving,
     require_correct,
     served_over_engine,
 )
@@ -45,41 +46,39 @@ from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
 
 TASK = TaskName.FEATURE_EXTRACTION
-CHECKED_ANSWERS = 200  # per level, compared after the timing
+CHECKED_RESPONSES = 200  # per level, compared after the timing
 
 
 @dataclass(frozen=True, slots=True)
 class ServingBenchmark:
-    """What is measured in every round, and what the rounds have given so far."""
+    """The measurements of every round, and their values so far."""
 
-    target: ServerAddress
+    address: ServerAddress
     window_s: float
     workloads: Mapping[int, Workload]  # by number of connections
     engine: RawEngine | None
     loads: dict[int, list[LoadResult]] = field(default_factory=dict)
-    speeds: dict[CoreSplit, list[float]] = field(default_factory=dict)
+    engine_rates: dict[CoreSplit, list[float]] = field(default_factory=dict)
 
     def run_round(self, label: str) -> None:
-        """Every level once, then the engine once per placement."""
+        """Measure every level, then the engine with every core split."""
         for connections, workload in self.workloads.items():
             plan = LoadPlan(connections=connections, seconds=self.window_s)
-            result = uvloop.run(run_load(self.target, workload, plan))
+            result = uvloop.run(run_load(self.address, workload, plan))
             self.loads.setdefault(connections, []).append(result)
-            log_progress(
-                f"{label}: {connections} connections, {result.requests_per_s:,.0f} requests/s"
-            )
+            rate = result.requests_per_s
+            log_progress(f"{label}: {connections} connections, {rate:,.0f} requests/s")
         if self.engine is not None:
             self._measure_engine(self.engine, label)
 
     def _measure_engine(self, engine: RawEngine, label: str) -> None:
-        for placement in engine.list_core_splits:
-            speed = engine.sentences_per_s(placement, SENTENCES_PER_BATCH)
-            self.speeds.setdefault(placement, []).append(speed)
-            log_progress(f"{label}: raw engine, {placement.name}, {speed:,.0f} sentences/s")
+        for split in engine.splits:
+            rate = engine.sentences_per_s(split, SENTENCES_PER_BATCH)
+            self.engine_rates.setdefault(split, []).append(rate)
+            log_progress(f"{label}: raw engine, {split.name}, {rate:,.0f} sentences/s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks serving`."""
     add_url_option(parser)
     add_common_options(parser)
     add_store_option(parser)
@@ -97,137 +96,139 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_seconds,
         default=10.0,
         metavar="S",
-        help="per level and round, after a second of warm-up (default: %(default)s)",
+        help="per level and round, after 1 s of warm-up (default: %(default)s)",
     )
     parser.add_argument(
         "--with-engine",
         action="store_true",
-        help="measure the raw engine in turn with the server, and the ratio of the two",
+        help="measure the raw engine between the levels, and the ratio of the two",
     )
     parser.add_argument(
         "--cached",
         type=positive_count,
         metavar="N",
-        help="repeat N sentences that the response cache holds; every answer must come from it",
+        help="repeat N cached sentences; every response must come from the response cache",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
-    command: str = arguments.command_line
-    facts = start_run("serving", command, arguments.seed)
-    target = ServerAddress.parse(arguments.url)
-    sentences = shuffled(load_sentences(arguments.data, arguments.seed), arguments.seed)
-    with Client(target) as client:
-        figures = measure(arguments, target, client, sentences)
-    print(describe(figures))
-    print(write_result(arguments.out, facts, figures))
-    for path in plot_serving(arguments.out, facts, figures):
+    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    metadata = start_run("serving", arguments.command_line, arguments.seed)
+    address = ServerAddress.parse(arguments.url)
+    sentences = shuffle(load_sentences(arguments.data, arguments.seed), arguments.seed)
+    with Client(address) as client:
+        results = measure(arguments, address, client, sentences)
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    for path in plot_serving(arguments.out, metadata, results):
         print(path)
-    require_correct(figures)
+    require_correct(results)
     return 0
 
 
 def measure(
-    arguments: argparse.Namespace, target: ServerAddress, client: Client, sentences: Sentences
+    arguments: argparse.Namespace, address: ServerAddress, client: Client, sentences: Sentences
 ) -> ServingResults:
-    """All rounds, then the comparison of the kept answers."""
-    described = client.describe_model(arguments.model)
+    """Run all rounds, then compare the stored responses."""
+    model = client.describe_model(arguments.model)
     use_cache = arguments.cached is not None
     sentences = Sentences(sentences.origin, sentences.texts[: arguments.cached])
     for text in sentences.texts if use_cache else sentences.texts[:1]:
-        warm = client.infer(TASK, arguments.model, text, use_cache=use_cache)
-    local = open_served(arguments, str(described.get("version")))
+        response = client.infer(TASK, arguments.model, text, use_cache=use_cache)
+    local = open_served(arguments, str(model.get("version")))
     engine = open_engine(local, sentences.texts) if arguments.with_engine and local else None
-    workloads = make_workloads(target, sentences.texts, arguments)
-    benchmark = ServingBenchmark(target, arguments.seconds, workloads, engine)
+    workloads = build_workloads(address, sentences.texts, arguments)
+    benchmark = ServingBenchmark(address, arguments.seconds, workloads, engine)
     for round_number in range(1, arguments.rounds + 1):
         benchmark.run_round(f"round {round_number}/{arguments.rounds}")
-    levels = tuple(LoadLevel.of(results) for results in benchmark.loads.values())
-    speeds = tuple(EngineThroughput(p, summarize(found)) for p, found in benchmark.speeds.items())
+    levels = tuple(LoadLevel.summarize(rounds) for rounds in benchmark.loads.values())
+    throughput = tuple(
+        EngineThroughput(split, summarize(rates))
+        for split, rates in benchmark.engine_rates.items()
+    )
     if use_cache:
-        require_hits(workload.answers for workload in workloads.values())
+        require_hits(workload.responses for workload in workloads.values())
     return ServingResults(
-        url=target.url,
-        model=described,
-        compute_type=warm.compute_type,
+        url=address.url,
+        model=model,
+        compute_type=response.compute_type,
         sentences=sentences.origin,
         sentence_count=len(sentences.texts),
         window_s=arguments.seconds,
         levels=levels,
-        engine=speeds,
-        served_over_engine=served_over_engine(levels, speeds),
-        agreements=compare(benchmark, local, client, sentences.texts, arguments),
+        engine=throughput,
+        served_over_engine=served_over_engine(levels, throughput),
+        checks=compare_responses(benchmark, local, client, sentences.texts, arguments),
     )
 
 
-def shuffled(sentences: Sentences, seed: int) -> Sentences:
-    """The same texts in an order in which pairs do not follow each other; a function of `seed`."""
+def shuffle(sentences: Sentences, seed: int) -> Sentences:
+    """Shuffle the texts, so that the two similar sentences of a pair are not adjacent."""
     texts = list(sentences.texts)
     random.Random(seed).shuffle(texts)
     return Sentences(sentences.origin, tuple(texts))
 
 
-def make_workloads(
-    target: ServerAddress, texts: Sequence[str], arguments: argparse.Namespace
+def build_workloads(
+    address: ServerAddress, texts: Sequence[str], arguments: argparse.Namespace
 ) -> dict[int, Workload]:
-    """A workload per level; each keeps the first answers to the same sample of sentences."""
+    """Build a workload per level; each stores the responses to the same sample of sentences."""
     path = task_path(TASK, arguments.model)
     use_cache = arguments.cached is not None
-    bodies = [inference_body(text, use_cache=use_cache) for text in texts]
-    requests = [target.post_bytes(path, body) for body in bodies]
-    count = min(CHECKED_ANSWERS, len(texts))
-    kept = random.Random(arguments.seed).sample(range(len(texts)), count)
+    bodies = [build_inference_body(text, use_cache=use_cache) for text in texts]
+    requests = [address.build_post(path, body) for body in bodies]
+    count = min(CHECKED_RESPONSES, len(texts))
+    sample = random.Random(arguments.seed).sample(range(len(texts)), count)
     levels = dict.fromkeys(arguments.connections)
-    return {connections: Workload(requests, kept) for connections in levels}
+    return {connections: Workload(requests, sample) for connections in levels}
 
 
-def require_hits(answers: Iterable[Mapping[int, bytes]]) -> None:
-    """Raises BenchmarkError when a kept answer did not come from the response cache."""
-    heads = [raw.partition(b"\r\n\r\n")[0] for kept in answers for raw in kept.values()]
-    computed = sum(b"x-cache: hit" not in head.lower() for head in heads)
-    if computed:
+def require_hits(responses: Iterable[Mapping[int, bytes]]) -> None:
+    """Raise BenchmarkError if a stored response did not come from the response cache."""
+    heads = [raw.partition(b"\r\n\r\n")[0] for level in responses for raw in level.values()]
+    misses = sum(b"x-cache: hit" not in head.lower() for head in heads)
+    if misses:
         raise BenchmarkError(
-            f"{computed} of {len(heads)} answers were computed, not remembered",
-            hint="give the cache more bytes and time: `cache` in serve_config.yaml",
+            f"{misses} of {len(heads)} responses did not come from the response cache",
+            hint="raise the limits of `cache` in serve_config.yaml",
         )
 
 
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
-    """The artifact that is served, where the store has it; `--with-engine` insists on it."""
+    """Open the served version; None if the store lacks it, an error with `--with-engine`."""
     try:
         return LocalModel.open(arguments.store, arguments.model, version)
     except BenchmarkError as exc:
         if arguments.with_engine:
             raise
-        log_progress(f"{exc.message}; answers are compared with the same requests repeated alone")
+        log_progress(f"{exc.message}; responses are compared with repeated unbatched requests")
         return None
 
 
 def open_engine(local: LocalModel, texts: Sequence[str]) -> RawEngine:
-    """The raw engine on the same sentences, warm."""
+    """Open and warm up the raw engine on the same sentences."""
     engine = RawEngine(local, texts, usable_cores())
     engine.warm_up(SENTENCES_PER_BATCH)
     return engine
 
 
-def compare(
+def compare_responses(
     benchmark: ServingBenchmark,
     local: LocalModel | None,
     client: Client,
     texts: Sequence[str],
     arguments: argparse.Namespace,
 ) -> tuple[CosineCheck, ...]:
-    """Kept answers against the right ones; the raw engine against itself."""
-    judge = (
+    """Compare the stored responses with the correct ones; check and close the raw engine."""
+    expected = (
         local_expectation(local, usable_cores())
         if local
         else repeated_expectation(client, arguments.model)
     )
-    kept = [workload.answers for workload in benchmark.workloads.values()]
-    served = judge.compare(texts, kept)
+    stored = [workload.responses for workload in benchmark.workloads.values()]
+    served = expected.compare(texts, stored)
     if benchmark.engine is None:
         return (served,)
-    raw = benchmark.engine.agreement(SENTENCES_PER_BATCH, arguments.seed)
+    raw = benchmark.engine.check_batch_invariance(SENTENCES_PER_BATCH, arguments.seed)
     benchmark.engine.close()
     return served, raw

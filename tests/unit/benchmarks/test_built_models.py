@@ -52,7 +52,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     command = ["graphs", built.manifest.id, *places(built, out), "--threads", "2"]
     command += ["--shapes", "1x4", "8x128", "--rounds", "2", "--eval", str(pairs)]
     assert main(command) == 0
-    figures = only_result(out)["figures"]
+    figures = only_result(out)["results"]
     assert figures["missing"] == {}
     assert set(figures["contenders"]) == {
         TORCH,
@@ -82,7 +82,7 @@ def test_tuned_measures_the_winners_again(
 ) -> None:
     command = ["tuning", built.manifest.id, *places(built, tmp_path), "--seconds", "1"]
     assert main(command) == 0
-    figures = only_result(tmp_path)["figures"]
+    figures = only_result(tmp_path)["results"]
     assert "cpu-int8" in figures["measured"]
     assert figures["left_out"] == {}
     assert all(one["ratio"] >= 1.0 for one in figures["standings"])
@@ -122,7 +122,7 @@ def test_the_engine_is_compared_with_torch(
     out = tmp_path / "out"
     command = ["engine", "--model", built.manifest.id, *places(built, out), "--torch"]
     assert main([*command, "--data", str(tmp_path), "--rounds", "1", "--batch", "2"]) == 0
-    figures = only_result(out)["figures"]
+    figures = only_result(out)["results"]
     assert figures["torch_over_engine"] > 0
     agreement = figures["agreements"][-1]
     assert (agreement["what"], agreement["compared"]) == ("the engine and torch eager fp32", 6)

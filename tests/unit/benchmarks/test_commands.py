@@ -67,7 +67,7 @@ def test_serving_measures_both_and_compares_answers(
     assert result["run"]["seed"] == 7
     assert result["run"]["command"].startswith("python -m benchmarks serving --url http://127.")
     assert result["run"]["host"]["usable_cores"] >= 1
-    figures = result["figures"]
+    figures = result["results"]
     assert [level["connections"] for level in figures["levels"]] == [1, 4]
     for level in figures["levels"]:
         assert level["requests"] > 0
@@ -90,7 +90,7 @@ def test_wrong_answers_fail_the_run_after_it_is_written(
         command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
         assert main([*command, "--connections", "2"]) == 1
     assert "error: wrong answers, so the figures mean nothing" in capsys.readouterr().err
-    assert only_result(tmp_path / "out")["figures"]["agreements"][0]["worst_cosine"] < -0.9
+    assert only_result(tmp_path / "out")["results"]["agreements"][0]["worst_cosine"] < -0.9
 
 
 def test_failed_requests_fail_the_run(
@@ -105,7 +105,7 @@ def test_failed_requests_fail_the_run(
         command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
         assert main([*command, "--connections", "2"]) == 1
     assert "error: requests failed at 2 connections" in capsys.readouterr().err
-    assert only_result(tmp_path / "out")["figures"]["levels"][0]["failures"] == {"503": 1}
+    assert only_result(tmp_path / "out")["results"]["levels"][0]["failures"] == {"503": 1}
 
 
 def test_without_the_artifact_answers_are_asked_for_again(
@@ -118,7 +118,7 @@ def test_without_the_artifact_answers_are_asked_for_again(
         assert main([*command, "--connections", "2"]) == 0
         assert main([*command, "--with-engine"]) == 1
     assert "has no version" in capsys.readouterr().err
-    (agreement,) = only_result(tmp_path / "out")["figures"]["agreements"]
+    (agreement,) = only_result(tmp_path / "out")["results"]["agreements"]
     assert agreement["what"] == "served against the same requests alone"
 
 
@@ -137,7 +137,7 @@ def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_
     out = tmp_path / "out"
     command = ["engine", "--model", EMBEDDER, "--store", str(tiny_store), "--data", str(data)]
     assert main([*command, "--out", str(out), "--rounds", "2", "--batch", "1", "8"]) == 0
-    figures = only_result(out)["figures"]
+    figures = only_result(out)["results"]
     assert {speed["batch"] for speed in figures["speeds"]} == {1, 8}
     assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in figures["speeds"])
     shapes = [(cell["shape"]["batch"], cell["shape"]["tokens"]) for cell in figures["latencies"]]

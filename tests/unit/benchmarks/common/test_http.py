@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import ServerAddress, inference_body, model_path, task_path
+from benchmarks.common.http import ServerAddress, build_inference_body, model_path, task_path
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 
 def test_a_request_is_complete() -> None:
-    request = ServerAddress("box", 81, "/hundredfold").post_bytes("/models/a/b", "ü".encode())
+    request = ServerAddress("box", 81, "/hundredfold").build_post("/models/a/b", "ü".encode())
     assert request == (
         b"POST /hundredfold/models/a/b HTTP/1.1\r\n"
         b"Host: box:81\r\n"
@@ -38,8 +38,8 @@ def test_a_request_is_complete() -> None:
 
 
 def test_the_cache_is_never_asked() -> None:
-    assert orjson.loads(inference_body("hi")) == {"inputs": "hi", "options": {"use_cache": False}}
-    assert orjson.loads(inference_body(["hi"], use_gpu=True)) == {
+    assert orjson.loads(build_inference_body("hi")) == {"inputs": "hi", "options": {"use_cache": False}}
+    assert orjson.loads(build_inference_body(["hi"], use_gpu=True)) == {
         "inputs": ["hi"],
         "options": {"use_cache": False, "use_gpu": True},
     }

@@ -54,7 +54,7 @@ def command(store: Path, out: Path, url: str, *options: str) -> list[str]:
 
 def part(figures: list[dict[str, Any]], name: str, contender: str) -> dict[str, Any]:
     (found,) = [f for f in figures if (f["part"], f["contender"]) == (name, contender)]
-    return found["figures"]
+    return found["results"]
 
 
 def test_loop_and_server_are_measured_alike_and_say_the_same(
@@ -64,7 +64,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert main(command(store, tmp_path, url, *others, "--churn", "40")) == 0
     result = only_result(tmp_path)
     assert result["run"]["benchmark"] == "generation"
-    figures = result["figures"]
+    figures = result["results"]
     assert (figures["missing"], figures["notes"]) == ({}, [])
     for contender in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
         for name in ("1 stream", "8 streams"):
@@ -94,7 +94,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
 def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:
     few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama", "http"]
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
-    figures = only_result(tmp_path)["figures"]
+    figures = only_result(tmp_path)["results"]
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
     assert figures["schemas"] is None
     parts = [(level["part"], level["contender"]) for level in figures["levels"]]
@@ -110,7 +110,7 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     gone = str(tmp_path / "gone")
     few = ["--parts", "levels", "prefix", "--genai", gone, "--source", gone]
     assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
-    figures = only_result(tmp_path / "out")["figures"]
+    figures = only_result(tmp_path / "out")["results"]
     missing = figures["missing"]
     assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED, LLAMA}
     assert "no answer from http://127.0.0.1:9" in missing[OVER_HTTP]
@@ -140,7 +140,7 @@ def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path
     few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama"]
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
-    figures = only_result(tmp_path)["figures"]
+    figures = only_result(tmp_path)["results"]
     assert "gone" in figures["missing"][OVER_HTTP]
     assert len(part(figures["levels"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
     assert "eight clients over HTTP / eight streams" not in figures["ratios"]

@@ -26,7 +26,7 @@ def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[s
         command = ["hostile", "--url", running.url, "--out", str(out), *options]
         status = main([*command, "--requests", "150", "--connections", "4"])
     (path,) = out.glob("hostile-*.json")
-    return status, orjson.loads(path.read_bytes())["figures"]
+    return status, orjson.loads(path.read_bytes())["results"]
 
 
 @pytest.mark.slow

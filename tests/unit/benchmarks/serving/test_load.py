@@ -19,7 +19,7 @@ def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = 5.0) ->
 
 
 def workload(target: ServerAddress, kept: tuple[int, ...] = ()) -> Workload:
-    return Workload([target.post_bytes("/echo", text) for text in TEXTS], kept)
+    return Workload([target.build_post("/echo", text) for text in TEXTS], kept)
 
 
 async def test_every_answer_in_the_window_is_counted_once() -> None:
