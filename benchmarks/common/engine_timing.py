@@ -17,7 +17,7 @@ from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
 from deployments.messages import Batch, Outputs, TokenizedItem
 from deployments.tuning.costs import Shape
-from deployments.tuning.measure import batch_from, wait_until_idle
+from deployments.tuning.measure import build_batch, wait_until_idle
 
 # A short and a typical text, a batch, and the longest input of many encoders.
 SHAPES = (
@@ -97,7 +97,7 @@ def build_timings(
 
     All systems share one batch per shape. It has no padding and holds the tokens of `items`.
     """
-    batches = {shape: batch_from(items, shape, seed) for shape in shapes}
+    batches = {shape: build_batch(items, shape, seed) for shape in shapes}
     return [
         ShapeTiming(name, forward, shape, batch)
         for shape, batch in batches.items()

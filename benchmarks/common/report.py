@@ -136,9 +136,7 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def write_result(
-    out: Path, run: RunMetadata, results: Any, tables: Sequence[Table] = ()
-) -> Path:
+def write_result(out: Path, run: RunMetadata, results: Any, tables: Sequence[Table] = ()) -> Path:
     """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`.
 
     `results` may hold dataclasses, arrays and shapes. Raise BenchmarkError.

@@ -59,7 +59,6 @@ class Sentences:
 
 @dataclass(frozen=True, slots=True)
 class LabeledText:
-
     text: str
     label: int
 

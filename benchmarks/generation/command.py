@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
     """All rounds, then what is asked again alone, churn and schemas. Raises ServeError."""
-    model = LocalModel.named(arguments.store, arguments.model)
+    model = LocalModel.open_by_name(arguments.store, arguments.model)
     threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
     service = InProcessGenerator(model, rows=rows, threads=threads, events=runner.get_loop())

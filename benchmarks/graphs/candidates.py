@@ -1,4 +1,4 @@
-"""Everything on a CPU that one model is worth comparing on, as engines still to be opened."""
+"""Candidates of the graph benchmark: sealed graphs and rebuilt baselines, opened on demand."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.opening import open_tuned_engine
 
 TORCH = BASELINE
-COMMON_RECIPE = "usual"
+COMMON_RECIPE = "common-recipe"
 SEALED = "sealed"
-# Beside a sealed candidate of the same recipe, which pads to buckets.
+# Sealed candidates of these recipes pad to buckets; these do not.
 OPENVINO = tuple(
     replace(
         recipe,
@@ -41,113 +41,116 @@ OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCandidate:
-    """One way to run the model. A rival's answers are told; ours must pass the gate."""
+    """One way to run the model. Violations of the accuracy gate by a baseline are only reported."""
 
     name: str
-    what: str  # in a few words
+    what: str  # short description
     open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
     must_pass_gate: bool
-    shares_out: bool = True  # whether several passes at once make sense
+    can_split: bool = True  # whether concurrent passes are useful
 
 
 @dataclass(slots=True)
 class GraphCandidates:
-    """Who takes part, and why others do not."""
+    """Candidates to measure, and the reasons of missing ones by name."""
 
-    entered: list[GraphCandidate] = field(default_factory=list)
+    candidates: list[GraphCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 def collect_candidates(
-    request: ReportRequest, manifest: ArtifactManifest, place: Workspace
+    request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace
 ) -> GraphCandidates:
-    """Every contender of an artifact; what is not sealed is made again from its checkpoint.
+    """Collect the candidates of an artifact; build graphs that are not sealed from the checkpoint.
 
-    The graphs lie in `place`, which has to outlive the engines. Raises BuildError when the
-    checkpoint is not found or has changed.
+    The graphs are in `workspace`, which must outlive the engines. Raise BuildError if the
+    checkpoint is missing or has changed.
     """
-    encoders, steps = TimingModes.of(request), StepRunner(place, BuildProgress.on_stderr())
-    hub, sources = HuggingFaceHub(), place.directory("sources")
+    encoders, steps = TimingModes.of(request), StepRunner(workspace, BuildProgress.on_stderr())
+    hub, sources = HuggingFaceHub(), workspace.directory("sources")
     prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
     graphs = CandidateGraphs(steps, prepared)
-    found = GraphCandidates()
+    collected = GraphCandidates()
     trail = RebuiltStages(prepared, graphs, encoders)
     for stage in trail.before(None, {}):
-        found.entered.append(
+        collected.candidates.append(
             GraphCandidate(
                 name=stage.name,
                 what=stage.what,
                 open=stage.open,
                 must_pass_gate=True,
-                shares_out=stage.crowd != stage.alone,
+                can_split=stage.crowd != stage.alone,
             )
         )
     for stage in trail.usual(None):
-        found.entered.append(
+        collected.candidates.append(
             GraphCandidate(
                 name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False
             )
         )
-    found.missing |= trail.unmade
-    _add_sealed(found, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
+    collected.missing |= trail.unmade
+    _add_sealed(collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
     for recipe in OPENVINO:
-        _add_rival(found, recipe, prepared, graphs, encoders.alone)
-    return found
+        _add_openvino(collected, recipe, prepared, graphs, encoders.alone)
+    return collected
 
 
-def _add_sealed(found: GraphCandidates, placement: TuningTarget) -> None:
-    def best(settings: EncoderSettings) -> EncoderEngine:
-        return open_tuned_engine(replace(placement, settings=settings))[0]
+def _add_sealed(collected: GraphCandidates, target: TuningTarget) -> None:
+    def open_served(settings: EncoderSettings) -> EncoderEngine:
+        return open_tuned_engine(replace(target, settings=settings))[0]
 
-    served = GraphCandidate(name=SEALED, what="what is served here", open=best, must_pass_gate=True)
-    found.entered.append(served)
-    costs = read_costs(placement)
-    refused = costs.rejected if costs else {}
-    for candidate in placement.candidates:
-        spec = placement.spec(candidate)
-        if reason := refused.get(candidate.name) or missing_requirement(spec, placement.settings):
-            found.missing[candidate.name] = reason
+    collected.candidates.append(
+        GraphCandidate(
+            name=SEALED, what="the served variants", open=open_served, must_pass_gate=True
+        )
+    )
+    costs = read_costs(target)
+    rejected = costs.rejected if costs else {}
+    for candidate in target.candidates:
+        spec = target.spec(candidate)
+        if reason := rejected.get(candidate.name) or missing_requirement(spec, target.settings):
+            collected.missing[candidate.name] = reason
             continue
-        found.entered.append(
+        collected.candidates.append(
             GraphCandidate(
                 name=candidate.name,
-                what="a sealed candidate, with the options it was sealed with",
+                what="a sealed candidate with its sealed options",
                 open=partial(open_engine, spec),
                 must_pass_gate=True,
             )
         )
 
 
-def _add_rival(
-    found: GraphCandidates,
+def _add_openvino(
+    collected: GraphCandidates,
     recipe: CandidateRecipe,
     prepared: PreparedModel,
     graphs: CandidateGraphs,
     settings: EncoderSettings,
 ) -> None:
     try:
-        spec = _rival_spec(recipe, prepared, graphs, settings)
+        spec = _build_openvino_spec(recipe, prepared, graphs, settings)
     except UnsupportedModel as exc:
-        found.missing[recipe.name] = exc.message
+        collected.missing[recipe.name] = exc.message
         return
-    found.entered.append(
+    collected.candidates.append(
         GraphCandidate(
             name=recipe.name,
-            what=f"OpenVINO, {type(recipe.quantization).__name__}, opened without buckets and run "
-            "at exactly the measured shapes, which flatters it: traffic has many",
+            what=f"OpenVINO, {type(recipe.quantization).__name__}, without buckets and run at "
+            "exactly the measured shapes; faster than under traffic of varied shapes",
             open=partial(open_engine, spec),
             must_pass_gate=False,
         )
     )
 
 
-def _rival_spec(
+def _build_openvino_spec(
     recipe: CandidateRecipe,
     prepared: PreparedModel,
     graphs: CandidateGraphs,
     settings: EncoderSettings,
 ) -> GraphSpec:
-    """How to open the rival, whose graph is made here. Raises UnsupportedModel."""
+    """Build the graph of an OpenVINO baseline. Raise UnsupportedModel."""
     if reason := missing_requirement(spec_of(recipe, Path(recipe.name), prepared), settings):
         raise UnsupportedModel(reason, hint="run `pip install 'hundredfold[openvino]'`")
     return spec_of(recipe, graphs.graph(recipe), prepared)

@@ -1,24 +1,25 @@
-"""Every graph of a model side by side: torch, plain ONNX, the usual recipe, ours, OpenVINO.
+"""Latency and accuracy of all graphs of a model: torch, ONNX fp32, the common recipe, OpenVINO.
 
-One process, interleaved rounds. Passes of all threads first, then as an encoder runs on an idle
-machine: a batch shared out over passes of one thread at once.
+All graphs run in one process in interleaved rounds: first one pass on all threads, then one pass
+per core with each batch split over the passes, as an idle encoder runs it.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.engine_timing import CoreSplit, Shape, cap_shapes, list_core_splits
+from benchmarks.common.engine_timing import CoreSplit, cap_shapes, list_core_splits
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     DEFAULT_MODEL,
     add_rounds_option,
     add_run_options,
     add_store_option,
+    parse_shape,
     positive_count,
-    shape,
 )
 from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.statistics import Goal
@@ -33,8 +34,9 @@ from benchmarks.graphs.candidates import (
 from benchmarks.graphs.results import (
     GraphResults,
     PlacementResults,
+    build_tables,
+    compute_ratios,
     describe,
-    ratios,
     require_accurate,
     speed_goals,
 )
@@ -53,16 +55,15 @@ from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
-from deployments.tuning import costs as tuning
+from deployments.tuning.costs import TuningTarget
 from deployments.tuning.parity import ReferenceOutputs
 
 ROUNDS = 7
-SHAPES = (Shape(1, 16), Shape(1, 128), Shape(8, 128), Shape(32, 64))
+SHAPES = tuple(map(parse_shape, ("1x16", "1x128", "8x128", "32x64")))
 SCORED = (TORCH, COMMON_RECIPE, SEALED, *OPENVINO_BASELINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks graphs`."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -78,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=shape,
+        type=parse_shape,
         nargs="+",
         default=SHAPES,
         metavar="BxT",
-        help=f"items x tokens (default: {' '.join(one.name for one in SHAPES)})",
+        help=f"items x tokens (default: {' '.join(map(str, SHAPES))})",
     )
     parser.add_argument(
-        "--eval", type=Path, metavar="FILE", help="labelled data, as for `build_artifacts build`"
+        "--eval", type=Path, metavar="FILE", help="labeled data, as for `build_artifacts build`"
     )
     parser.add_argument(
         "--adapter", type=Path, metavar="DIR", help="the LoRA adapter that the build merged"
@@ -93,22 +94,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
-    command: str = arguments.command_line
-    facts = start_run("graphs", command, arguments.seed)
-    figures = measure(arguments)
-    print(describe(figures))
-    print(write_result(arguments.out, facts, figures))
-    require_accurate(figures)
+    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    metadata = start_run("graphs", arguments.command_line, arguments.seed)
+    results = measure(arguments)
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    require_accurate(results)
     return 0
 
 
 def measure(arguments: argparse.Namespace) -> GraphResults:
-    """Both heats; answers are compared after the rounds of each, scored after those of the first.
+    """Run the rounds of every core split; compute task metrics after those of the first.
 
-    Raises BuildError when the checkpoint cannot be found again.
+    Raise BuildError if the source checkpoint is missing or has changed.
     """
-    model = LocalModel.named(arguments.store, arguments.model)
+    model = LocalModel.open_by_name(arguments.store, arguments.model)
     manifest = model.manifest
     request = ReportRequest(
         artifact=model.directory,
@@ -118,103 +118,100 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
         adapter=arguments.adapter,
     )
     evaluation = evaluation_for(request, manifest)
-    ground = RunInputs(
+    inputs = RunInputs(
         manifest=manifest,
         reference=ReferenceOutputs.read(model.directory / REFERENCE_NAME),
         shapes=cap_shapes(manifest.max_tokens, arguments.shapes),
         seed=arguments.seed,
     )
-    heats: list[PlacementResults] = []
+    runs: list[PlacementResults] = []
     scores: dict[str, dict[str, float]] = {}
-    with workspace(arguments.store) as place:
-        found = collect_candidates(request, manifest, place)
-        for placement in reversed(list_core_splits(arguments.threads or usable_cores())):
-            entered, own = select_systems(found.entered, placement, ground)
-            if not own.shapes:
+    with workspace(arguments.store) as directory:
+        collected = collect_candidates(request, manifest, directory)
+        for split in reversed(list_core_splits(arguments.threads or usable_cores())):
+            candidates, run_inputs = select_systems(collected.candidates, split, inputs)
+            if not run_inputs.shapes:
                 continue
-            with open_run(entered, placement, own) as heat:
-                rounds(heat, arguments.rounds)
-                heats.append(build_results(heat, entered, own, model))
+            with open_run(candidates, split, run_inputs) as run:
+                run_rounds(run, arguments.rounds)
+                runs.append(build_results(run, candidates, run_inputs, model))
                 if evaluation is not None and not scores:
-                    scores = score_systems(heat.engines, evaluation)
+                    scores = score_systems(run.engines, evaluation)
     return GraphResults(
         model_id=manifest.id,
         version=manifest.version,
-        contenders={contender.name: contender.what for contender in found.entered},
-        heats=tuple(heats),
+        systems={candidate.name: candidate.what for candidate in collected.candidates},
+        runs=tuple(runs),
         metric=evaluation.metric if evaluation else None,
         scores=scores,
-        missing=found.missing,
+        missing=collected.missing,
         goals=(
-            *speed_goals(heats[0].ratios, manifest.max_tokens),
+            *speed_goals(runs[0].ratios, manifest.max_tokens),
             *(score_goals(evaluation, scores, manifest.gate) if evaluation else ()),
         ),
     )
 
 
 def select_systems(
-    contenders: Sequence[GraphCandidate], placement: CoreSplit, ground: RunInputs
+    candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
-    """The contenders and shapes of a heat: with passes at once, those that can be shared out."""
-    if placement.runs == 1:
-        return contenders, ground
-    shapes = [one for one in ground.shapes if one.batch > 1]
-    own = RunInputs(
-        manifest=ground.manifest, reference=ground.reference, shapes=shapes, seed=ground.seed
-    )
-    return [one for one in contenders if one.shares_out], own
+    """Select candidates and shapes of a run; concurrent passes require batches that can split."""
+    if split.passes == 1:
+        return candidates, inputs
+    shapes = [shape for shape in inputs.shapes if shape.items > 1]
+    return [c for c in candidates if c.can_split], replace(inputs, shapes=shapes)
 
 
-def rounds(heat: PlacementRun, count: int) -> None:
-    """All rounds of a heat."""
-    for number in range(count):
-        heat.run_round(number, f"round {number + 1}/{count}")
+def run_rounds(run: PlacementRun, rounds: int) -> None:
+    for number in range(rounds):
+        run.run_round(number, f"round {number + 1}/{rounds}")
 
 
 def build_results(
-    heat: PlacementRun, entered: Sequence[GraphCandidate], ground: RunInputs, model: LocalModel
+    run: PlacementRun, candidates: Sequence[GraphCandidate], inputs: RunInputs, model: LocalModel
 ) -> PlacementResults:
-    """What the rounds gave, and how right everybody is."""
-    latencies = tuple(cell.latency() for cell in heat.cells)
-    settings = encoder_settings_for(heat.placement)
-    served = serving(tuning.TuningTarget(model.directory, model.manifest, Device.CPU, settings))
-    assert served is not None, f"{SEALED} ran, so something is served; this is a bug"
+    """Summarize the rounds and compare the outputs of every open engine with the reference."""
+    latencies = tuple(timing.latency() for timing in run.timings)
+    settings = encoder_settings_for(run.split)
+    served = serving(TuningTarget(model.directory, model.manifest, Device.CPU, settings))
+    if served is None:
+        raise AssertionError(f"bug: {SEALED} was measured, but no variant is served")
     return PlacementResults(
-        placement=heat.placement,
+        split=run.split,
         served=tuple(variant.name for variant in served.variants),
         latencies=latencies,
-        ratios=ratios(latencies),
-        answer_agreements=tuple(
-            compare_with_reference(heat.engines[one.name], one, ground)
-            for one in entered
-            if one.name in heat.engines
+        ratios=compute_ratios(latencies),
+        parity=tuple(
+            compare_with_reference(run.engines[candidate.name], candidate, inputs)
+            for candidate in candidates
+            if candidate.name in run.engines
         ),
-        missing=heat.failed,
+        missing=run.failed,
     )
 
 
 def score_systems(
     engines: Mapping[str, EncoderEngine], evaluation: Evaluation
 ) -> dict[str, dict[str, float]]:
-    """The task's metrics of those that are worth the time."""
-    found = {}
+    """Compute the task metrics of the SCORED engines that are open."""
+    scores = {}
     for name in SCORED:
         if name in engines:
             log_progress(f"scoring {name}")
-            found[name] = score_engine(engines[name], evaluation)
-    return found
+            scores[name] = score_engine(engines[name], evaluation)
+    return scores
 
 
 def score_goals(
     evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
 ) -> list[Goal]:
-    """What is sealed loses little to torch, and nothing to who else is fast."""
+    """Bound the metric drop of the sealed model to torch by the gate, to OpenVINO by 0."""
     limits = {TORCH: gate.metric_drop} | dict.fromkeys(OPENVINO_BASELINES, 0.0)
     return [
         Goal.at_most(
-            f"points of {evaluation.metric} that {SEALED} is below {name}",
+            f"drop of {evaluation.metric} from {name} to {SEALED}",
             evaluation.metric_drop(scores[name], scores[SEALED]) if name in scores else None,
-            most,
+            limit,
         )
-        for name, most in limits.items()
+        for name, limit in limits.items()
     ]

@@ -1,4 +1,4 @@
-"""What the contest of graphs found out, as values and as tables."""
+"""Results of the graph benchmark as values and tables."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import truediv
 
-from benchmarks.common.engine_timing import COMPARED_SHAPE, CoreSplit, Shape, ShapeLatency
+from benchmarks.common.engine_timing import COMPARED_SHAPE, CoreSplit, ShapeLatency, cap_shapes
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.report import format_number
+from benchmarks.common.report import Table, format_number
 from benchmarks.common.statistics import Goal, RoundSummary, summarize
 from benchmarks.graphs.candidates import COMMON_RECIPE, OPENVINO_BASELINES, SEALED, TORCH
-from build_artifacts.console import columns
+from deployments.tuning.costs import Shape
 
-# What is divided by what: more than 1 is good for what is sealed in the first two, bad in others.
+# Numerator and denominator: the sealed model should exceed 1 in the first two, not in the others.
 COMPARISONS = (
     (TORCH, SEALED),
     (COMMON_RECIPE, SEALED),
-    *((SEALED, rival) for rival in OPENVINO_BASELINES),
+    *((SEALED, baseline) for baseline in OPENVINO_BASELINES),
 )
 MIN_TORCH_SPEEDUP = 5.0
 MIN_RECIPE_SPEEDUP = 1.5
@@ -26,146 +26,146 @@ MAX_OPENVINO_RATIO = 1.1
 
 @dataclass(frozen=True, slots=True)
 class LatencyRatio:
-    """Time of one contender by that of another, round by round."""
+    """Latency of one system divided by that of another, round by round."""
 
     over: str
     under: str
     shape: Shape
-    times: RoundSummary
+    ratio: RoundSummary
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.over} / {self.under}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityRow:
-    """One contender held against fp32 torch, each probe alone; None: no usable numbers."""
+    """Distance of one system to fp32 torch, probes unbatched; None: unusable outputs."""
 
-    contender: str
+    system: str
     probes: int
     cosine_mean: float | None
     cosine_worst: float | None
-    top1_agreement: float | None  # where the model chooses
+    top1_agreement: float | None  # of tasks with a choice
     must_pass_gate: bool
-    misses: tuple[str, ...]  # where it misses the artifact's gate; empty: it is right
+    violations: tuple[str, ...]  # of the artifact's gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementResults:
-    """All contenders with the cores shared out in one way."""
+    """Results of all systems with one core split."""
 
-    placement: CoreSplit
-    served: tuple[str, ...]  # variants behind SEALED, the one that serves most shapes first
+    split: CoreSplit
+    served: tuple[str, ...]  # variants of SEALED, sorted by the number of their shapes
     latencies: tuple[ShapeLatency, ...]
     ratios: tuple[LatencyRatio, ...]
-    answer_agreements: tuple[ParityRow, ...]
-    missing: Mapping[str, str]  # contender -> why
+    parity: tuple[ParityRow, ...]
+    missing: Mapping[str, str]  # system -> reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphResults:
-    """Everything the result file says beside the run's facts."""
+    """Results of the graph benchmark, as written to the result file."""
 
     model_id: str
     version: str
-    contenders: Mapping[str, str]  # name -> what
-    heats: tuple[PlacementResults, ...]  # the first one: one pass on all threads
+    systems: Mapping[str, str]  # name -> description
+    runs: tuple[PlacementResults, ...]  # the first: one pass on all threads
     metric: str | None
-    scores: Mapping[str, Mapping[str, float]]  # contender -> metric -> value
-    missing: Mapping[str, str]  # contender -> why
+    scores: Mapping[str, Mapping[str, float]]  # system -> metric -> value
+    missing: Mapping[str, str]  # system -> reason
     goals: tuple[Goal, ...]
 
 
-def ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...]:
-    """Every comparison at every shape, as far as both sides were measured."""
-    found = {(one.contender, one.shape): one.ms.values for one in latencies}
-    shapes = dict.fromkeys(one.shape for one in latencies)
+def compute_ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...]:
+    """Compute every comparison at every shape where both systems were measured."""
+    values = {(timing.system, timing.shape): timing.ms.values for timing in latencies}
+    shapes = dict.fromkeys(timing.shape for timing in latencies)
     return tuple(
-        LatencyRatio(over, under, shape, summarize(list(map(truediv, found[a], found[b]))))
+        LatencyRatio(over, under, shape, summarize(list(map(truediv, values[a], values[b]))))
         for over, under in COMPARISONS
         for shape in shapes
-        if (a := (over, shape)) in found and (b := (under, shape)) in found
+        if (a := (over, shape)) in values and (b := (under, shape)) in values
     )
 
 
-def speed_goals(found: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal]:
-    """What is to be reached at COMPARED_SHAPE, or what it is capped to."""
-    shape = Shape(COMPARED_SHAPE.batch, min(COMPARED_SHAPE.tokens, max_tokens))
-    medians = {(one.over, one.under): one.times.median for one in found if one.shape == shape}
+def speed_goals(ratios: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal]:
+    """Yield the goals at COMPARED_SHAPE, capped to the model's tokens."""
+    (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
+    medians = {(r.over, r.under): r.ratio.median for r in ratios if r.shape == shape}
     for over, under in COMPARISONS:
-        what, value = f"{over} / {under} at {shape.name}", medians.get((over, under))
+        what, value = f"{over} / {under} at {shape}", medians.get((over, under))
         if over == SEALED:
             yield Goal.at_most(what, value, MAX_OPENVINO_RATIO)
         else:
-            yield Goal.at_least(
-                what, value, MIN_TORCH_SPEEDUP if over == TORCH else MIN_RECIPE_SPEEDUP
-            )
+            minimum = MIN_TORCH_SPEEDUP if over == TORCH else MIN_RECIPE_SPEEDUP
+            yield Goal.at_least(what, value, minimum)
 
 
-def describe(figures: GraphResults) -> str:
-    """The result for people."""
-    lines = [f"{figures.model_id} {figures.version}", ""]
-    for heat in figures.heats:
-        lines += [
-            f"{SEALED}: {', '.join(heat.served)}",
-            _times(heat),
-            "",
-            _ratios(heat),
-            "",
-        ]
-    if figures.metric is not None:
-        rows = [["task metric", figures.metric]]
-        rows += [[n, f"{found[figures.metric]:.4f}"] for n, found in figures.scores.items()]
-        lines += [columns(rows, right=True), ""]
-    missing = dict(figures.missing)
-    for heat in figures.heats:
-        missing |= {f"{name}, {heat.placement.name}": why for name, why in heat.missing.items()}
-    lines += [f"not measured: {name}: {why}" for name, why in missing.items()]
-    lines += [f"{name}: {what}" for name, what in figures.contenders.items()]
-    return "\n".join([*lines, "", "targets", *(goal.sentence for goal in figures.goals)])
+def build_tables(results: GraphResults) -> list[Table]:
+    """Build latencies with parity and ratios of every run, then the task metric."""
+    tables = []
+    for run in results.runs:
+        tables += [_latency_table(run), _ratio_table(run)]
+    if results.metric is not None:
+        rows = [[name, f"{s[results.metric]:.4f}"] for name, s in results.scores.items()]
+        tables.append(Table("metric", ("task metric", results.metric), rows))
+    return tables
 
 
-def _times(heat: PlacementResults) -> str:
-    """A row per contender: milliseconds and spread by shape, then how near it is to torch."""
-    shapes = list(dict.fromkeys(one.shape for one in heat.latencies))
-    cells = {(one.contender, one.shape): one.ms for one in heat.latencies}
-    timed = [f"{shape.name} ms" for shape in shapes]
-    header = [heat.placement.name, *timed, "cosine", "worst", "top-1", "gate"]
+def _latency_table(run: PlacementResults) -> Table:
+    shapes = list(dict.fromkeys(timing.shape for timing in run.latencies))
+    summaries = {(timing.system, timing.shape): timing.ms for timing in run.latencies}
+    timed = [f"{shape} ms" for shape in shapes]
+    header = [run.split.name, *timed, "cosine", "worst", "top-1", "gate"]
     rows = [
         [
-            near.contender,
-            *(_spread(cells[near.contender, shape], 2) for shape in shapes),
-            *("-" if v is None else f"{v:.4f}" for v in (near.cosine_mean, near.cosine_worst)),
-            "-" if near.top1_agreement is None else f"{near.top1_agreement:.1%}",
-            "; ".join(near.misses) or "right",
+            row.system,
+            *(_format_summary(summaries[row.system, shape]) for shape in shapes),
+            *("-" if v is None else f"{v:.4f}" for v in (row.cosine_mean, row.cosine_worst)),
+            "-" if row.top1_agreement is None else f"{row.top1_agreement:.1%}",
+            "; ".join(row.violations) or "passed",
         ]
-        for near in heat.answer_agreements
+        for row in run.parity
     ]
-    return columns([header, *rows], right=True)
+    return Table(f"latency, {run.split.name}", header, rows)
 
 
-def _ratios(heat: PlacementResults) -> str:
-    shapes = list(dict.fromkeys(one.shape for one in heat.ratios))
-    cells = {(one.name, one.shape): one.times for one in heat.ratios}
-    names = dict.fromkeys(one.name for one in heat.ratios)
-    rows = [["times", *(shape.name for shape in shapes)]]
-    rows += [[name, *(_spread(cells[name, shape], 2) for shape in shapes)] for name in names]
-    return columns(rows, right=True)
+def _ratio_table(run: PlacementResults) -> Table:
+    shapes = list(dict.fromkeys(r.shape for r in run.ratios))
+    summaries = {(r.name, r.shape): r.ratio for r in run.ratios}
+    names = dict.fromkeys(r.name for r in run.ratios)
+    rows = [
+        [name, *(_format_summary(summaries[name, shape]) for shape in shapes)] for name in names
+    ]
+    return Table(f"ratios, {run.split.name}", ["ratio", *map(str, shapes)], rows)
 
 
-def _spread(summary: RoundSummary, digits: int) -> str:
-    return f"{format_number(summary.median, digits)} ({summary.spread:.0%})"
+def _format_summary(summary: RoundSummary) -> str:
+    return f"{format_number(summary.median, 2)} ({summary.spread:.0%})"
 
 
-def require_accurate(figures: GraphResults) -> None:
-    """Raises BenchmarkError when a graph of ours misses the gate."""
-    for heat in figures.heats:
-        for near in heat.answer_agreements:
-            if near.must_pass_gate and near.misses:
+def describe(results: GraphResults) -> str:
+    """Format the results for the console."""
+    lines = [f"{results.model_id} {results.version}", ""]
+    lines += [f"{SEALED}, {run.split.name}: {', '.join(run.served)}" for run in results.runs]
+    for table in build_tables(results):
+        lines += ["", table.text]
+    missing = dict(results.missing)
+    for run in results.runs:
+        missing |= {f"{name}, {run.split.name}": why for name, why in run.missing.items()}
+    lines += ["", *(f"not measured: {name}: {reason}" for name, reason in missing.items())]
+    lines += [f"{name}: {what}" for name, what in results.systems.items()]
+    return "\n".join([*lines, "", "goals", *(goal.sentence for goal in results.goals)])
+
+
+def require_accurate(results: GraphResults) -> None:
+    """Raise BenchmarkError if a graph of this project violates the accuracy gate."""
+    for run in results.runs:
+        for row in run.parity:
+            if row.must_pass_gate and row.violations:
                 raise BenchmarkError(
-                    f"wrong answers, so the figures mean nothing: {near.contender}, "
-                    f"{heat.placement.name}: {'; '.join(near.misses)}",
-                    hint="see `hundredfold models verify`, or build the model again",
+                    f"the answers are wrong, so the timings are invalid: {row.system}, "
+                    f"{run.split.name}: {'; '.join(row.violations)}",
+                    hint="check it with `python -m build_artifacts verify`, or build it again",
                 )

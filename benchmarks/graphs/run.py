@@ -1,4 +1,4 @@
-"""One heat of the contest of graphs: all contenders on the same cores, shared out in one way."""
+"""One run of the graph benchmark: all systems with the same core split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from itertools import groupby
 from benchmarks.common.engine_timing import (
     CoreSplit,
     Forward,
-    Shape,
     ShapeTiming,
     build_timings,
     run_split,
@@ -25,46 +24,46 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
+from deployments.tuning.costs import Shape
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
-# The first pass of a shape allocates, packs weights or makes kernels.
-WARM_PASSES = 2
+# The first pass of a shape allocates memory, packs weights or compiles kernels.
+WARM_UP_PASSES = 2
 PROBES = 32
 
 
-def encoder_settings_for(placement: CoreSplit) -> EncoderSettings:
-    """The encoder whose engines run as the placement says."""
-    return EncoderSettings(intra_op_threads=placement.threads, concurrent_passes=placement.runs)
+def encoder_settings_for(split: CoreSplit) -> EncoderSettings:
+    return EncoderSettings(intra_op_threads=split.threads, concurrent_passes=split.passes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRun:
-    """Open engines by name and their cells; `failed` says why others are not among them."""
+    """Open engines by name and their timings; `failed` holds the reasons of missing systems."""
 
-    placement: CoreSplit
+    split: CoreSplit
     engines: Mapping[str, EncoderEngine]
-    cells: Sequence[ShapeTiming]
+    timings: Sequence[ShapeTiming]
     failed: Mapping[str, str]
 
     def run_round(self, number: int, label: str) -> None:
-        """Every cell once; in the next round another contender goes first at each shape."""
-        for cell in rotate_order(self.cells, number):
-            cell.run_round()
-        slowest = max(cell.medians_ms[-1] for cell in self.cells)
-        log_progress(f"{label}: {self.placement.name}, slowest pass {slowest:.1f} ms")
+        """Run every timing once; the first system of each shape changes with `number`."""
+        for timing in rotate_order(self.timings, number):
+            timing.run_round()
+        slowest = max(timing.medians_ms[-1] for timing in self.timings)
+        log_progress(f"{label}: {self.split.name}, slowest median {slowest:.1f} ms")
 
 
-def rotate_order(cells: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTiming]:
-    """The cells by shape, those of one shape turned by `number`."""
-    for _, same in groupby(cells, key=lambda cell: cell.shape):
-        group = list(same)
+def rotate_order(timings: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTiming]:
+    """Yield the timings by shape; those of one shape are rotated by `number`."""
+    for _, same_shape in groupby(timings, key=lambda timing: timing.shape):
+        group = list(same_shape)
         first = number % len(group)
         yield from group[first:] + group[:first]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """What is the same in every heat."""
+    """Inputs that all runs share."""
 
     manifest: ArtifactManifest
     reference: ReferenceOutputs
@@ -73,61 +72,61 @@ class RunInputs:
 
     @property
     def items(self) -> Sequence[TokenizedItem]:
-        """Whose tokens fill the batches."""
+        """Items whose tokens fill the batches."""
         return self.reference.items
 
 
 @contextmanager
 def open_run(
-    contenders: Sequence[GraphCandidate], placement: CoreSplit, ground: RunInputs
+    candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> Iterator[PlacementRun]:
-    """The contenders opened and warm, closed on the way out. Rivals that fail are left out.
+    """Open and warm up the candidates; close them on exit. Skip baselines that fail.
 
-    Raises EngineFailed for ours.
+    Raise EngineFailed for a candidate that must pass the gate.
     """
-    opening = _EngineOpener(placement, ground)
+    opener = _EngineOpener(split, inputs)
     try:
-        for contender in contenders:
-            opening.add(contender)
-        forwards = {name: opening.forward(engine) for name, engine in opening.engines.items()}
-        cells = build_timings(forwards, ground.shapes, ground.items, ground.seed)
-        yield PlacementRun(placement, opening.engines, cells, opening.failed)
+        for candidate in candidates:
+            opener.open(candidate)
+        forwards = {name: opener.forward(engine) for name, engine in opener.engines.items()}
+        timings = build_timings(forwards, inputs.shapes, inputs.items, inputs.seed)
+        yield PlacementRun(split, opener.engines, timings, opener.failed)
     finally:
-        opening.close()
+        opener.close()
 
 
 @dataclass(slots=True)
 class _EngineOpener:
-    placement: CoreSplit
-    ground: RunInputs
+    split: CoreSplit
+    inputs: RunInputs
     engines: dict[str, EncoderEngine] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pool = ThreadPoolExecutor(self.placement.runs)
+        self.pool = ThreadPoolExecutor(self.split.passes)
 
-    def add(self, contender: GraphCandidate) -> None:
-        log_progress(f"opening {contender.name}, {self.placement.name}")
+    def open(self, candidate: GraphCandidate) -> None:
+        log_progress(f"opening {candidate.name}, {self.split.name}")
         try:
-            engine = contender.open(encoder_settings_for(self.placement))
-            self.engines[contender.name] = engine
-            ground, warm = self.ground, {contender.name: self.forward(engine)}
-            for cell in build_timings(warm, ground.shapes, ground.items, ground.seed):
-                for _ in range(WARM_PASSES):
-                    cell.forward(cell.batch)
+            engine = candidate.open(encoder_settings_for(self.split))
+            self.engines[candidate.name] = engine
+            inputs, forward = self.inputs, {candidate.name: self.forward(engine)}
+            for timing in build_timings(forward, inputs.shapes, inputs.items, inputs.seed):
+                for _ in range(WARM_UP_PASSES):
+                    timing.forward(timing.batch)
         except EngineFailed as exc:
-            if contender.must_pass_gate:
+            if candidate.must_pass_gate:
                 raise
-            self.failed[contender.name] = exc.message
-            if (opened := self.engines.pop(contender.name, None)) is not None:
-                opened.close()
+            self.failed[candidate.name] = exc.message
+            if (failed := self.engines.pop(candidate.name, None)) is not None:
+                failed.close()
 
     def forward(self, engine: EncoderEngine) -> Forward:
-        """One pass on all cores, or the batch shared out over passes at once, as an encoder would."""
-        if self.placement.runs == 1:
+        """Return a function that runs a batch in one pass or splits it over concurrent passes."""
+        if self.split.passes == 1:
             return engine.run
-        return partial(run_split, engine, self.pool, self.placement.runs)
+        return partial(run_split, engine, self.pool, self.split.passes)
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -137,21 +136,22 @@ class _EngineOpener:
 
 
 def compare_with_reference(
-    engine: EncoderEngine, contender: GraphCandidate, ground: RunInputs
+    engine: EncoderEngine, candidate: GraphCandidate, inputs: RunInputs
 ) -> ParityRow:
-    """How near the engine comes to fp32 torch on PROBES probes, each alone. Asked after timing."""
-    step = max(1, len(ground.items) // PROBES)
-    chosen = slice(0, step * PROBES, step)
-    part = ReferenceOutputs(ground.reference.items[chosen], ground.reference.outputs[chosen])
-    alone = run_probes(engine, part.items, 1)
-    verdict = compare_outputs(part, alone, alone, ground.manifest.gate, ground.manifest.head)
-    parity = verdict.parity
+    """Compare up to PROBES unbatched probes with fp32 torch."""
+    step = max(1, len(inputs.items) // PROBES)
+    sample = slice(0, step * PROBES, step)
+    expected = ReferenceOutputs(inputs.reference.items[sample], inputs.reference.outputs[sample])
+    actual = run_probes(engine, expected.items, 1)
+    gate, head = inputs.manifest.gate, inputs.manifest.head
+    result = compare_outputs(expected, actual, actual, gate, head)
+    parity = result.parity
     return ParityRow(
-        contender=contender.name,
-        probes=len(part.items),
+        system=candidate.name,
+        probes=len(expected.items),
         cosine_mean=parity.cosine_mean if parity else None,
         cosine_worst=parity.cosine_worst if parity else None,
         top1_agreement=parity.top1_agreement if parity else None,
-        must_pass_gate=contender.must_pass_gate,
-        misses=verdict.reasons,
+        must_pass_gate=candidate.must_pass_gate,
+        violations=result.reasons,
     )

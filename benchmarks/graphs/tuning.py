@@ -1,7 +1,7 @@
-"""Does what tuning chose still win? Every candidate measured again, shape by shape.
+"""Check of the tuning result: measure every candidate again, shape by shape.
 
-The same batches, clock and plan as tuning; the winners of the stored table against the fastest
-of now.
+Uses the batches, clock and schedule of tuning, and compares the selected variant of the stored cost
+table with the fastest variant of this run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import format_number, log_progress, start_run, write_result
+from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
 from benchmarks.common.statistics import Goal
-from build_artifacts.console import columns
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
@@ -31,39 +30,38 @@ from deployments.tuning.measure import build_batches, choose_clock, measure, wai
 from deployments.tuning.parity import ReferenceOutputs, check_graph
 from deployments.tuning.tuner import VariantSpec, open_engines
 
-WITHIN = 1.05
+MAX_RATIO = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionCheck:
-    """The table's winner at one shape, and who is fastest now."""
+    """The selected variant at one shape, and the fastest variant of this run."""
 
     shape: str
-    winner: str
-    winner_ms: float
+    selected: str
+    selected_ms: float
     fastest: str
     fastest_ms: float
-    ratio: float  # winner_ms by fastest_ms
+    ratio: float  # selected_ms / fastest_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResults:
-    """Everything the result file says beside the run's facts."""
+    """Everything the result file says beside the run's metadata."""
 
     model_id: str
     version: str
-    table: str  # the path of the cost table
+    cost_table: str  # path
     threads: int
     seconds: float
     measured: tuple[str, ...]  # variants
-    left_out: Mapping[str, str]  # candidate -> why
-    check_selection: tuple[SelectionCheck, ...]
-    unmeasured: tuple[str, ...]  # shapes that there was no time for
+    skipped: Mapping[str, str]  # candidate -> reason
+    checks: tuple[SelectionCheck, ...]
+    unmeasured: tuple[str, ...]  # shapes for which `seconds` were too short
     goal: Goal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks tuning`."""
     parser.add_argument("model", metavar="MODEL", help="ID or ID:VERSION")
     add_store_option(parser)
     add_run_options(parser)
@@ -75,135 +73,145 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_seconds,
         default=120.0,
         metavar="S",
-        help="for all timed passes (default: %(default)s)",
+        help="total time of the timed passes (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, compare, print, write; 0 also where a winner does not win any more."""
+    """Measure and write the results; return 0 even if a selected variant is no longer fastest."""
     command: str = arguments.command_line
-    facts = start_run("tuning", command, arguments.seed)
-    figures = remeasure(arguments)
-    print(describe(figures))
-    print(write_result(arguments.out, facts, figures))
+    metadata = start_run("tuning", command, arguments.seed)
+    results = remeasure(arguments)
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, [build_table(results)]))
     return 0
 
 
 def remeasure(arguments: argparse.Namespace) -> TuningResults:
-    """All right candidates again. Raises BenchmarkError for a host that was not tuned for."""
-    model = LocalModel.named(arguments.store, arguments.model)
+    """Measure all accurate candidates. Raise BenchmarkError without a cost table for this host."""
+    model = LocalModel.open_by_name(arguments.store, arguments.model)
     settings = EncoderSettings(intra_op_threads=arguments.threads)
-    placement = TuningTarget(model.directory, model.manifest, Device.CPU, settings)
-    kept = read_costs(placement)
-    if kept is None:
+    target = TuningTarget(model.directory, model.manifest, Device.CPU, settings)
+    table = read_costs(target)
+    if table is None:
         raise BenchmarkError(
             f"`{arguments.model}` has no cost table for {arguments.threads} threads on this host",
             hint=f"run `hundredfold models tune {arguments.model} --threads {arguments.threads}`",
         )
     reference = ReferenceOutputs.read(model.directory / REFERENCE_NAME)
-    specs, left_out = select_variants(placement, kept, reference)
-    log_progress(f"measuring {', '.join(one.variant.name for one in specs)}")
+    specs, skipped = select_variants(target, table, reference)
+    log_progress(f"measuring {', '.join(spec.variant.name for spec in specs)}")
     with open_engines(specs, settings) as engines:
         costs = measure(
             engines,
-            [shape for shape, _ in kept.selection],
+            [shape for shape, _ in table.selection],
             partial(build_batches, reference.items, seed=arguments.seed),
             arguments.seconds,
             choose_clock(Device.CPU, arguments.threads),
             wait_until_idle,
         )
-    found = check_selection(kept.selection, costs)
-    done = {one.shape for one in found}
+    checks = check_selection(table.selection, costs)
+    measured = {check.shape for check in checks}
     return TuningResults(
         model_id=model.manifest.id,
         version=model.manifest.version,
-        table=str(placement.costs_path),
+        cost_table=str(target.costs_path),
         threads=arguments.threads,
         seconds=arguments.seconds,
         measured=tuple(costs),
-        left_out=left_out,
-        check_selection=found,
-        unmeasured=tuple(str(shape) for shape, _ in kept.selection if str(shape) not in done),
-        goal=evaluate_goal(found),
+        skipped=skipped,
+        checks=checks,
+        unmeasured=tuple(str(shape) for shape, _ in table.selection if str(shape) not in measured),
+        goal=evaluate_goal(checks),
     )
 
 
 def select_variants(
-    placement: TuningTarget, kept: CostTable, reference: ReferenceOutputs
+    target: TuningTarget, table: CostTable, reference: ReferenceOutputs
 ) -> tuple[list[VariantSpec], dict[str, str]]:
-    """What tuning chose and every sealed candidate, as far as they are right here; why others not.
+    """Return the selected variants and every sealed candidate, and the reasons of skipped ones.
 
-    Whatever is measured is held against the sealed reference first.
+    Every candidate is first compared with the sealed reference.
     """
-    found: dict[Variant, VariantSpec] = {}
-    left_out: dict[str, str] = {}
-    for candidate in placement.candidates:
-        contender = VariantSpec.of(candidate.name, placement.spec(candidate))
-        if reason := _unfit(contender, placement, reference):
-            left_out[candidate.name] = reason
+    specs: dict[Variant, VariantSpec] = {}
+    skipped: dict[str, str] = {}
+    for candidate in target.candidates:
+        spec = VariantSpec.of(candidate.name, target.spec(candidate))
+        if reason := _skip_reason(spec, target, reference):
+            skipped[candidate.name] = reason
             continue
-        chosen = [v for v in kept.selected_variants() if v.candidate == candidate.name]
-        for variant in dict.fromkeys((contender.variant, *chosen)):
-            found[variant] = contender.with_options(variant)
-    return list(found.values()), left_out
+        selected = [v for v in table.selected_variants() if v.candidate == candidate.name]
+        for variant in dict.fromkeys((spec.variant, *selected)):
+            specs[variant] = spec.with_options(variant)
+    return list(specs.values()), skipped
 
 
-def _unfit(
-    contender: VariantSpec, placement: TuningTarget, reference: ReferenceOutputs
+def _skip_reason(
+    spec: VariantSpec, target: TuningTarget, reference: ReferenceOutputs
 ) -> str | None:
-    if reason := missing_requirement(contender.spec, placement.settings):
+    if reason := missing_requirement(spec.spec, target.settings):
         return reason
-    verdict = check_graph(contender.spec, placement.settings, reference, placement.manifest.gate)
-    return "; ".join(verdict.reasons) or None
+    result = check_graph(spec.spec, target.settings, reference, target.manifest.gate)
+    return "; ".join(result.reasons) or None
 
 
 def check_selection(
-    winners: Sequence[tuple[Shape, Variant]], costs: Mapping[str, Sequence[Cost]]
+    selection: Sequence[tuple[Shape, Variant]], costs: Mapping[str, Sequence[Cost]]
 ) -> tuple[SelectionCheck, ...]:
-    """The winner of every shape that was measured. Raises BenchmarkError when one was not."""
-    now = {name: {cost.shape: cost.median_ms for cost in found} for name, found in costs.items()}
+    """Check every measured shape. Raise BenchmarkError if a selected variant was not measured."""
+    now = {name: {c.shape: c.median_ms for c in entries} for name, entries in costs.items()}
     measured = {shape for times in now.values() for shape in times}
-    found = []
-    for shape, variant in winners:
+    checks = []
+    for shape, variant in selection:
         if shape not in measured:
             continue
         if variant.name not in now:
             raise BenchmarkError(
-                f"`{variant.name}` wins at {shape} and cannot be measured here",
+                f"`{variant.name}` is selected at {shape} but cannot be measured on this host",
                 hint="see `hundredfold models verify`",
             )
-        winner_ms = now[variant.name][shape]
+        selected_ms = now[variant.name][shape]
         fastest_ms, fastest = min((times[shape], name) for name, times in now.items())
-        ratio = winner_ms / fastest_ms
-        found.append(
-            SelectionCheck(str(shape), variant.name, winner_ms, fastest, fastest_ms, ratio)
+        ratio = selected_ms / fastest_ms
+        checks.append(
+            SelectionCheck(str(shape), variant.name, selected_ms, fastest, fastest_ms, ratio)
         )
-    return tuple(found)
+    return tuple(checks)
 
 
-def evaluate_goal(found: Sequence[SelectionCheck]) -> Goal:
-    """At every shape the winner is within 5 % of the fastest."""
-    worst = max((one.ratio for one in found), default=None)
-    return Goal.at_most("winner / fastest at the worst shape", worst, WITHIN)
+def evaluate_goal(checks: Sequence[SelectionCheck]) -> Goal:
+    """Require every selected variant to be within 5 % of the fastest."""
+    worst = max((check.ratio for check in checks), default=None)
+    return Goal.at_most("selected / fastest at the worst shape", worst, MAX_RATIO)
 
 
-def describe(figures: TuningResults) -> str:
-    """The result for people."""
-    header = ["items x tokens", "winner", "ms", "fastest now", "ms", "ratio"]
+def build_table(results: TuningResults) -> Table:
+    header = ("items x tokens", "selected", "ms", "fastest now", "ms", "ratio")
     rows = [
-        [one.shape, one.winner, format_number(one.winner_ms, 2), one.fastest, format_number(one.fastest_ms, 2),
-         f"{one.ratio:.3f}"]
-        for one in figures.check_selection
-    ]  # fmt: skip
-    near = sum(one.ratio <= WITHIN for one in figures.check_selection)
-    lines = [
-        f"{figures.model_id} {figures.version}, {figures.threads} threads a pass",
-        "",
-        columns([header, *rows], right=True),
-        "",
-        f"{near} of {len(rows)} shapes within {WITHIN - 1:.0%}",
-        *(f"left out: {name}: {why}" for name, why in figures.left_out.items()),
+        (
+            check.shape,
+            check.selected,
+            format_number(check.selected_ms, 2),
+            check.fastest,
+            format_number(check.fastest_ms, 2),
+            f"{check.ratio:.3f}",
+        )
+        for check in results.checks
     ]
-    if figures.unmeasured:
-        lines.append(f"no time for {', '.join(figures.unmeasured)}")
-    return "\n".join([*lines, figures.goal.sentence])
+    return Table("selection", header, rows)
+
+
+def describe(results: TuningResults) -> str:
+    """Format the results for the console."""
+    within = sum(check.ratio <= MAX_RATIO for check in results.checks)
+    lines = [
+        f"{results.model_id} {results.version}, {results.threads} threads per pass",
+        "",
+        build_table(results).text,
+        "",
+        f"{within} of {len(results.checks)} shapes within {MAX_RATIO - 1:.0%}",
+        *(f"skipped: {name}: {reason}" for name, reason in results.skipped.items()),
+    ]
+    if results.unmeasured:
+        lines.append(f"not measured for lack of time: {', '.join(results.unmeasured)}")
+    return "\n".join([*lines, results.goal.sentence])

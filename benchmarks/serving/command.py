@@ -143,8 +143,7 @@ def measure(
         benchmark.run_round(f"round {round_number}/{arguments.rounds}")
     levels = tuple(LoadLevel.summarize(rounds) for rounds in benchmark.loads.values())
     throughput = tuple(
-        EngineThroughput(split, summarize(rates))
-        for split, rates in benchmark.engine_rates.items()
+        EngineThroughput(split, summarize(rates)) for split, rates in benchmark.engine_rates.items()
     )
     if use_cache:
         require_hits(workload.responses for workload in workloads.values())

@@ -40,7 +40,6 @@ SENTIMENTS = ("negative", "positive")  # meaning of the labels 0 and 1 of SST-2
 
 @dataclass(frozen=True, slots=True)
 class Score:
-
     metric: str
     data: str
     value: float
@@ -99,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"questions in the SQuAD format; default: {SQUAD_NAME} of --data, if it exists",
     )
-    parser.add_argument("--use-gpu", action="store_true", help="send the requests to the GPU encoder")
+    parser.add_argument(
+        "--use-gpu", action="store_true", help="send the requests to the GPU encoder"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     assert main(command) == 0
     figures = only_result(out)["results"]
     assert figures["missing"] == {}
-    assert set(figures["contenders"]) == {
+    assert set(figures["systems"]) == {
         TORCH,
         "onnx",
         COMMON_RECIPE,
@@ -62,15 +62,15 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
         "cpu-int8",
         STATIC.name,
     }
-    together, shared = figures["heats"]
-    assert together["placement"] == {"threads": 2, "runs": 1}
-    assert {one["contender"] for one in together["latencies"]} == set(figures["contenders"])
-    assert {one["contender"] for one in shared["latencies"]} == set(figures["contenders"]) - {TORCH}
-    assert {one["shape"]["batch"] for one in shared["latencies"]} == {8}
+    together, shared = figures["runs"]
+    assert together["split"] == {"threads": 2, "passes": 1}
+    assert {one["system"] for one in together["latencies"]} == set(figures["systems"])
+    assert {one["system"] for one in shared["latencies"]} == set(figures["systems"]) - {TORCH}
+    assert {one["shape"] for one in shared["latencies"]} == {"8x64"}
     assert all(len(one["ms"]["values"]) == 2 for one in together["latencies"])
-    near = {one["contender"]: one for one in together["answer_agreements"]}
+    near = {one["system"]: one for one in together["parity"]}
     assert near[TORCH]["cosine_worst"] == pytest.approx(1.0)
-    assert near[SEALED]["misses"] == []
+    assert near[SEALED]["violations"] == []
     assert set(figures["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
     reached = [goal["reached"] is not None for goal in figures["goals"]]
     assert reached == [True, True, True, False, True, True, False]
@@ -84,8 +84,8 @@ def test_tuned_measures_the_winners_again(
     assert main(command) == 0
     figures = only_result(tmp_path)["results"]
     assert "cpu-int8" in figures["measured"]
-    assert figures["left_out"] == {}
-    assert all(one["ratio"] >= 1.0 for one in figures["standings"])
+    assert figures["skipped"] == {}
+    assert all(one["ratio"] >= 1.0 for one in figures["checks"])
     assert "winner / fastest at the worst shape" in capsys.readouterr().out
 
 
@@ -124,5 +124,5 @@ def test_the_engine_is_compared_with_torch(
     assert main([*command, "--data", str(tmp_path), "--rounds", "1", "--batch", "2"]) == 0
     figures = only_result(out)["results"]
     assert figures["torch_over_engine"] > 0
-    agreement = figures["agreements"][-1]
+    agreement = figures["checks"][-1]
     assert (agreement["what"], agreement["compared"]) == ("the engine and torch eager fp32", 6)

@@ -77,7 +77,7 @@ def test_serving_measures_both_and_compares_answers(
     best = max(level["sentences_per_s"]["median"] for level in figures["engine"])
     most = figures["levels"][-1]["requests_per_s"]["median"]
     assert figures["served_over_engine"] == pytest.approx(most / best)
-    assert [agreement["compared"] > 0 for agreement in figures["agreements"]] == [True, True]
+    assert [agreement["compared"] > 0 for agreement in figures["checks"]] == [True, True]
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
     assert "served / raw engine at 4 connections" in capsys.readouterr().out
 
@@ -89,8 +89,8 @@ def test_wrong_answers_fail_the_run_after_it_is_written(
     with FakeServer(served(model, sign=-1.0)).in_thread() as server:
         command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
         assert main([*command, "--connections", "2"]) == 1
-    assert "error: wrong answers, so the figures mean nothing" in capsys.readouterr().err
-    assert only_result(tmp_path / "out")["results"]["agreements"][0]["worst_cosine"] < -0.9
+    assert "error: the answers are wrong, so the timings are invalid" in capsys.readouterr().err
+    assert only_result(tmp_path / "out")["results"]["checks"][0]["worst_cosine"] < -0.9
 
 
 def test_failed_requests_fail_the_run(
@@ -118,7 +118,7 @@ def test_without_the_artifact_answers_are_asked_for_again(
         assert main([*command, "--connections", "2"]) == 0
         assert main([*command, "--with-engine"]) == 1
     assert "has no version" in capsys.readouterr().err
-    (agreement,) = only_result(tmp_path / "out")["results"]["agreements"]
+    (agreement,) = only_result(tmp_path / "out")["results"]["checks"]
     assert agreement["what"] == "served against the same requests alone"
 
 
@@ -129,7 +129,7 @@ def test_nobody_listening_is_one_clear_error(
         gone = server.target.url
     assert main(serving_command(gone, tmp_path, data, tmp_path)) == 1
     error = capsys.readouterr().err
-    assert f"error: no answer from {gone}" in error
+    assert f"error: no response from {gone}" in error
     assert "\n\nhint: start it with `make serve`\n" in error
 
 
@@ -138,12 +138,12 @@ def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_
     command = ["engine", "--model", EMBEDDER, "--store", str(tiny_store), "--data", str(data)]
     assert main([*command, "--out", str(out), "--rounds", "2", "--batch", "1", "8"]) == 0
     figures = only_result(out)["results"]
-    assert {speed["batch"] for speed in figures["speeds"]} == {1, 8}
-    assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in figures["speeds"])
-    shapes = [(cell["shape"]["batch"], cell["shape"]["tokens"]) for cell in figures["latencies"]]
-    assert shapes == [(1, 16), (8, 16)]
+    assert {speed["batch_size"] for speed in figures["throughput"]} == {1, 8}
+    assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in figures["throughput"])
+    shapes = [cell["shape"] for cell in figures["latencies"]]
+    assert shapes == ["1x16", "8x16"]
     assert figures["torch_over_engine"] is None
-    assert np.isclose(figures["agreements"][0]["worst_cosine"], 1.0)
+    assert np.isclose(figures["checks"][0]["worst_cosine"], 1.0)
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
 
 
@@ -153,7 +153,7 @@ def test_quality_names_the_directory_it_misses(
     assert main(["quality", "--data", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert f"error: `{tmp_path / STSB_NAME}`: cannot be read: No such file or directory\n" in error
-    assert error.endswith("name the directory of a good one with --data DIR\n")
+    assert error.endswith("name the directory of a valid file with --data DIR\n")
 
 
 @pytest.mark.parametrize("option", [["--rounds", "0"], ["--seconds", "0"], ["--seconds", "nan"]])

@@ -33,5 +33,5 @@ def test_an_adapter_s_base_model_is_not_taken_for_it() -> None:
     manifest = tiny_manifest()
     assert find_source(manifest) == manifest.source.ref
     merged = ModelSource(ref="base", revision="1", adapter="lora", adapter_revision="2")
-    with pytest.raises(BenchmarkError, match="merged with an adapter"):
+    with pytest.raises(BenchmarkError, match="contains a merged adapter"):
         find_source(manifest.model_copy(update={"source": merged}))

@@ -10,7 +10,7 @@ from benchmarks.common.sentences import (
     SST2_NAME,
     STSB_NAME,
     LabeledText,
-    generated,
+    generate_sentences,
     load_sentences,
     read_labeled_texts,
     read_scored_pairs,
@@ -19,13 +19,13 @@ from build_artifacts.evaluation.similarity import ScoredPair
 
 
 def test_generated_sentences_are_a_function_of_the_seed() -> None:
-    assert generated(50, seed=3) == generated(50, seed=3)
-    assert generated(50, seed=3).texts != generated(50, seed=4).texts
+    assert generate_sentences(50, seed=3) == generate_sentences(50, seed=3)
+    assert generate_sentences(50, seed=3).texts != generate_sentences(50, seed=4).texts
 
 
 def test_generated_sentences_are_as_long_as_those_of_stsb() -> None:
     # Every word is one token; the full stop and two special tokens come on top.
-    tokens = np.array([len(text.split()) + 3 for text in generated(2_758, seed=0).texts])
+    tokens = np.array([len(text.split()) + 3 for text in generate_sentences(2_758, seed=0).texts])
     assert 13.5 < tokens.mean() < 14.8
     assert 11 <= np.median(tokens) <= 13
     assert 28 <= np.percentile(tokens, 95) <= 33

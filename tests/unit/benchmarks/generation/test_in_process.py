@@ -24,7 +24,7 @@ from tests.support.fakes import wait_until
 def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     store = tmp_path_factory.mktemp("store")
     seal_tiny_decoder(store)
-    return LocalModel.named(store, DECODER)
+    return LocalModel.open_by_name(store, DECODER)
 
 
 @asynccontextmanager
@@ -114,6 +114,6 @@ def test_who_leaves_does_so_before_the_last_token() -> None:
 
 
 def test_a_model_that_writes_no_text_is_refused(tiny_store: Path) -> None:
-    embedder = LocalModel.named(tiny_store, EMBEDDER)
+    embedder = LocalModel.open_by_name(tiny_store, EMBEDDER)
     with pytest.raises(BenchmarkError, match="writes no text"):
         InProcessGenerator(embedder, rows=1, threads=1, events=asyncio.new_event_loop())

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
-from benchmarks.common.engine_timing import CoreSplit, Shape, ShapeLatency, build_timings
+from benchmarks.common.engine_timing import CoreSplit, ShapeLatency, build_timings
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.options import parse_shape
 from benchmarks.common.statistics import summarize
 from benchmarks.graphs.candidates import (
     COMMON_RECIPE,
@@ -18,8 +21,8 @@ from benchmarks.graphs.results import (
     GraphResults,
     ParityRow,
     PlacementResults,
+    compute_ratios,
     describe,
-    ratios,
     require_accurate,
     speed_goals,
 )
@@ -30,12 +33,13 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, EngineInfo
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
+from deployments.tuning.costs import Shape
 from deployments.tuning.parity import ReferenceOutputs
 from tests.support.artifacts import tiny_manifest
 from tests.support.fakes import item
 
-SHAPE = Shape(8, 128)
-TOGETHER, SHARED = CoreSplit(runs=1, threads=2), CoreSplit(runs=2, threads=1)
+SHAPE = Shape(items=8, tokens=128)
+ONE_PASS, TWO_PASSES = CoreSplit(passes=1, threads=2), CoreSplit(passes=2, threads=1)
 ITEMS = tuple(item(i + 1, 2 + i % 3) for i in range(70))
 
 
@@ -62,97 +66,101 @@ class Broken(Sums):
         raise EngineFailed("the device gave up")
 
 
-def ground(*shapes: Shape) -> RunInputs:
+def run_inputs(*shapes: Shape) -> RunInputs:
     answers = tuple(np.array([one.ids.sum(), 1], dtype=np.float32) for one in ITEMS)
     return RunInputs(
         manifest=tiny_manifest(), reference=ReferenceOutputs(ITEMS, answers), shapes=shapes, seed=0
     )
 
 
-def contender(
-    name: str, engine: EncoderEngine, *, ours: bool = True, shares: bool = True
+def candidate(
+    name: str, engine: EncoderEngine, *, must_pass: bool = True, can_split: bool = True
 ) -> GraphCandidate:
-    def opened(encoder: EncoderSettings) -> EncoderEngine:
+    def open_engine(encoder: EncoderSettings) -> EncoderEngine:
         return engine
 
-    return GraphCandidate(name=name, what=name, open=opened, must_pass_gate=ours, shares_out=shares)
+    return GraphCandidate(
+        name=name, what=name, open=open_engine, must_pass_gate=must_pass, can_split=can_split
+    )
 
 
 def latency(name: str, *ms: float, shape: Shape = SHAPE) -> ShapeLatency:
     return ShapeLatency(name, shape, summarize(ms))
 
 
-def likeness_of(name: str, *misses: str, ours: bool = True) -> ParityRow:
+def parity_row(name: str, *violations: str, must_pass: bool = True) -> ParityRow:
     return ParityRow(
-        contender=name,
+        system=name,
         probes=32,
         cosine_mean=0.5,
         cosine_worst=0.25,
         top1_agreement=None,
-        must_pass_gate=ours,
-        misses=misses,
+        must_pass_gate=must_pass,
+        violations=violations,
     )
 
 
-def build_results(answer_agreements: tuple[ParityRow, ...]) -> PlacementResults:
+def build_results(parity: tuple[ParityRow, ...]) -> PlacementResults:
     latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
     return PlacementResults(
-        placement=TOGETHER,
+        split=ONE_PASS,
         served=("cpu-int8+arena",),
         latencies=latencies,
-        ratios=ratios(latencies),
-        answer_agreements=answer_agreements,
+        ratios=compute_ratios(latencies),
+        parity=parity,
         missing={"openvino": "it failed"},
     )
 
 
-def figures(*answer_agreements: ParityRow) -> GraphResults:
-    heat = build_results(answer_agreements)
+def graph_results(*parity: ParityRow) -> GraphResults:
+    run = build_results(parity)
     return GraphResults(
         model_id="org/model",
         version="0123",
-        contenders={SEALED: "what is served here"},
-        heats=(heat,),
+        systems={SEALED: "the served variants"},
+        runs=(run,),
         metric="spearman",
         scores={TORCH: {"spearman": 0.82, "other": 0.1}},
         missing={"onnx": "cannot be exported"},
-        goals=tuple(speed_goals(heat.ratios, max_tokens=512)),
+        goals=tuple(speed_goals(run.ratios, max_tokens=512)),
     )
 
 
-def test_ratios_are_taken_round_by_round() -> None:
-    # In the second round the machine was half as fast: medians of times would not show the 2.
-    found = ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
+def test_compute_ratios_divides_round_by_round() -> None:
+    # The machine is half as fast in round 2; a ratio of medians would hide the ratio of that round.
+    found = compute_ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
     (ratio,) = found
     assert (ratio.name, ratio.shape) == ("torch / sealed", SHAPE)
-    assert ratio.times.values == pytest.approx((2.0, 2.2, 3.0))
-    assert ratio.times.median == pytest.approx(2.2)
+    assert ratio.ratio.values == pytest.approx((2.0, 2.2, 3.0))
+    assert ratio.ratio.median == pytest.approx(2.2)
 
 
-def test_only_what_both_were_measured_at_is_compared() -> None:
-    other = Shape(1, 16)
-    found = ratios(
+def test_compute_ratios_requires_both_systems_at_a_shape() -> None:
+    other = Shape(items=1, tokens=16)
+    found = compute_ratios(
         [
             latency(SEALED, 2.0),
             latency(COMMON_RECIPE, 3.0, shape=other),
             latency(OPENVINO_BASELINES[0], 1.0),
         ]
     )
-    assert [(one.name, one.times.median) for one in found] == [
+    assert [(one.name, one.ratio.median) for one in found] == [
         (f"sealed / {OPENVINO_BASELINES[0]}", 2.0)
     ]
 
 
-def test_speed_goals_look_at_one_shape() -> None:
+def test_speed_goals_use_one_shape() -> None:
     measured = [latency(TORCH, 50.0), latency(SEALED, 10.0), latency(COMMON_RECIPE, 14.0)]
     measured += [latency(OPENVINO_BASELINES[0], 9.5), latency(OPENVINO_BASELINES[1], 9.0)]
-    goals = list(speed_goals(ratios(measured), max_tokens=512))
+    goals = list(speed_goals(compute_ratios(measured), max_tokens=512))
     assert [goal.reached for goal in goals] == [True, False, True, False]
     assert goals[0].what == "torch / sealed at 8x128"
-    assert [goal.reached for goal in speed_goals(ratios(measured), max_tokens=64)] == [None] * 4
+    assert [goal.reached for goal in speed_goals(compute_ratios(measured), max_tokens=64)] == [
+        None
+    ] * 4
 
 
-def test_score_goals_count_points() -> None:
+def test_score_goals_bound_the_metric_drop() -> None:
     evaluation = SimilarityEvaluation([], [])
     scores = {TORCH: 0.82, SEALED: 0.817, OPENVINO_BASELINES[0]: 0.8171}
     metrics = {name: {"spearman": value} for name, value in scores.items()}
@@ -161,85 +169,89 @@ def test_score_goals_count_points() -> None:
     assert goals[0].value == pytest.approx(0.3)
 
 
-def test_the_table_tells_everything() -> None:
-    text = describe(figures(likeness_of(SEALED), likeness_of(TORCH, "mean cosine 0.5 < 0.985")))
+def test_describe_lists_all_results() -> None:
+    text = describe(graph_results(parity_row(SEALED), parity_row(TORCH, "mean cosine 0.5 < 0.985")))
     lines = [line.split() for line in text.splitlines()]
-    assert ["sealed:", "cpu-int8+arena"] in lines
-    assert ["sealed", "10.00", "(0%)", "0.5000", "0.2500", "-", "right"] in lines
+    assert ["sealed,", "passes=1", "threads=2:", "cpu-int8+arena"] in lines
+    assert ["sealed", "10.00", "(0%)", "0.5000", "0.2500", "-", "passed"] in lines
     assert ["torch", "/", "sealed", "5.50", "(18%)"] in lines
     assert ["torch", "0.8200"] in lines
     assert "not measured: onnx: cannot be exported" in text
-    assert "not measured: openvino, runs=1 threads=2: it failed" in text
+    assert "not measured: openvino, passes=1 threads=2: it failed" in text
     assert text.splitlines()[-4] == "torch / sealed at 8x128: 5.500, at least 5: reached"
 
 
-def test_a_wrong_graph_of_ours_is_an_error_and_a_rival_s_is_not() -> None:
-    require_accurate(figures(likeness_of(COMMON_RECIPE, "worst cosine 0.9 < 0.93", ours=False)))
-    with pytest.raises(BenchmarkError, match=r"sealed, runs=1 threads=2: worst cosine 0\.9"):
-        require_accurate(figures(likeness_of(SEALED, "worst cosine 0.9 < 0.93")))
+def test_require_accurate_ignores_baselines() -> None:
+    require_accurate(
+        graph_results(parity_row(COMMON_RECIPE, "worst cosine 0.9 < 0.93", must_pass=False))
+    )
+    with pytest.raises(BenchmarkError, match=r"sealed, passes=1 threads=2: worst cosine 0\.9"):
+        require_accurate(graph_results(parity_row(SEALED, "worst cosine 0.9 < 0.93")))
 
 
-def test_another_one_goes_first_in_every_round() -> None:
-    names = dict.fromkeys("abc", len)
-    cells = build_timings(names, [Shape(1, 2), Shape(2, 2)], ITEMS, seed=0)
-    assert "".join(cell.contender for cell in rotate_order(cells, 0)) == "abcabc"
-    assert "".join(cell.contender for cell in rotate_order(cells, 1)) == "bcabca"
-    assert "".join(cell.contender for cell in rotate_order(cells, 5)) == "cabcab"
+def test_rotate_order_changes_the_first_system() -> None:
+    names = dict.fromkeys("abc", lambda batch: None)
+    timings = build_timings(
+        names, [Shape(items=1, tokens=2), Shape(items=2, tokens=2)], ITEMS, seed=0
+    )
+    assert "".join(timing.system for timing in rotate_order(timings, 0)) == "abcabc"
+    assert "".join(timing.system for timing in rotate_order(timings, 1)) == "bcabca"
+    assert "".join(timing.system for timing in rotate_order(timings, 5)) == "cabcab"
 
 
-def test_a_rival_that_fails_is_left_out_and_all_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_run_skips_a_failed_baseline_and_closes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.001)
     good, bad = Sums(), Broken()
-    entered = [contender("good", good), contender("bad", bad, ours=False)]
-    with open_run(entered, TOGETHER, ground(Shape(2, 3))) as heat:
-        assert heat.failed == {"bad": "the device gave up"}
+    candidates = [candidate("good", good), candidate("bad", bad, must_pass=False)]
+    with open_run(candidates, ONE_PASS, run_inputs(Shape(items=2, tokens=3))) as run:
+        assert run.failed == {"bad": "the device gave up"}
         assert bad.is_closed
-        heat.run_round(0, "round 1")
-        assert [(cell.contender, len(cell.medians_ms)) for cell in heat.cells] == [("good", 1)]
+        run.run_round(0, "round 1")
+        assert [(timing.system, len(timing.medians_ms)) for timing in run.timings] == [("good", 1)]
         assert not good.is_closed
     assert good.is_closed
     assert set(good.sizes) == {2}
 
 
-def test_one_of_ours_that_fails_ends_the_run() -> None:
+def test_open_run_raises_for_a_failed_candidate() -> None:
     good = Sums()
-    entered = [contender("good", good), contender("bad", Broken())]
-    with pytest.raises(EngineFailed), open_run(entered, TOGETHER, ground(SHAPE)):
+    candidates = [candidate("good", good), candidate("bad", Broken())]
+    with pytest.raises(EngineFailed), open_run(candidates, ONE_PASS, run_inputs(SHAPE)):
         pass
     assert good.is_closed
 
 
-def test_as_an_encoder_runs_batches_are_shared_out() -> None:
-    entered = [contender("sealed", Sums()), contender("torch", Sums(), shares=False)]
-    course = ground(Shape(1, 4), Shape(5, 4))
-    assert select_systems(entered, TOGETHER, course) == (entered, course)
-    able, own = select_systems(entered, SHARED, course)
+def test_select_systems_for_concurrent_passes() -> None:
+    candidates = [candidate("sealed", Sums()), candidate("torch", Sums(), can_split=False)]
+    inputs = run_inputs(Shape(items=1, tokens=4), Shape(items=5, tokens=4))
+    assert select_systems(candidates, ONE_PASS, inputs) == (candidates, inputs)
+    able, own = select_systems(candidates, TWO_PASSES, inputs)
     assert [one.name for one in able] == ["sealed"]
-    assert list(own.shapes) == [Shape(5, 4)]
+    assert list(own.shapes) == [Shape(items=5, tokens=4)]
     engine = Sums()
-    with open_run([contender("sealed", engine)], SHARED, own):
+    with open_run([candidate("sealed", engine)], TWO_PASSES, own):
         assert sorted(set(engine.sizes)) == [2, 3]
 
 
-@pytest.mark.parametrize(("sign", "is_right"), [(1.0, True), (-1.0, False)])
-def test_likeness_is_judged_by_the_gate(sign: float, is_right: bool) -> None:
+@pytest.mark.parametrize(("sign", "is_accurate"), [(1.0, True), (-1.0, False)])
+def test_compare_with_reference_applies_the_gate(sign: float, is_accurate: bool) -> None:
     engine = Sums(sign)
-    found = compare_with_reference(engine, contender("sealed", engine), ground(SHAPE))
+    found = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
     assert found.probes == PROBES
     assert engine.sizes == [1] * PROBES
     assert found.cosine_worst == pytest.approx(sign)
-    assert (not found.misses) is is_right
+    assert (not found.violations) is is_accurate
 
 
-def test_answers_that_are_no_numbers_have_no_likeness() -> None:
+def test_compare_with_reference_rejects_nan_outputs() -> None:
     engine = Sums(float("nan"))
-    found = compare_with_reference(engine, contender("sealed", engine), ground(SHAPE))
+    found = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
     assert found.cosine_mean is None
-    assert found.misses == ("an output is not a finite number",)
+    assert found.violations == ("an output is not a finite number",)
 
 
 @pytest.mark.parametrize("text", ["8", "x128", "8x", "0x8", "8x-1", "8x12.5", "8x128x2"])
-def test_what_is_no_shape_is_refused(text: str) -> None:
-    assert Shape.parse("8x128") == SHAPE
-    with pytest.raises(ValueError, match="is no shape"):
-        Shape.parse(text)
+def test_parse_shape_rejects_invalid_text(text: str) -> None:
+    assert parse_shape("8x128") == SHAPE
+    with pytest.raises(argparse.ArgumentTypeError, match="is no shape"):
+        parse_shape(text)

@@ -9,7 +9,7 @@ from deployments.tuning.costs import Cost, Shape, Variant
 
 SMALL, LARGE = Shape(items=1, tokens=16), Shape(items=8, tokens=128)
 TTFT, SECOND = Variant(candidate="first"), Variant(candidate="second", arena=True)
-WINNERS = ((SMALL, TTFT), (LARGE, SECOND))
+SELECTION = ((SMALL, TTFT), (LARGE, SECOND))
 
 
 def costs(*ms: float) -> tuple[Cost, ...]:
@@ -19,45 +19,45 @@ def costs(*ms: float) -> tuple[Cost, ...]:
     )
 
 
-def test_winners_are_held_against_the_fastest_of_now() -> None:
-    found = check_selection(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
-    assert [(one.shape, one.winner, one.fastest) for one in found] == [
+def test_check_selection_compares_with_the_fastest() -> None:
+    found = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
+    assert [(one.shape, one.selected, one.fastest) for one in found] == [
         ("1x16", "first", "second+arena"),
         ("8x128", "second+arena", "first"),
     ]
     assert [one.ratio for one in found] == pytest.approx([1.25, 1.125])
-    assert evaluate_goal(found) == Goal.at_most("winner / fastest at the worst shape", 1.25, 1.05)
+    assert evaluate_goal(found) == Goal.at_most("selected / fastest at the worst shape", 1.25, 1.05)
 
 
-def test_shapes_without_time_do_not_count() -> None:
-    found = check_selection(WINNERS, {"first": costs(1.0), "second+arena": costs(1.04)})
+def test_check_selection_ignores_unmeasured_shapes() -> None:
+    found = check_selection(SELECTION, {"first": costs(1.0), "second+arena": costs(1.04)})
     assert [one.shape for one in found] == ["1x16"]
     assert evaluate_goal(found).reached
     assert evaluate_goal(()).reached is None
 
 
-def test_a_winner_that_cannot_run_is_an_error() -> None:
-    with pytest.raises(BenchmarkError, match=r"`second\+arena` wins at 8x128"):
-        check_selection(WINNERS, {"first": costs(1.0, 8.0)})
+def test_check_selection_raises_for_an_unmeasured_selection() -> None:
+    with pytest.raises(BenchmarkError, match=r"`second\+arena` is selected at 8x128"):
+        check_selection(SELECTION, {"first": costs(1.0, 8.0)})
 
 
-def test_the_table_counts_the_near_ones() -> None:
-    found = check_selection(WINNERS, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
+def test_describe_counts_shapes_within_the_bound() -> None:
+    found = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
     text = describe(
         TuningResults(
             model_id="org/model",
             version="0123",
-            table="cpu-1.json",
+            cost_table="cpu-1.json",
             threads=1,
             seconds=1.0,
             measured=("first", "second+arena"),
-            left_out={"third": "not right"},
-            check_selection=found,
+            skipped={"third": "inaccurate"},
+            checks=found,
             unmeasured=("32x512",),
             goal=evaluate_goal(found),
         )
     )
     assert "1 of 2 shapes within 5%" in text
-    assert "left out: third: not right" in text
-    assert "no time for 32x512" in text
-    assert text.endswith("winner / fastest at the worst shape: 1.125, at most 1.05: missed")
+    assert "skipped: third: inaccurate" in text
+    assert "not measured for lack of time: 32x512" in text
+    assert text.endswith("selected / fastest at the worst shape: 1.125, at most 1.05: missed")

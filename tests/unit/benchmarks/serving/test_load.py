@@ -6,7 +6,7 @@ import time
 import pytest
 import uvloop
 
-from benchmarks.common.agreement import body_of
+from benchmarks.common.agreement import extract_body
 from benchmarks.common.http import ServerAddress
 from benchmarks.serving.load import LoadPlan, Workload, run_load
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
@@ -18,8 +18,8 @@ def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = 5.0) ->
     return LoadPlan(connections=connections, seconds=seconds, warm_up_s=0.05, drain_s=drain_s)
 
 
-def workload(target: ServerAddress, kept: tuple[int, ...] = ()) -> Workload:
-    return Workload([target.build_post("/echo", text) for text in TEXTS], kept)
+def workload(target: ServerAddress, sample: tuple[int, ...] = ()) -> Workload:
+    return Workload([target.build_post("/echo", text) for text in TEXTS], sample)
 
 
 async def test_every_answer_in_the_window_is_counted_once() -> None:
@@ -104,9 +104,9 @@ async def test_the_first_answers_to_chosen_requests_are_kept() -> None:
         return FakeAnswer(body=request.body + b" answered %d" % n)
 
     async with FakeServer(echo).running() as server:
-        chosen = workload(server.target, kept=(1, 4))
+        chosen = workload(server.target, sample=(1, 4))
         await run_load(server.target, chosen, plan(1))
-    assert {i: body_of(raw) for i, raw in chosen.answers.items()} == {
+    assert {i: extract_body(raw) for i, raw in chosen.responses.items()} == {
         1: b"text 1 answered 1",
         4: b"text 4 answered 4",
     }

@@ -106,7 +106,7 @@ def test_questions_are_left_out_aloud_where_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert find_squad(None, tmp_path) is None
-    assert "questions are left out; name a file with --squad FILE" in capsys.readouterr().err
+    assert "skipping question answering; see --squad FILE" in capsys.readouterr().err
     (tmp_path / SQUAD_NAME).touch()
     assert find_squad(None, tmp_path) == tmp_path / SQUAD_NAME
     # A file that was named and is not there is an error where it is read.
@@ -120,7 +120,7 @@ def test_too_few_answers_are_an_error() -> None:
     server = FakeServer(lambda n, request: FakeAnswer(body=b"[[1.0, 2.0]]"))
     with server.in_thread(), Client(server.target) as client:
         served = ServedModelClient(client, "toy", use_gpu=False)
-        with pytest.raises(BenchmarkError, match="did not answer 2 texts"):
+        with pytest.raises(BenchmarkError, match="did not return 2 answers"):
             score_similarity(served, [ScoredPair("a", "b", 1.0)])
 
 
