@@ -28,7 +28,7 @@ TextPair = tuple[str, str]  # two segments of one item, such as a query and a do
 Text = str | TextPair  # what becomes one item
 
 
-def characters(text: Text) -> int:
+def count_characters(text: Text) -> int:
     """Characters of a text, of both segments where it is a pair."""
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
@@ -172,7 +172,7 @@ class Outputs:
     items: Sequence[NDArray[np.float32]]
 
 
-class Timings(NamedTuple):
+class EncoderTimings(NamedTuple):
     """Where a call's time went; feeds metrics, headers and the log line."""
 
     tokenize_s: float = 0.0
@@ -215,7 +215,7 @@ class CallResult(NamedTuple):
     value: Any
     compute_type: str
     truncated: int = 0
-    timings: Timings = Timings()
+    timings: EncoderTimings = EncoderTimings()
 
 
 Outcome = CallResult | ServeError

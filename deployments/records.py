@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from deployments.messages import Timings
+from deployments.messages import EncoderTimings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,9 @@ class RequestRecord:
     total_s: float
     cache: Literal["hit", "miss", "none"] = "none"  # none: not looked up, or failed before it
     cache_bytes: int = 0  # in the response cache when the request was done
-    timings: Timings = field(default_factory=Timings)  # all zero where nothing was computed
+    timings: EncoderTimings = field(
+        default_factory=EncoderTimings
+    )  # all zero where nothing was computed
 
 
 @dataclass(frozen=True, slots=True)

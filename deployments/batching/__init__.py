@@ -1,1 +1,1 @@
-"""The replica's own batching: a pure token-budget planner, collation and the loop around them."""
+"""Batching of an encoder replica: selection, collation and scheduling."""

@@ -1,4 +1,4 @@
-"""Ragged items to one padded batch."""
+"""Batch selection by item length, and collation. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 from deployments.config import BatchSettings
 from deployments.messages import Batch, TokenizedItem
 
-# Items looked at per decision. Far more than a batch holds, few enough to sort in microseconds.
+# Items considered per decision: far more than a batch holds, few enough to sort in microseconds.
 LOOK_AHEAD = 512
 
 
-def plan(lengths: Sequence[int], rules: BatchSettings, idle_runs: int = 1) -> list[int]:
-    """Indices of the items for the next pass, shortest first; never empty.
+def plan_batch(lengths: Sequence[int], settings: BatchSettings, idle_threads: int = 1) -> list[int]:
+    """Return the indices of the items for the next pass, shortest first; never empty.
 
-    `lengths` are token counts in order of arrival, at least one. With several idle engine
-    threads the items are shared out, because two half batches at once beat one after the other.
-    The oldest item runs even if it alone exceeds the budget.
+    `lengths` are token counts in order of arrival, at least one. Idle engine threads share the
+    items, because two half batches in parallel beat one after the other. The oldest item is always
+    selected, even if it alone exceeds the token budget.
     """
     considered = lengths[:LOOK_AHEAD]
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
-    share = -(-len(considered) // max(idle_runs, 1))
-    window = _Window([considered[i] for i in order], start=order.index(0))
-    while window.count < min(rules.max_batch_items, share) and window.grow(rules):
+    share = -(-len(considered) // max(idle_threads, 1))
+    window = _LengthWindow([considered[i] for i in order], start=order.index(0))
+    while window.count < min(settings.max_batch_items, share) and window.grow(settings):
         pass
     return order[window.low : window.high]
 
 
-class _Window:
-    """A run of sorted lengths, `low` to `high` (exclusive), that grows by one item at a time."""
+class _LengthWindow:
+    """A slice of sorted lengths, `low` to `high` (exclusive), that grows by one item at a time."""
 
     def __init__(self, lengths: list[int], start: int) -> None:
         self._lengths = lengths
@@ -40,11 +40,10 @@ class _Window:
 
     @property
     def count(self) -> int:
-        """Items in the window."""
         return self.high - self.low
 
-    def grow(self, rules: BatchSettings) -> bool:
-        """Take the neighbour that brings less padding; False when neither pays."""
+    def grow(self, settings: BatchSettings) -> bool:
+        """Add the adjacent item that causes less padding; return False if neither pays off."""
         longest = self._lengths[self.high - 1]
         sides: list[tuple[int, int, int]] = []  # padding, low, high after growing
         if self.low > 0:
@@ -54,8 +53,8 @@ class _Window:
             longer = self._lengths[self.high]
             sides.append(((longer - longest) * self.count, self.low, self.high + 1))
         for padding, low, high in sorted(sides):
-            within_budget = self._lengths[high - 1] * (high - low) <= rules.max_batch_tokens
-            if within_budget and self._padding + padding <= rules.pass_overhead_tokens:
+            fits_budget = self._lengths[high - 1] * (high - low) <= settings.max_batch_tokens
+            if fits_budget and self._padding + padding <= settings.pass_overhead_tokens:
                 self._padding += padding
                 self.low, self.high = low, high
                 return True
@@ -63,7 +62,7 @@ class _Window:
 
 
 def collate(items: Sequence[TokenizedItem], *, unpooled: bool = False) -> Batch:
-    """Pad items to the longest of them; id 0 fills, mask 0 hides."""
+    """Pad items with id 0 and mask 0 to the length of the longest."""
     lengths = tuple(len(ids) for ids, _ in items)
     shape = (len(items), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)

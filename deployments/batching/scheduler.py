@@ -1,7 +1,7 @@
-"""The one place that knows both worlds: asyncio callers and blocking engines.
+"""Batch scheduler of an encoder replica: asyncio callers on one side, blocking engines on the other.
 
-Not a loop in the literal sense: whenever an item arrives or a pass ends, `_dispatch` starts passes
-until every engine thread is busy. There is no background task that could die unnoticed.
+Each arriving item and each finished pass calls `_dispatch`, which starts passes until every engine
+thread is busy. There is no background task that could die unnoticed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.batching.batches import collate, plan
+from deployments.batching.batches import collate, plan_batch
 from deployments.config import BatchSettings
+from deployments.deadlines import is_expired
 from deployments.engines.base import EncoderEngine
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError, WrongTask
-from deployments.messages import ModelRef, Timings, TokenizedItem
+from deployments.health import WorkerHealth
+from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutputs:
-    """A call's part of the engine's output."""
+    """Outputs of the items of one call."""
 
     rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
-    compute_type: str  # of the engine that ran, which need not be the model's engine any more
-    timings: Timings
+    compute_type: str  # of the engine that ran; background tuning may have swapped it since
+    timings: EncoderTimings
 
 
-class _Kind(NamedTuple):
-    """What one pass has only one of."""
+class _BatchGroup(NamedTuple):
+    """Properties that all items of a pass share."""
 
     model: ModelRef
     unpooled: bool
@@ -42,7 +44,7 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One submitted call until all of its items are done."""
+    """One submitted call until all of its items are computed."""
 
     future: asyncio.Future[CallOutputs]
     deadline_s: float  # time.time
@@ -53,18 +55,27 @@ class _PendingCall:
     forward_s: float = 0.0
     batch_items: int = 0
 
+    def is_live(self) -> bool:
+        """Whether the caller still waits. Fails the future of an expired call."""
+        if self.future.done():
+            return False
+        if is_expired(self.deadline_s):
+            self.future.set_exception(DeadlineExceeded("the deadline passed in the encoder queue"))
+            return False
+        return True
+
 
 @dataclass(slots=True)
-class _Item:
+class _QueuedItem:
     tokens: TokenizedItem
-    ticket: _PendingCall
+    call: _PendingCall
     index: int
     arrived_s: float  # time.perf_counter
 
 
 @dataclass(slots=True)
 class _PassResult:
-    """What one forward pass gave: a row or an error per item."""
+    """Result of one forward pass: an array or an error per item."""
 
     compute_type: str
     started_s: float
@@ -75,31 +86,31 @@ class _PassResult:
 class BatchScheduler:
     """Queues items per model and runs them in token-budget batches on engine threads.
 
-    Bounded: more than `max_waiting_items` waiting items are refused. Use from one event loop. `engines`
-    may change under way, from any thread: a pass keeps the engine it began with.
+    The queue holds `max_waiting_items`. Use it from one event loop. `engines` may change at any
+    time and from any thread: a pass keeps the engine it started with.
     """
 
     def __init__(
         self,
         engines: Mapping[ModelRef, EncoderEngine],
-        rules: BatchSettings,
+        settings: BatchSettings,
         *,
-        runs: int,
+        concurrent_passes: int,
         recorder: ForwardPassRecorder,
     ) -> None:
-        self.rules = rules
+        self.settings = settings
+        self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
-        self._runs = runs
+        self._concurrent_passes = concurrent_passes
         self._busy = 0
         self._draining = False
-        self._waiting: dict[_Kind, list[_Item]] = {}
-        self._failures: dict[ModelRef, int] = {}
-        self._pool = ThreadPoolExecutor(runs, thread_name_prefix="engine")
+        self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
+        self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
 
     @property
     def waiting_items(self) -> int:
-        """Items not yet given to an engine."""
+        """Items that no pass has taken yet."""
         return sum(map(len, self._waiting.values()))
 
     def submit(
@@ -110,90 +121,92 @@ class BatchScheduler:
         *,
         unpooled: bool = False,
     ) -> asyncio.Future[CallOutputs]:
-        """Queue the items of one call; the future gives their rows or raises a ServeError.
+        """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
-        With `unpooled` rows are [T, W] though the model pools, or WrongTask where its engine
-        does not give them. Raises Overloaded at once when the line is full. Cancelling the future,
-        or letting `deadline_s` (time.time) pass, drops what has not started.
+        `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
+        WrongTask. Raises Overloaded if the queue is full. Cancelling the future, or passing
+        `deadline_s` (time.time), drops the items that have not started.
         """
         if self._draining:
-            raise Overloaded("this replica is stopping; try again")
-        # Who finds nobody waiting is let in whatever the size: it would not fit later either.
-        if self.waiting_items and self.waiting_items + len(items) > self.rules.max_waiting_items:
-            raise Overloaded(f"{self.waiting_items} items wait already; try again later")
-        ticket = _PendingCall(
+            raise Overloaded("this replica is stopping; retry")
+        waiting, limit = self.waiting_items, self.settings.max_waiting_items
+        # Accept an oversized call when the queue is empty; it would never fit otherwise.
+        if waiting and waiting + len(items) > limit:
+            raise Overloaded(
+                f"The encoder queue is full: {waiting} items wait, the maximum is {limit}. "
+                "Retry later."
+            )
+        call = _PendingCall(
             future=asyncio.get_running_loop().create_future(),
             deadline_s=deadline_s,
             rows=[None] * len(items),
             missing=len(items),
             tokens=sum(len(item.ids) for item in items),
         )
-        now = time.perf_counter()
-        line = self._waiting.setdefault(_Kind(model, unpooled), [])
-        line.extend(_Item(tokens, ticket, i, now) for i, tokens in enumerate(items))
-        # Not at once: the caller may be about to submit the rest of a list.
+        now_s = time.perf_counter()
+        queue = self._waiting.setdefault(_BatchGroup(model, unpooled), [])
+        queue.extend(_QueuedItem(tokens, call, i, now_s) for i, tokens in enumerate(items))
+        # Deferred: the caller may submit the remaining calls of a micro-batch first.
         asyncio.get_running_loop().call_soon(self._dispatch)
-        return ticket.future
+        return call.future
 
     async def drain(self) -> None:
-        """Wait until nothing waits and nothing runs, then stop the threads."""
+        """Wait until the queue is empty and no pass runs, then stop the threads."""
         self._draining = True
         while self._waiting or self._busy:
             await asyncio.sleep(0.01)
         self._pool.shutdown()
 
-    def failures(self) -> int:
-        """Passes of one model that failed altogether since one did not; the most of any model."""
-        return max(self._failures.values(), default=0)
-
-    def oldest_age_s(self) -> float:
-        """How long the oldest waiting item has waited."""
-        heads = [line[0].arrived_s for line in self._waiting.values() if line]
-        return time.perf_counter() - min(heads) if heads else 0.0
-
     def _dispatch(self) -> None:
-        while self._waiting and self._busy < self._places():
-            kind = min(self._waiting, key=lambda k: self._waiting[k][0].arrived_s)
-            batch = self._next_batch(kind)
+        while self._waiting and self._busy < self._max_in_flight():
+            group = min(self._waiting, key=lambda g: self._waiting[g][0].arrived_s)
+            batch = self._next_batch(group)
             if batch:
-                self._start(kind, batch)
+                self._start(group, batch)
 
-    def _places(self) -> int:
-        """Passes that may be under way: one per engine thread, and one ahead when many wait.
+    def _max_in_flight(self) -> int:
+        """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
 
-        The one ahead starts the moment a thread is free, however long this event loop is busy
-        handing rows back. With few waiting it would only tear a batch apart.
+        A prefetched pass starts the moment a thread is free, even while the event loop is busy
+        with results. With few waiting items it would only split a batch.
         """
-        return self._runs + (self.waiting_items >= self.rules.prefetch_from_items)
+        is_prefetching = self.waiting_items >= self.settings.prefetch_from_items
+        return self._concurrent_passes + is_prefetching
 
-    def _next_batch(self, kind: _Kind) -> list[_Item]:
-        line = [item for item in self._waiting.pop(kind) if _wanted(item.ticket)]
-        if not line:
+    def _next_batch(self, group: _BatchGroup) -> list[_QueuedItem]:
+        queue = [item for item in self._waiting.pop(group) if item.call.is_live()]
+        if not queue:
             return []
-        idle_runs = max(1, self._runs - self._busy)
-        chosen = plan([len(item.tokens.ids) for item in line], self.rules, idle_runs)
-        batch = [line[i] for i in chosen]
-        taken = set(chosen)
-        if rest := [item for i, item in enumerate(line) if i not in taken]:
-            self._waiting[kind] = rest
-        return batch
+        idle_threads = max(1, self._concurrent_passes - self._busy)
+        indices = plan_batch([len(item.tokens.ids) for item in queue], self.settings, idle_threads)
+        taken = set(indices)
+        if remaining := [item for i, item in enumerate(queue) if i not in taken]:
+            self._waiting[group] = remaining
+        return [queue[i] for i in indices]
 
-    def _start(self, kind: _Kind, batch: list[_Item]) -> None:
+    def _start(self, group: _BatchGroup, batch: list[_QueuedItem]) -> None:
         self._busy += 1
-        items = [item.tokens for item in batch]
-        running = asyncio.get_running_loop().run_in_executor(
-            self._pool, _run, self._engines[kind.model], items, kind.unpooled
-        )
-        running.add_done_callback(lambda done: self._finish(kind.model, batch, done.result()))
+        engine, items = self._engines[group.model], [item.tokens for item in batch]
+        health = self.health[group.model]
 
-    def _finish(self, model: ModelRef, batch: list[_Item], done: _PassResult) -> None:
+        def run() -> _PassResult:
+            with health.running():
+                return _run(engine, items, group.unpooled)
+
+        running = asyncio.get_running_loop().run_in_executor(self._pool, run)
+        running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
+
+    def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
         self._busy -= 1
-        is_lost = all(isinstance(result, EngineFailed) for result in done.results)
-        self._failures[model] = self._failures.get(model, 0) + 1 if is_lost else 0
-        self._dispatch()  # first: handing rows back can wait, an idle engine thread cannot
+        health = self.health[model]
+        if all(isinstance(result, EngineFailed) for result in done.results):
+            health.record_failure()
+        else:
+            health.record_success()
+        self._dispatch()  # first: an idle engine thread costs more than a late result
         for item, result in zip(batch, done.results, strict=True):
             _deliver(item, result, done, len(batch))
-        # Last: a failing metric must not keep callers waiting.
+        # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         self._recorder.record(
             ForwardPassRecord(
@@ -210,77 +223,67 @@ class BatchScheduler:
 
 
 def _run(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) -> _PassResult:
-    """One forward pass in an engine thread; never raises.
+    """Run one forward pass in an engine thread; never raises.
 
-    When a pass fails as a whole its items run again one by one, so that only the guilty fail.
+    If a pass fails as a whole, each item runs alone, so that only the faulty items fail.
     """
     done = _PassResult(engine.info.compute_type, started_s=time.perf_counter())
     if unpooled and not engine.info.supports_unpooled:
         done.results.extend([_unpooled_not_supported(engine)] * len(items))
         return done
     try:
-        answers = engine.run(collate(items, unpooled=unpooled)).items
-        if len(answers) != len(items):
-            raise EngineFailed(f"{len(answers)} answers came back for {len(items)} items")
-        done.results.extend(_reject_nonfinite(answers))
+        outputs = engine.run(collate(items, unpooled=unpooled)).items
+        if len(outputs) != len(items):
+            raise EngineFailed(f"the engine returned {len(outputs)} outputs for {len(items)} items")
+        done.results.extend(_reject_nonfinite(outputs))
     except EngineFailed as error:
         if len(items) == 1:
             done.results.append(error)
         else:
-            done.results.extend(_run(engine, [one], unpooled).results[0] for one in items)
-    except Exception as error:  # noqa: BLE001  the caller must hear of it, whatever it is
-        done.results.extend([EngineFailed(f"this is a bug: {error!r}")] * len(items))
+            done.results.extend(_run(engine, [item], unpooled).results[0] for item in items)
+    except Exception as error:  # noqa: BLE001  callers must get an answer for any exception
+        done.results.extend([EngineFailed(f"bug: the engine raised {error!r}")] * len(items))
     done.forward_s = time.perf_counter() - done.started_s
     return done
 
 
 def _unpooled_not_supported(engine: EncoderEngine) -> WrongTask:
     return WrongTask(
-        f"the model's {engine.info.compute_type} graph gives one vector for each text and none for "
-        "its tokens; ONNX graphs that this release builds give both: build the model again"
+        f"the {engine.info.compute_type} graph of this model returns one vector per text, none per "
+        "token. Build the model again: ONNX graphs of this release return both."
     )
 
 
 def _reject_nonfinite(
-    answers: Sequence[NDArray[np.float32]],
+    outputs: Sequence[NDArray[np.float32]],
 ) -> list[NDArray[np.float32] | ServeError]:
-    """The answers, with an error in place of each that is not a finite number throughout."""
-    if isinstance(answers, np.ndarray) and np.isfinite(answers.sum()):
-        return list(answers)  # one cheap look at all of them
-    broken = EngineFailed("the model's output is not a finite number")
-    return [answer if np.isfinite(answer).all() else broken for answer in answers]
-
-
-def _wanted(ticket: _PendingCall) -> bool:
-    """Whether somebody still waits for this ticket; tells an expired one."""
-    if ticket.future.done():
-        return False
-    if time.time() > ticket.deadline_s:
-        ticket.future.set_exception(DeadlineExceeded("the deadline passed while waiting"))
-        return False
-    return True
+    """Replace each output that contains NaN or infinity by an error."""
+    if isinstance(outputs, np.ndarray) and np.isfinite(outputs.sum()):
+        return list(outputs)  # one cheap check for all of them
+    error = EngineFailed("the model's output contains NaN or infinity")
+    return [output if np.isfinite(output).all() else error for output in outputs]
 
 
 def _deliver(
-    item: _Item, result: NDArray[np.float32] | ServeError, done: _PassResult, batch_items: int
+    item: _QueuedItem, result: NDArray[np.float32] | ServeError, done: _PassResult, batch_items: int
 ) -> None:
-    ticket = item.ticket
-    if ticket.future.done():
+    call = item.call
+    if call.future.done():
         return
     if isinstance(result, ServeError):
-        ticket.future.set_exception(result)
+        call.future.set_exception(result)
         return
-    ticket.rows[item.index] = result
-    ticket.missing -= 1
-    ticket.queue_s = max(ticket.queue_s, done.started_s - item.arrived_s)
-    ticket.forward_s = max(ticket.forward_s, done.forward_s)
-    ticket.batch_items = max(ticket.batch_items, batch_items)
-    if ticket.missing == 0:
-        timings = Timings(
-            queue_s=ticket.queue_s,
-            forward_s=ticket.forward_s,
-            tokens=ticket.tokens,
-            batch_items=ticket.batch_items,
+    call.rows[item.index] = result
+    call.missing -= 1
+    call.queue_s = max(call.queue_s, done.started_s - item.arrived_s)
+    call.forward_s = max(call.forward_s, done.forward_s)
+    call.batch_items = max(call.batch_items, batch_items)
+    if call.missing == 0:
+        timings = EncoderTimings(
+            queue_s=call.queue_s,
+            forward_s=call.forward_s,
+            tokens=call.tokens,
+            batch_items=call.batch_items,
         )
-        rows = [row for row in ticket.rows if row is not None]
-        ticket.future.set_result(CallOutputs(rows, done.compute_type, timings))
+        rows = [row for row in call.rows if row is not None]
+        call.future.set_result(CallOutputs(rows, done.compute_type, timings))

@@ -13,11 +13,6 @@ from deployments.artifacts.types import Device, ModelHead, Precision
 from deployments.errors import EngineFailed, ManifestInvalid
 from deployments.messages import Batch, Outputs
 
-# Calls of one engine that fail one after the other, after which it is taken for lost and its
-# replica replaced: one that has failed for good, such as a GPU after an illegal access, says the
-# same as one whose input is to blame, and hardly anybody sends nothing else.
-MAX_CONSECUTIVE_FAILURES = 10
-
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
-from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.engines.decoder import DecoderEngine
-from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
 from deployments.generation.job import Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
+from deployments.health import WorkerHealth
 from deployments.records import StepRecord, StepRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -38,17 +38,16 @@ class GenerationLoop:
         model_id: str,
     ) -> None:
         self.settings = settings
-        self.lost: EngineLost | None = None  # why the decoder cannot be used any more
+        self.health = WorkerHealth(model_id)
         self._decoder = decoder
         self._publish = publish
         self._recorder = recorder
         self._model_id = model_id
-        self._executor = StepExecutor(decoder, self._next_waiting)
+        self._executor = StepExecutor(decoder, self._next_waiting, self.health)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()  # guarded by _changed
         self._cancelled: set[int] = set()  # guarded by _changed
         self._is_closing = False  # guarded by _changed
-        self._step_started_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"generate {model_id}", daemon=True)
 
     def start(self) -> None:
@@ -82,11 +81,6 @@ class GenerationLoop:
         """The numbers of active and of waiting jobs."""
         return len(self._executor.active), len(self._waiting)
 
-    def step_elapsed_s(self) -> float:
-        """Duration of the running step so far; 0 between steps."""
-        started_s = self._step_started_s
-        return 0.0 if started_s is None else time.perf_counter() - started_s
-
     def close(self) -> None:
         """Finish all active and waiting jobs, then stop. Blocks."""
         with self._changed:
@@ -97,20 +91,15 @@ class GenerationLoop:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            self._step_started_s = time.perf_counter()
-            try:
-                self._step()
-            except ServeError as error:
-                self._fail(error)
-            except Exception as error:
-                log.error("bug: a step of %s raised", self._model_id, exc_info=error)
-                self._fail(EngineFailed(f"bug: a step raised {error!r}"))
-            self._publish_events()
-            self._step_started_s = None
-            if self._executor.failures >= MAX_CONSECUTIVE_FAILURES and self.lost is None:
-                self.lost = EngineLost(
-                    f"{self._model_id}: the last {MAX_CONSECUTIVE_FAILURES} calls failed"
-                )
+            with self.health.running():
+                try:
+                    self._step()
+                except ServeError as error:
+                    self._fail(error)
+                except Exception as error:
+                    log.error("bug: a step of %s raised", self._model_id, exc_info=error)
+                    self._fail(EngineFailed(f"bug: a step raised {error!r}"))
+                self._publish_events()
 
     def _wait_for_work(self) -> bool:
         """Return False once the loop must end."""
@@ -177,10 +166,8 @@ class GenerationLoop:
 
     def _fail(self, error: ServeError) -> None:
         log.error("%s: %s", self._model_id, error)
-        if isinstance(error, EngineLost):
-            self.lost = error
         self._executor.fail_all(error)
-        self._record(0, NO_OUTPUT, self.step_elapsed_s())  # no job is active now
+        self._record(0, NO_OUTPUT, self.health.running_s())  # no job is active now
 
     def _publish_events(self) -> None:
         events, self._executor.events = self._executor.events, []

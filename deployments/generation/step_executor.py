@@ -25,6 +25,7 @@ from deployments.generation.slots import (
     fits_min_chunk,
     prefill_budget,
 )
+from deployments.health import WorkerHealth
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -58,10 +59,10 @@ NextJob = Callable[[int], Job | None]
 class StepExecutor:
     """The active jobs and their KV slots. Not thread-safe; appends to `events`."""
 
-    def __init__(self, decoder: DecoderEngine, next_job: NextJob) -> None:
+    def __init__(self, decoder: DecoderEngine, next_job: NextJob, health: WorkerHealth) -> None:
         self.active: dict[int, Job] = {}  # by number, in order of admission
         self.events: list[JobEvent] = []
-        self.failures = 0  # consecutive failed calls of the decoder
+        self._health = health
         self._decoder = decoder
         self._next_job = next_job
         self._slots = SlotTable(decoder.info.slots)
@@ -262,10 +263,12 @@ class StepExecutor:
         self.release(job)
 
     def _call_engine(self, call: Callable[[], Logits]) -> Logits:
-        """Call the decoder and count consecutive failures."""
-        self.failures += 1
-        logits = call()
-        self.failures = 0
+        try:
+            logits = call()
+        except Exception as error:
+            self._health.record_failure(error)
+            raise
+        self._health.record_success()
         return logits
 
     def fail_all(self, error: ServeError) -> None:

@@ -33,7 +33,7 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import check_prompts
 from deployments.ingress.request_log import RequestContext, RequestSpan
 from deployments.ingress.service import format_tasks, model_loading_error
-from deployments.messages import Timings
+from deployments.messages import EncoderTimings
 from deployments.records import RequestRecorder
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.transports.base import GeneratorClient
@@ -87,10 +87,12 @@ def mean_logprob(completion: Completion) -> float:
     return sum(known) / len(known) if known else float("-inf")
 
 
-def timings_of(started: Sequence[Started], finished: Sequence[Finished], computed: int) -> Timings:
+def timings_of(
+    started: Sequence[Started], finished: Sequence[Finished], computed: int
+) -> EncoderTimings:
     """Where a request's time went; a prompt's tokens count once, however often it is answered."""
     ended = [one.timings for one in finished]
-    return Timings(
+    return EncoderTimings(
         queue_s=max((one.queue_s for one in ended), default=0.0),
         forward_s=max((one.prefill_s + one.decode_s for one in ended), default=0.0),
         tokens=sum(one.prompt_tokens for one in started[::computed])
@@ -137,7 +139,7 @@ class GenerationResponse:
     completions: tuple[Completion, ...]
     total_s: float
     discarded: tuple[Completion, ...] = ()  # computed for `best_of`
-    timings: Timings = field(default_factory=Timings)
+    timings: EncoderTimings = field(default_factory=EncoderTimings)
 
 
 @dataclass(frozen=True, slots=True)

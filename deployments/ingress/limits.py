@@ -14,7 +14,7 @@ import orjson
 from deployments.config import LimitSettings
 from deployments.errors import InputTooLong, TooManyItems
 from deployments.generation.messages import Chat, Prompt
-from deployments.messages import Text, Truncation, characters
+from deployments.messages import Text, Truncation, count_characters
 from deployments.tasks import TaskInput
 
 
@@ -59,7 +59,7 @@ def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
     A small body can ask for much: a query is read once with every text, a text with every label.
     Raises InputTooLong.
     """
-    check_total(parsed.many, sum(map(characters, parsed.texts)), request_chars)
+    check_total(parsed.many, sum(map(count_characters, parsed.texts)), request_chars)
     return parsed
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from deployments.errors import ServeError
 from deployments.ingress.response_cache import ResponseCache
-from deployments.messages import Timings
+from deployments.messages import EncoderTimings
 from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -32,7 +32,7 @@ class RequestContext:
     compute: str = "none"
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
-    timings: Timings = field(default_factory=Timings)
+    timings: EncoderTimings = field(default_factory=EncoderTimings)
     total_s: float = 0.0  # when it is over
 
 

@@ -31,7 +31,7 @@ from deployments.ingress.tokenization import (
     TokenizedText,
     replace_ids_with_texts,
 )
-from deployments.messages import BatchKey, Call, CallResult, Timings, characters
+from deployments.messages import BatchKey, Call, CallResult, EncoderTimings, count_characters
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TASKS, TaskInput
@@ -152,7 +152,7 @@ class InferenceService:
         whole = TASKS[task].parse(inputs, question.parameters, model.manifest)
         parsed = self._limited(whole)
         note.items = len(parsed.texts)
-        length = sum(map(characters, parsed.texts))
+        length = sum(map(count_characters, parsed.texts))
         device = choose_device(question.options.device, model.manifest, self.monitor.states)
         key = BatchKey(model.ref, task, device, length > self.settings.batching.long_call_chars)
         with self._reserve_items(len(parsed.texts)):
@@ -172,7 +172,7 @@ class InferenceService:
         kept = self.cache.get(cache_key)
         if kept is not None:
             # Nothing was computed, but the tokens still count in the caller's `usage`.
-            timings = Timings(tokens=kept.timings.tokens)
+            timings = EncoderTimings(tokens=kept.timings.tokens)
             return kept._replace(compute_type="cache", timings=timings), True
         computed = await self.cache.compute_once(
             cache_key,

@@ -1,4 +1,4 @@
-"""A generator: for every model that generates, a decoder and the loop that keeps it busy."""
+"""Generator replica: for every generative model a decoder and the loop that runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.artifacts.types import Device
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
-from deployments.errors import DeadlineExceeded, EngineFailed, HardwareUnavailable, ServeError
+from deployments.errors import DeadlineExceeded, HardwareUnavailable, ServeError
 from deployments.generation.job import Job
 from deployments.generation.messages import (
     Chunk,
@@ -28,203 +28,191 @@ from deployments.generation.step_executor import JobEvent
 from deployments.records import StepRecorder
 from deployments.registry import ModelRegistry, RegisteredModel, load_error
 
+log = logging.getLogger("ray.serve.hundredfold")
+
 
 class StreamBuffer:
-    """The news of one job, for one reader; chunks that nobody has taken yet become one.
+    """Events of one job for one reader; unread chunks are merged.
 
-    A reader that is more than `most_tokens` behind makes it full; it is the caller's to act.
+    The buffer is full when the reader is more than `max_tokens` behind; the caller reacts.
     """
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._started: Started | None = None
         self._chunks: list[Chunk] = []
         self._error: ServeError | None = None
-        self._news = asyncio.Event()
+        self._has_events = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader is too far behind."""
-        return sum(len(chunk.tokens) for chunk in self._chunks) > self._most_tokens
+        return sum(len(chunk.tokens) for chunk in self._chunks) > self._max_tokens
 
-    def put(self, what: Started | Chunk | ServeError) -> None:
-        """Add news; called on the event loop."""
-        if isinstance(what, Started):
-            self._started = what
-        elif isinstance(what, ServeError):
-            self._error = what
+    def put(self, event: Started | Chunk | ServeError) -> None:
+        """Add an event. Call it on the event loop."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, ServeError):
+            self._error = event
         else:
-            self._chunks.append(what)
-        self._news.set()
+            self._chunks.append(event)
+        self._has_events.set()
 
     async def take(self) -> Started | Chunk:
-        """The next news, once there is some. Raises the job's ServeError, after all chunks."""
-        await self._news.wait()
+        """Await the next event. Raises the job's ServeError after all chunks."""
+        await self._has_events.wait()
         if self._started is not None:
             started, self._started = self._started, None
-            self._rest()
+            self._clear_if_empty()
             return started
         if self._chunks:
             chunks, self._chunks = self._chunks, []
-            self._rest()
+            self._clear_if_empty()
             return merge_chunks(chunks)
         if self._error is None:
-            raise AssertionError("this is a bug: a mailbox with news, and nothing in it")
+            raise AssertionError("bug: the buffer signals events and is empty")
         raise self._error
 
-    def _rest(self) -> None:
+    def _clear_if_empty(self) -> None:
         if not self._chunks and self._error is None:
-            self._news.clear()
-
-
-log = logging.getLogger("ray.serve.hundredfold")
-
-# A step that takes longer hangs: parts of prompts take a tenth of a second.
-HANG_TIMEOUT_S = 60.0
+            self._has_events.clear()
 
 
 class GeneratorReplica:
-    """Answers calls; deployed once per device. To be made where an event loop runs."""
+    """Answers generation calls; deployed once per device. Create it inside a running event loop."""
 
     def __init__(self, args: AppArgs, device: Device, recorder: StepRecorder) -> None:
         self._hardware = args.generators[device]
         self._device = device
         self._recorder = recorder
-        self._rules = SchedulingSettings()
-        self._events = asyncio.get_running_loop()
-        self._readers: dict[int, _Reader] = {}  # by the number of their jobs
-        # One thread each: chat templates are not made for several, and nobody who sends a plain
-        # prompt waits for a grammar of somebody else's.
-        self._desk = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._served, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
+        self._settings = SchedulingSettings()
+        self._event_loop = asyncio.get_running_loop()
+        self._readers: dict[int, _StreamReader] = {}  # by job number
+        # One thread each: chat templates are not thread-safe, and plain prompts must not wait for
+        # the grammars of other requests.
+        self._prompt_executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._grammar_executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
 
     def start(self) -> None:
-        """Begin to answer."""
-        for served in self._served.values():
-            served.loop.start()
+        """Start the loop of every model."""
+        for model in self._models.values():
+            model.loop.start()
 
-    def configure(self, rules: SchedulingSettings) -> None:
-        """Use other rules from the next step on."""
-        self._rules = rules
-        for served in self._served.values():
-            served.loop.settings = rules
+    def configure(self, settings: SchedulingSettings) -> None:
+        """Apply `settings` from the next step on."""
+        self._settings = settings
+        for model in self._models.values():
+            model.loop.settings = settings
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        """The whole answer; a cancelled call frees its row."""
+        """Generate the whole answer. Cancelling the call releases its KV slot."""
         started: Started | None = None
         chunks: list[Chunk] = []
-        async for news in self.stream(call):
-            if isinstance(news, ServeError):
-                return news
-            if isinstance(news, Started):
-                started = news
+        async for event in self.stream(call):
+            if isinstance(event, ServeError):
+                return event
+            if isinstance(event, Started):
+                started = event
             else:
-                chunks.append(news)
-        whole = merge_chunks(chunks)
-        if started is None or whole.finished is None:
-            raise AssertionError("this is a bug: an answer without a beginning or an end")
-        return Completion(started, whole.text, whole.tokens, whole.finished)
+                chunks.append(event)
+        answer = merge_chunks(chunks)
+        if started is None or answer.finished is None:
+            raise AssertionError("bug: a stream ended without its first or last event")
+        return Completion(started, answer.text, answer.tokens, answer.finished)
 
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        """One Started, then chunks until one is finished; or, at any time, an error as the last.
+        """Yield one Started, then chunks until one is finished; an error may end the stream early.
 
-        Closing it frees the row.
+        Closing the generator releases the KV slot.
         """
         try:
-            async with self._answering(call) as mailbox:
+            async with self._run_job(call) as buffer:
                 while True:
-                    news = await mailbox.take()
-                    yield news
-                    if isinstance(news, Chunk) and news.finished is not None:
+                    event = await buffer.take()
+                    yield event
+                    if isinstance(event, Chunk) and event.finished is not None:
                         return
         except ServeError as error:
             yield error
 
     @asynccontextmanager
-    async def _answering(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
-        served = self._served.get(call.model)
-        if served is None:
+    async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
+        model = self._models.get(call.model)
+        if model is None:
             raise load_error(call.model, self._failed)
-        job = await self._prepared(served.preparation, call)
-        reader = _Reader(job, served.loop, StreamBuffer(self._rules.max_stream_buffer_tokens))
-        self._readers[job.number] = reader
+        job = await self._prepare(model.preparer, call)
+        buffer = StreamBuffer(self._settings.max_stream_buffer_tokens)
+        self._readers[job.number] = _StreamReader(job, model.loop, buffer)
         try:
-            served.loop.submit(job)
-            yield reader.mailbox
+            model.loop.submit(job)
+            yield buffer
         finally:
             del self._readers[job.number]
-            served.loop.cancel(job)
+            model.loop.cancel(job)
 
-    async def _prepared(self, preparation: RequestPreparer, call: GenerationCall) -> Job:
-        run, constraint = self._events.run_in_executor, None
+    async def _prepare(self, preparer: RequestPreparer, call: GenerationCall) -> Job:
+        run, constraint = self._event_loop.run_in_executor, None
         if call.options.grammar is not None:
-            constraint = await run(self._grammars, preparation.compile_grammar, call)
-        return await run(self._desk, preparation.build_job, call, constraint)
+            constraint = await run(self._grammar_executor, preparer.compile_grammar, call)
+        return await run(self._prompt_executor, preparer.build_job, call, constraint)
 
     async def check_health(self) -> None:
-        """Raise when a decoder no longer answers."""
-        for ref, served in self._served.items():
-            if served.loop.lost is not None:
-                raise served.loop.lost
-            step_elapsed_s = served.loop.step_elapsed_s()
-            if step_elapsed_s > HANG_TIMEOUT_S:
-                raise EngineFailed(f"{ref.id}: a step has taken {step_elapsed_s:.0f} s")
+        """Raise EngineFailed if Ray Serve must replace this replica."""
+        for model in self._models.values():
+            model.loop.health.check()
 
     async def close(self) -> None:
-        """Finish what was accepted, then give the memory back."""
-        for served in self._served.values():
-            await asyncio.to_thread(served.loop.close)
-            served.decoder.close()
-        self._desk.shutdown()
-        self._grammars.shutdown()
+        """Finish accepted calls, then release the engines."""
+        for model in self._models.values():
+            await asyncio.to_thread(model.loop.close)
+            model.decoder.close()
+        self._prompt_executor.shutdown()
+        self._grammar_executor.shutdown()
 
-    def _open(self, model: RegisteredModel) -> _Served:
+    def _open(self, model: RegisteredModel) -> _LoadedGenerator:
         candidate = select_candidate(model.manifest, self._device, self._hardware)
         if candidate is None:
             raise HardwareUnavailable(
-                f"Model {model.ref.id} was built without a graph for `{self._device}`"
+                f"model {model.ref.id} has no candidate for `{self._device}`; build it for that "
+                "device"
             )
         spec = DecoderSpec.of(model.directory, model.manifest, candidate)
         decoder = open_decoder(spec, self._hardware)
         info = decoder.info
         log.info(
-            "model %s: %s, %d rows of %d tokens (asked for: %d rows)",
-            *(model.ref.id, info.compute_type, info.slots, info.context, self._hardware.kv_slots),
+            "model %s loaded: %s, kv_slots=%d (configured %d), context=%d tokens",
+            *(model.ref.id, info.compute_type, info.slots, self._hardware.kv_slots, info.context),
         )
         with close_on_error(decoder):
-            preparation = RequestPreparer(model, info)
-        loop = GenerationLoop(decoder, self._rules, self._publish, self._recorder, model.ref.id)
-        return _Served(decoder, loop, preparation)
+            preparer = RequestPreparer(model, info)
+        loop = GenerationLoop(decoder, self._settings, self._publish, self._recorder, model.ref.id)
+        return _LoadedGenerator(decoder, loop, preparer)
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Called from the threads of the loops."""
-        self._events.call_soon_threadsafe(self._hand_out, events)
+        """Pass events from a loop's thread to the event loop."""
+        self._event_loop.call_soon_threadsafe(self._route_events, events)
 
-    def _hand_out(self, events: Sequence[JobEvent]) -> None:
+    def _route_events(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             reader = self._readers.get(event.job)
-            if reader is None:  # it left meanwhile
+            if reader is None:  # the client disconnected
                 continue
-            reader.mailbox.put(event.payload)
-            if reader.mailbox.is_full:
+            reader.buffer.put(event.payload)
+            if reader.buffer.is_full:
                 reader.loop.cancel(reader.job)
-                reader.mailbox.put(DeadlineExceeded("the stream was read too slowly"))
+                reader.buffer.put(DeadlineExceeded("the client reads the stream too slowly"))
 
 
-class _Reader(NamedTuple):
-    """Who waits for the news of a job."""
-
+class _StreamReader(NamedTuple):
     job: Job
     loop: GenerationLoop
-    mailbox: StreamBuffer
+    buffer: StreamBuffer
 
 
-class _Served(NamedTuple):
-    """A model at work."""
-
+class _LoadedGenerator(NamedTuple):
     decoder: DecoderEngine
     loop: GenerationLoop
-    preparation: RequestPreparer
+    preparer: RequestPreparer

@@ -16,7 +16,7 @@ from deployments.messages import (
     TokenOffsets,
     Truncation,
     Windowing,
-    characters,
+    count_characters,
 )
 from deployments.tokenization.encodings import build_item, open_tokenizer, truncate_item
 from deployments.tokenization.windows import Window, WindowTokenizer
@@ -183,4 +183,4 @@ class TokenCache:
 
 def _entry_bytes(text: Text, item: TokenizedItem) -> int:
     # Four bytes a character is the widest a Python string gets.
-    return 4 * characters(text) + item.ids.nbytes + ENTRY_OVERHEAD_BYTES
+    return 4 * count_characters(text) + item.ids.nbytes + ENTRY_OVERHEAD_BYTES

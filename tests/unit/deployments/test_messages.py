@@ -6,7 +6,7 @@ import numpy as np
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.errors import InputTooLong
-from deployments.messages import BatchKey, ModelRef, TokenizedBatch, TokenizedCall, characters
+from deployments.messages import BatchKey, ModelRef, TokenizedBatch, TokenizedCall, count_characters
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -50,4 +50,4 @@ def test_second_segments_travel_only_where_there_are_some() -> None:
 
 
 def test_characters_of_a_pair_are_those_of_both_segments() -> None:
-    assert [characters(text) for text in ("abc", ("ab", "cdef"), ("", ""))] == [3, 6, 0]
+    assert [count_characters(text) for text in ("abc", ("ab", "cdef"), ("", ""))] == [3, 6, 0]

@@ -23,7 +23,7 @@ async def make_loop() -> AsyncIterator[MakeLoop]:
     def make(engine: FakeEngine, *, runs: int = 1, max_waiting_items: int = 100) -> BatchScheduler:
         rules = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
         loop = BatchScheduler(
-            {MODEL: engine, OTHER: engine}, rules, runs=runs, recorder=ListRecorder()
+            {MODEL: engine, OTHER: engine}, rules, concurrent_passes=runs, recorder=ListRecorder()
         )
         made.append((loop, engine))
         return loop

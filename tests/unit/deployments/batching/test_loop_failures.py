@@ -38,7 +38,7 @@ async def test_an_item_that_fails_fails_alone(make_loop: MakeLoop) -> None:
 async def test_a_row_that_is_no_number_fails_alone(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(nan={2}))
     good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
-    with pytest.raises(EngineFailed, match="not a finite number"):
+    with pytest.raises(EngineFailed, match="NaN or infinity"):
         await bad
     assert (await good).rows == [[1]]
 
@@ -50,10 +50,10 @@ async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
         return Outputs([bad if marker == 2 else fine for marker in batch.input_ids[:, 0]])
 
     loop = BatchScheduler(
-        {MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder()
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
-    with pytest.raises(EngineFailed, match="not a finite number"):
+    with pytest.raises(EngineFailed, match="NaN or infinity"):
         await bad
     assert (await good).rows == [[[0]]]
     await loop.drain()
@@ -78,7 +78,7 @@ async def test_whatever_an_engine_does_its_callers_hear_of_it(
     act: Callable[[Batch], Outputs],
 ) -> None:
     loop = BatchScheduler(
-        {MODEL: ScriptedEngine(act)}, BatchSettings(), runs=1, recorder=ListRecorder()
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     async with asyncio.timeout(TIMEOUT_S):
@@ -95,7 +95,9 @@ class BrokenRecorder:
 
 
 async def test_callers_get_their_answers_when_the_metrics_fail() -> None:
-    loop = BatchScheduler({MODEL: FakeEngine()}, BatchSettings(), runs=1, recorder=BrokenRecorder())
+    loop = BatchScheduler(
+        {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=BrokenRecorder()
+    )
     async with asyncio.timeout(TIMEOUT_S):
         assert (await loop.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
         assert (await loop.submit(MODEL, [item(2)], far_deadline())).rows == [[2]]

@@ -66,7 +66,9 @@ async def test_vectors_and_every_token_never_share_a_pass() -> None:
 
     engine = ScriptedEngine(act)
     engine.info = EngineInfo("cpu-fake", supports_unpooled=True)
-    loop = BatchScheduler({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    loop = BatchScheduler(
+        {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
+    )
     await asyncio.gather(
         loop.submit(MODEL, [item(1)], far_deadline()),
         loop.submit(MODEL, [item(2), item(3)], far_deadline(), unpooled=True),
@@ -80,7 +82,7 @@ async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -
     engine = FakeEngine()
     loop = make_loop(engine)
     vectors = loop.submit(MODEL, [item(1)], far_deadline())
-    with pytest.raises(WrongTask, match="build the model again"):
+    with pytest.raises(WrongTask, match="Build the model again"):
         await loop.submit(MODEL, [item(2), item(3)], far_deadline(), unpooled=True)
     assert (await vectors).rows == [[1]]
     assert engine.passes == [[1]]
@@ -141,7 +143,7 @@ async def test_two_runs_run_at_once() -> None:
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
     loop = BatchScheduler(
-        {MODEL: ScriptedEngine(meet)}, BatchSettings(), runs=2, recorder=ListRecorder()
+        {MODEL: ScriptedEngine(meet)}, BatchSettings(), concurrent_passes=2, recorder=ListRecorder()
     )
     calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     assert [call.rows for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
@@ -154,7 +156,9 @@ async def test_answers_of_different_length_stay_with_their_items() -> None:
         return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
 
     engine = ScriptedEngine(act)
-    loop = BatchScheduler({MODEL: engine}, BatchSettings(), runs=1, recorder=ListRecorder())
+    loop = BatchScheduler(
+        {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
+    )
     first = loop.submit(MODEL, [item(1, 3), item(2, 1)], far_deadline())
     second = loop.submit(MODEL, [item(3, 2)], far_deadline())
     assert [rows.tolist() for rows in (await first).rows] == [[[1], [1], [1]], [[2]]]
@@ -165,7 +169,7 @@ async def test_answers_of_different_length_stay_with_their_items() -> None:
 async def test_every_pass_is_recorded_with_its_padding() -> None:
     recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
     rules = BatchSettings(pass_overhead_tokens=100)
-    loop = BatchScheduler({MODEL: FakeEngine()}, rules, runs=1, recorder=recorder)
+    loop = BatchScheduler({MODEL: FakeEngine()}, rules, concurrent_passes=1, recorder=recorder)
     await loop.submit(MODEL, [item(1, 10), item(2, 4)], far_deadline())
     await loop.drain()
     (record,) = recorder.records
@@ -190,23 +194,22 @@ async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
     assert (await waiting).rows == [[2]]
 
 
-async def test_the_oldest_waiting_item_tells_its_age(make_loop: MakeLoop) -> None:
+async def test_health_reports_the_age_of_the_running_pass(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
-    assert loop.oldest_age_s() == 0
+    assert loop.health[MODEL].running_s() == 0
     running = loop.submit(MODEL, [item(1)], far_deadline())
     await wait_until(lambda: bool(engine.passes))
-    assert loop.oldest_age_s() == 0, "a running item does not wait"
-    waiting = loop.submit(MODEL, [item(2)], far_deadline())
     await asyncio.sleep(0.02)
-    assert 0.01 <= loop.oldest_age_s() < TIMEOUT_S
+    assert 0.01 <= loop.health[MODEL].running_s() < TIMEOUT_S
     engine.release()
-    await asyncio.gather(running, waiting)
+    await running
+    assert loop.health[MODEL].running_s() == 0
 
 
 async def test_new_rules_hold_from_the_next_pass_on(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
-    loop.rules = BatchSettings(max_batch_items=1)
+    loop.settings = BatchSettings(max_batch_items=1)
     await asyncio.gather(*(loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)))
     assert engine.passes == [[1], [2]]

@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 
-from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
 from deployments.generation.beam_search import BeamSearch, BeamSearchJob
 from deployments.generation.job import Job
@@ -18,6 +17,7 @@ from deployments.generation.messages import (
     GenerationOptions,
     SamplingParams,
 )
+from deployments.health import MAX_CONSECUTIVE_FAILURES
 from tests.support.fake_decoder import FakeDecoder
 from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context
@@ -226,12 +226,16 @@ def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
 def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed) -> None:
     bench = make_bench(FakeDecoder(failing_at=2, failure=failure))
-    assert bench.loop.lost is None
+    bench.loop.health.check()
     job = bench.job([1, 2, 5], new_tokens=20)
     bench.loop.submit(job)
     bench.collector.wait_until_done(job)
     bench.loop.close()
-    assert bench.loop.lost is (failure if isinstance(failure, EngineLost) else None)
+    if isinstance(failure, EngineLost):
+        with pytest.raises(EngineLost, match="all of it"):
+            bench.loop.health.check()
+    else:
+        bench.loop.health.check()
 
 
 def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
@@ -241,12 +245,13 @@ def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
 
     bench = make_bench(Broken())
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        assert bench.loop.lost is None
+        bench.loop.health.check()
         job = bench.job([1, 2, 5])
         bench.run_jobs(job)
         assert isinstance(bench.collector.events[job.number][-1], EngineFailed)
     bench.loop.close()
-    assert isinstance(bench.loop.lost, EngineLost)
+    with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} calls failed"):
+        bench.loop.health.check()
 
 
 def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
@@ -255,7 +260,7 @@ def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
         bench.decoder.failing_at = len(bench.decoder.decodes)
         bench.run_jobs(bench.job([1, 2, 5]))
     bench.loop.close()
-    assert bench.loop.lost is None
+    bench.loop.health.check()
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["cannot be computed", "is no numbers"])
@@ -334,16 +339,16 @@ def test_closing_answers_what_was_accepted(make_bench) -> None:
 
 def test_a_step_that_does_not_end_shows(make_bench) -> None:
     bench = make_bench(FakeDecoder(held=threading.Event()))
-    assert bench.loop.step_elapsed_s() == 0
+    assert bench.loop.health.running_s() == 0
     job = bench.job([1, 2])
     bench.loop.submit(job)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while bench.loop.step_elapsed_s() < 0.02:
+    while bench.loop.health.running_s() < 0.02:
         assert time.monotonic() < deadline_s
     bench.decoder.held.set()
     bench.collector.wait_until_done(job)
     bench.loop.close()
-    assert bench.loop.step_elapsed_s() == 0
+    assert bench.loop.health.running_s() == 0
 
 
 def test_steps_are_recorded(make_bench) -> None:

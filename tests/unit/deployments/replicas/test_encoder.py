@@ -13,7 +13,6 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
-from deployments.engines.base import MAX_CONSECUTIVE_FAILURES
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -24,6 +23,7 @@ from deployments.errors import (
     UnknownModel,
     WrongTask,
 )
+from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import (
     Batch,
     BatchKey,
@@ -264,11 +264,11 @@ async def test_every_token_of_every_item_gets_its_vector(encoder: EncoderHarness
 async def test_more_tokens_than_one_answer_has_room_for_are_refused(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.encoder.MOST_TOKEN_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.encoder.MAX_TOKEN_VALUES", 8 * WIDTH)
     batch = encoder.batch(call(4, 5), call(4, 4))
     refused, answered = await encoder.replica.infer(unpooled(batch))
     assert isinstance(refused, InputTooLong)
-    assert "9 tokens in all, at most 8" in refused.message
+    assert "9 tokens; the maximum for token vectors is 8" in refused.message
     assert isinstance(answered, CallResult)
     assert all(isinstance(outcome, CallResult) for outcome in await encoder.replica.infer(batch))
 
@@ -276,7 +276,7 @@ async def test_more_tokens_than_one_answer_has_room_for_are_refused(
 async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.encoder.MOST_MASK_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.encoder.MAX_MASK_VALUES", 8 * WIDTH)
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
     manifest = ArtifactManifest.read(directory)
     seal(directory, manifest.model_copy(update={"mask_token": 5}))
@@ -285,7 +285,7 @@ async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
     refused, accepted = await encoder.replica.infer(encoder.batch(call(4, 5), call(4, 4)))
     await encoder.replica.close()
     assert isinstance(refused, InputTooLong)
-    assert "9 masks in all, at most 8" in refused.message
+    assert "9 mask tokens; the maximum is 8" in refused.message
     assert not isinstance(accepted, InputTooLong)
 
 
@@ -296,7 +296,7 @@ async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Pa
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     await encoder.replica.close()
     assert isinstance(refused, WrongTask)
-    assert "build the model again" in refused.message
+    assert "Build the model again" in refused.message
     assert isinstance(answered, CallResult)
 
 
@@ -327,7 +327,7 @@ async def test_an_encoder_whose_passes_keep_failing_is_not_healthy(
             await encoder.replica.check_health()
             (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
             assert isinstance(failed, EngineFailed)
-        with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} passes"):
+        with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} calls"):
             await encoder.replica.check_health()
     await encoder.replica.infer(encoder.batch(call(2)))
     await encoder.replica.check_health()

@@ -170,7 +170,7 @@ async def test_a_pass_under_way_keeps_its_engine() -> None:
     model = ModelRef(EMBEDDER, "0123456789ab")
     engines = {model: former}
     passes: ListRecorder[ForwardPassRecord] = ListRecorder()
-    loop = BatchScheduler(engines, BatchSettings(), runs=1, recorder=passes)
+    loop = BatchScheduler(engines, BatchSettings(), concurrent_passes=1, recorder=passes)
     begun = loop.submit(model, [item(1)], far_deadline())
     await wait_until(lambda: bool(former.passes))
     engines[model] = latter

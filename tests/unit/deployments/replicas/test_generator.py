@@ -191,7 +191,9 @@ async def test_text_follows_a_grammar(store, refs) -> None:
     async with replica(store) as running:
         completion = await whole(
             running,
-            call(refs[DECODER], grammar=grammar, sampling=SamplingParams(seed=3), max_new_tokens=40),
+            call(
+                refs[DECODER], grammar=grammar, sampling=SamplingParams(seed=3), max_new_tokens=40
+            ),
         )
     word, digits = completion.text.split(", ")
     assert word in {"yes", "no"}
@@ -265,7 +267,7 @@ async def test_a_model_that_is_not_here_is_told(store) -> None:
 async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
     endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
     async with replica(store) as running:
-        loop = running._served[refs[DECODER]].loop
+        loop = running._models[refs[DECODER]].loop
         async with aclosing(running.stream(endless)) as stream:
             async for news in stream:
                 if isinstance(news, Chunk):
@@ -287,7 +289,7 @@ async def test_a_slow_reader_is_dropped_and_stalls_nobody(store, refs) -> None:
     async with replica(store, rules) as running, aclosing(running.stream(asked)) as slow:
         first = await anext(slow)
         assert isinstance(first, Started)
-        loop = running._served[refs[DECODER]].loop
+        loop = running._models[refs[DECODER]].loop
         await wait_until(lambda: loop.load == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
         rest = [news async for news in slow]
@@ -316,7 +318,7 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
             if number % 10 == 9:
                 await asyncio.gather(*tasks[-10:], return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        loop = running._served[refs[DECODER]].loop
+        loop = running._models[refs[DECODER]].loop
         await wait_until(lambda: loop.load == (0, 0))
         assert not running._readers
     survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
@@ -329,7 +331,8 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
 async def test_a_replica_whose_engine_is_lost_says_so(store, refs) -> None:
     async with replica(store) as running:
         await whole(running, call(refs[DECODER]))
-        running._served[refs[DECODER]].loop.lost = EngineLost("all processes have ended")
+        health = running._models[refs[DECODER]].loop.health
+        health.record_failure(EngineLost("all processes have ended"))
         with pytest.raises(EngineLost, match="have ended"):
             await running.check_health()
 
@@ -339,7 +342,7 @@ async def test_a_replica_whose_step_hangs_says_so(
 ) -> None:
     async with replica(store) as running:
         await running.check_health()
-        monkeypatch.setattr("deployments.replicas.generator.HANG_TIMEOUT_S", -1.0)
+        monkeypatch.setattr("deployments.health.HANG_TIMEOUT_S", -1.0)
         with pytest.raises(EngineFailed, match="tiny/"):
             await running.check_health()
 

@@ -192,10 +192,10 @@ async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
         asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, call(LONG))))
         for _ in range(3)
     ]
-    await wait_until(lambda: replica._began_s is not None)
+    await wait_until(lambda: replica._health.running_s() > 0)
     await replica.check_health()
-    monkeypatch.setattr("deployments.replicas.tokenizer.HANG_TIMEOUT_S", 0.0)
-    with pytest.raises(EngineFailed, match="hangs"):
+    monkeypatch.setattr("deployments.health.HANG_TIMEOUT_S", 0.0)
+    with pytest.raises(EngineFailed, match="a call has run for"):
         await replica.check_health()
     held.set()
     await asyncio.gather(*lists)

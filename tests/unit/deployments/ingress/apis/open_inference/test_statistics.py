@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics
-from deployments.messages import ModelRef, Timings
+from deployments.messages import EncoderTimings, ModelRef
 from deployments.records import RequestRecord
 
 MODEL = ModelRef("org/name", "0123456789ab")
 TASK = "feature-extraction"
-TIMINGS = Timings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
+TIMINGS = EncoderTimings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
 
 
 def test_requests_add_up_by_how_they_ended() -> None:

@@ -77,7 +77,9 @@ async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
 OWN_WAY = GenerationDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
 )
-LEFT_OUT = {name: getattr(OWN_WAY, name) for name in SamplingParams._fields if hasattr(OWN_WAY, name)}
+LEFT_OUT = {
+    name: getattr(OWN_WAY, name) for name in SamplingParams._fields if hasattr(OWN_WAY, name)
+}
 
 
 @pytest.mark.parametrize(

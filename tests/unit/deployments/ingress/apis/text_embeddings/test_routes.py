@@ -160,7 +160,7 @@ async def test_embed_all_of_an_older_graph_says_how_to_get_it(tmp_path: Path) ->
         reply = await http.post("/embed_all", json={"inputs": "good"})
         pooled = await http.post("/embed", json={"inputs": "good"})
     assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
-    assert "build the model again" in reply.json()["error"]
+    assert "Build the model again" in reply.json()["error"]
     assert pooled.status_code == 200
 
 

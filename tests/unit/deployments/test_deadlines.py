@@ -1,0 +1,31 @@
+"""Deadlines of requests."""
+
+import asyncio
+import time
+
+import pytest
+
+from deployments.deadlines import deadline_after, enforce_deadline, is_expired, remaining_s
+from deployments.errors import DeadlineExceeded
+
+
+def test_deadline_after_is_wall_clock_time() -> None:
+    assert deadline_after(5.0) == pytest.approx(time.time() + 5.0, abs=1.0)
+    assert remaining_s(deadline_after(5.0)) == pytest.approx(5.0, abs=1.0)
+
+
+def test_is_expired_compares_with_now() -> None:
+    assert is_expired(time.time() - 1.0)
+    assert not is_expired(deadline_after(60.0))
+
+
+async def test_enforce_deadline_raises_deadline_exceeded() -> None:
+    with pytest.raises(DeadlineExceeded, match="too late"):
+        async with enforce_deadline(deadline_after(0.01), "too late"):
+            await asyncio.sleep(60)
+
+
+async def test_enforce_deadline_passes_other_timeouts_on() -> None:
+    with pytest.raises(TimeoutError, match="inner"):
+        async with enforce_deadline(deadline_after(60.0), "too late"):
+            raise TimeoutError("inner")
