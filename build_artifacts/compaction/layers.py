@@ -38,8 +38,8 @@ class ChannelGroups:
     @property
     def parameters(self) -> int:
         """Weights and biases that go with one unit."""
-        ffn_channels = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
-        return int(ffn_channels + self.sink.out_features) * self.width
+        inputs = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
+        return int(inputs + self.sink.out_features) * self.width
 
     def constant(self) -> tuple[int, ...]:
         """ChannelGroups that add the same to every token of every input."""

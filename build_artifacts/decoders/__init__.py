@@ -1,1 +1,1 @@
-"""Models that generate text: how their graphs are made, judged, measured and described."""
+"""Decoder models: export, quantization, accuracy gate, throughput and report."""

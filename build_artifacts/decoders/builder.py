@@ -1,7 +1,6 @@
-"""The model builder of onnxruntime-genai (MIT): a checkpoint in, the directory of a graph out.
+"""Subprocess that runs the model builder of onnxruntime-genai (MIT).
 
-It runs in a process of its own: it is a program rather than a library, and gives back its memory
-when it ends.
+The builder is a program, not a library. A process of its own returns its memory when it ends.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_
 
 
 class BuilderRun(NamedTuple):
-    """What came of it."""
-
     log: str
-    failure: str | None  # its last words; None where the graph is written
+    failure: str | None  # last line of stderr; None after success
 
 
 def run_builder(
     weights: Path, into: Path, *, precision: str, device: Device, options: Sequence[str] = ()
 ) -> BuilderRun:
-    """Let it make a graph of the checkpoint in `weights`, without the network.
+    """Export the checkpoint in `weights` to the directory `into`, without network access.
 
-    `options` are its own, such as "block_size=16". `into` and a cache beside it are made.
+    `options` are options of the builder, such as "block_size=16". The builder creates `into` and a
+    cache directory next to it.
     """
     command = [
         *(sys.executable, "-m", "build_artifacts.decoders.builder_program"),

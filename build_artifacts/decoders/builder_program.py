@@ -1,9 +1,9 @@
-"""onnxruntime-genai's model builder (0.18) as a program, with configs as it reads them.
+"""Entry point that runs onnxruntime-genai's model builder (0.18) with adapted configs.
 
-transformers 5 keeps the rotations of models such as Gemma 3 by kind of layer. The builder expects
-those of layers that see all, and the base frequency of the others apart, as configs had them
-before, and fails otherwise. What LayerNorm adds to variances it looks for under the name that
-RMSNorm has for it, and takes its own number where there is none.
+transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder expects
+the parameters of global layers at the top level and the base frequency of local layers next to
+them, and fails otherwise. The builder reads the epsilon of LayerNorm under the name that RMSNorm
+uses and falls back to its own default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ _WHOLE, _LOCAL = "full_attention", "sliding_attention"
 
 
 def main() -> None:
-    """Run the builder with this process's arguments."""
     from transformers import AutoConfig
 
     read = AutoConfig.from_pretrained
@@ -29,7 +28,7 @@ def main() -> None:
                 vars(config)[_EPSILON] = getattr(config, name)
         rotations = getattr(config, "rope_parameters", None) or {}
         if _WHOLE in rotations and _LOCAL in rotations:
-            # Past the config's own checks, which would put it back.
+            # Bypass the validation of the config, which would restore the nested parameters.
             vars(config).update(
                 rope_parameters=dict(rotations[_WHOLE]),
                 rope_theta=rotations[_WHOLE]["rope_theta"],

@@ -1,4 +1,4 @@
-"""What a decoder's products read, and what it keeps: values of a few hundred tokens, in floats."""
+"""Activations and KV caches of a float graph on a few hundred calibration tokens."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class CalibrationTexts(NamedTuple):
-    """Texts that a graph without an encoder reads, so that its values are seen."""
+    """Calibration texts for a graph without an encoder."""
 
     texts: Sequence[Tokens]
     generation_config: GenerationConfig
 
     def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
-        """The named values of a float graph for the tokens of all texts, [N, K]."""
+        """Return the named values of a float graph for the tokens of all texts, [N, K] each."""
         import onnx
 
         model = onnx.load(graph, load_external_data=False)
@@ -38,9 +38,9 @@ class CalibrationTexts(NamedTuple):
         }
 
     def observe_kv_cache(self, graph: Path) -> Iterator[Mapping[str, FloatArray]]:
-        """What a float graph keeps of each text, by output: [heads, tokens, size].
+        """Yield the KV cache of each text by output name, [heads, tokens, size] each.
 
-        One text after the other: of a large model it is a gigabyte for a thousand tokens.
+        The iteration is lazy: the cache of a large model takes a gigabyte per thousand tokens.
         """
         import onnx
 
@@ -52,7 +52,7 @@ class CalibrationTexts(NamedTuple):
     def _run(
         self, model: onnx.ModelProto, directory: Path, outputs: Sequence[str]
     ) -> Iterator[Sequence[FloatArray]]:
-        """The outputs for each text; the weights lie in `directory`."""
+        """Yield the outputs for each text. `directory` holds the weights of `model`."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -70,7 +70,7 @@ class CalibrationTexts(NamedTuple):
 def _build_feeds(
     model: onnx.ModelProto, text: Tokens, generation_config: GenerationConfig
 ) -> dict[str, NDArray[np.generic]]:
-    """A prompt into a memory of its own length, which holds nothing yet."""
+    """Feed a prompt with an empty KV cache of the length of the prompt."""
     count = len(text)
     memory = np.zeros(
         (1, generation_config.kv_heads, count, generation_config.head_dim), np.float32

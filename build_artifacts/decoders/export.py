@@ -1,8 +1,7 @@
-"""A checkpoint becomes a decoder's graph, and an encoder's where there is one.
+"""Export of a checkpoint to the graphs of a decoder and, if the model has one, an encoder.
 
-Families that onnxruntime-genai's model builder does not know are written by `written/`. Either way
-the weights lie beside the graph, in one file. A torch program (`torch_export.py`) has them in it;
-a checkpoint (`checkpoint_export.py`) has no graph.
+`graphs/` exports model families that onnxruntime-genai's model builder does not support. Each graph
+has its weights in one file next to it. A torch program (`torch_export.py`) contains its weights.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from build_artifacts.decoders.torch_export import export_checkpoint, export_prog
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
 
-# A torch program, weights included; and the weights of a checkpoint.
+# File of a torch program with its weights, or of the weights of a checkpoint.
 PROGRAM_NAME = "model.safetensors"
-# Bits of the weights of written graphs, by precision; None: as they are.
+# Bits per weight of graphs from `graphs/`, by precision; None keeps float weights.
 _WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
-_Numbers = tuple[int, int, int, int]  # layers, heads of keys and values, head size, words
-# Every layer keeps all keys and values, so that all rows of memory are of one shape.
+_Numbers = tuple[int, int, int, int]  # layers, KV heads, head size, vocabulary size
+# Full-length KV caches in every layer, so that all slots have one shape.
 _BUILDER_OPTIONS = "windowed_kv_cache=false"
 
 
 def export_decoder(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
 ) -> None:
-    """Write the graphs of the checkpoint in `weights`, alone with their weights, to `into`.
+    """Write the graphs of the checkpoint in `weights` and their weight files to `into`.
 
     Raises UnsupportedModel.
     """
@@ -94,7 +93,7 @@ def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None
     ran = run_builder(
         weights, into, precision=recipe.precision, device=recipe.device, options=options
     )
-    print(ran.log, flush=True)  # into the log of the build
+    print(ran.log, flush=True)  # The build redirects stdout to its log.
     if ran.failure is not None:
         raise UnsupportedModel(
             f"onnxruntime-genai's model builder fails ({recipe.name}): {ran.failure}",
@@ -114,7 +113,7 @@ def _read_shape(built: Path) -> _Numbers:
 
 
 def _check_shape(metadata: CheckpointMetadata, built: _Numbers) -> None:
-    """The graph's own numbers must be those that the manifest is going to have."""
+    """Compare the shape of the graph with the shape that the manifest will state."""
     generation_config = metadata.required_generation_config
     expected = (
         generation_config.layers,

@@ -1,4 +1,4 @@
-"""A float graph of a decoder by who makes and who reads its values, and its weights to change."""
+"""In-memory float graph of a decoder with producers, consumers and mutable weights."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float32]
 
-ORT_DOMAIN = "com.microsoft"  # where operators are from that only ONNX Runtime has
+ORT_DOMAIN = "com.microsoft"  # domain of the operators that only ONNX Runtime implements
 ATTENTION = "GroupQueryAttention"
 
 
 class WeightColumns(NamedTuple):
-    """WeightColumns of the weights, and of the bias, of a product."""
+    """Columns of the weights and the bias of one linear layer."""
 
-    tables: tuple[str, ...]  # empty where they are none of a product of its own
+    tables: tuple[str, ...]  # weight and bias; empty without a private linear layer
     first: int
     heads: int
-    size: int  # of a head
+    size: int  # per head
 
 
 class AttentionWeights(NamedTuple):
-    """The products that one attention reads."""
+    """Query and value projections of one attention node."""
 
     queries: WeightColumns
     values: WeightColumns
 
     @classmethod
     def of(cls, graph: FloatGraph, node: onnx.NodeProto) -> Self:
-        """Queries, keys and values come side by side from one product, or from one each."""
+        """Find the projections: one packed linear layer, or one each for query, key and value."""
         queries, values = (
             read_int_attribute(node, "num_heads"),
             read_int_attribute(node, "kv_num_heads"),
@@ -54,14 +54,15 @@ class AttentionWeights(NamedTuple):
 
 
 def read_int_attribute(node: onnx.NodeProto, attribute: str) -> int:
-    """An attribute that is a whole number; 0 where there is none."""
+    """Read an integer attribute; 0 when it is absent."""
     return next((int(each.i) for each in node.attribute if each.name == attribute), 0)
 
 
 def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
-    """Where `node` is attention whose queries are a product, scale that product instead of scores.
+    """Move the score scale of an attention node into its query projection.
 
-    ONNX Runtime has a kernel of its own for one row times many, but none that scales on the way.
+    ONNX Runtime has a fast kernel for one row times a matrix, but that kernel cannot scale. Nodes
+    without a query projection stay unchanged.
     """
     import onnx
 
@@ -71,7 +72,7 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     if not queries.tables:
         return
     given = next((each for each in node.attribute if each.name == "scale"), None)
-    factor = (given.f if given else 0.0) or queries.size**-0.5  # what the operator does without
+    factor = (given.f if given else 0.0) or queries.size**-0.5  # default scale of the operator
     count = queries.heads * queries.size
     graph.scale_columns(queries.tables, queries.first, np.full(count, factor, np.float32))
     if given:
@@ -80,7 +81,7 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
 
 
 class FloatGraph:
-    """The graph of a model in memory, weights and all."""
+    """Float graph with its weights in memory."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._tables = {table.name: table for table in model.graph.initializer}
@@ -92,52 +93,51 @@ class FloatGraph:
         self._output_names = {output.name for output in model.graph.output}
 
     def find_producer(self, value: str) -> onnx.NodeProto | None:
-        """The operator that puts it out; None for inputs and tables."""
+        """Return the producing node; None for graph inputs and initializers."""
         return self._producers.get(value)
 
     def find_consumers(self, value: str) -> Sequence[onnx.NodeProto]:
-        """The operators that read it."""
         return self._consumers.get(value, ())
 
     def count_reads(self, name: str) -> int:
-        """How often a value or a table is read; what the graph answers is read once more."""
+        """Count the reads of a value or an initializer. A graph output counts as one read."""
         read = sum(list(node.input).count(name) for node in self.find_consumers(name))
         return read + (name in self._output_names)
 
     def has_private(self, tables: Sequence[str]) -> bool:
-        """Whether all of them are known, and read once."""
+        """Return whether all tensors exist and have exactly one consumer."""
         return all(name in self._tables and self.count_reads(name) == 1 for name in tables)
 
     def table(self, name: str) -> FloatArray:
-        """Weights, to look at."""
         import onnx
 
         values: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
         return values
 
     def store(self, name: str, values: FloatArray) -> None:
-        """Change weights."""
         import onnx
 
         changed = np.ascontiguousarray(values, np.float32)
         self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
 
     def find_linear_weights(self, value: str) -> tuple[str, ...]:
-        """The weights [K, N], and the bias [N], of the product that `value` is, and nobody else's.
+        """Return the weights [K, N] and, if present, the bias [N] of the linear layer behind
+        `value`.
 
-        Empty where it is none, or where something else reads the value or the tables too.
+        Empty when no linear layer produces `value`, or when the value or a tensor has other
+        consumers.
         """
-        find_producer = self.find_producer(value)
-        if find_producer is None or self.count_reads(value) != 1:
+        producer = self.find_producer(value)
+        if producer is None or self.count_reads(value) != 1:
             return ()
-        if find_producer.op_type == "Add" and self.has_private(find_producer.input[1:]):
-            weights = self.find_linear_weights(find_producer.input[0])
-            return (*weights, find_producer.input[1]) if weights else ()
-        is_own = find_producer.op_type == "MatMul" and self.has_private(find_producer.input[1:])
-        return (find_producer.input[1],) if is_own else ()
+        if producer.op_type == "Add" and self.has_private(producer.input[1:]):
+            weights = self.find_linear_weights(producer.input[0])
+            return (*weights, producer.input[1]) if weights else ()
+        is_own = producer.op_type == "MatMul" and self.has_private(producer.input[1:])
+        return (producer.input[1],) if is_own else ()
 
     def scale_columns(self, tables: Sequence[str], first: int, factors: FloatArray) -> None:
-        """Multiply the channels from `first` on, which are the last axis of every table."""
+        """Multiply the channels from `first` on. Channels are the last axis of every tensor."""
         for name in tables:
             values = self.table(name).copy()
             values[..., first : first + len(factors)] *= factors

@@ -1,4 +1,4 @@
-"""What a checkpoint and the graphs of it are asked, as the tokens of its own tokenizer."""
+"""Token ids of the passages and prompts for the accuracy gate and for calibration."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ GATE_PASSAGES: tuple[str, ...] = (
     "sold the old theatre, or they found somebody who was willing to pay for a new roof.",
 )
 
-# GateInputs as a user would ask a chat model, and of any other as a text to go on from.
+# Requests to a chat model; for other models, beginnings of a text to continue.
 PROMPTS: tuple[str, ...] = (
     "What is the capital of France?",
     "Write a short poem about the sea.",
@@ -76,8 +76,8 @@ PROMPTS: tuple[str, ...] = (
     "Tell me a fact about whales.",
 )
 
-# Read to choose scales; no graph is judged by them. As varied as what people ask, because the
-# largest value of each channel counts.
+# Calibration data, disjoint from the gate's data. The largest value of each channel sets its scale,
+# so the texts cover many domains.
 CALIBRATION_PASSAGES: tuple[str, ...] = (
     "The city grew around a small fort on the river. By the year 1200 it had become a place of "
     "trade between north and south, with a large market where wool, salt and amber were sold. Its "
@@ -125,22 +125,22 @@ Tokens = tuple[int, ...]
 
 
 class GateInputs(NamedTuple):
-    """What the original and every graph of it read."""
+    """Inputs of the reference model and of every candidate."""
 
     passages: tuple[Tokens, ...]
     prompts: tuple[Tokens, ...]
 
 
 def max_answer_tokens(max_tokens: int) -> int:
-    """How long answers may get, of a model that reads `max_tokens`."""
+    """Return the maximum answer length of a model with a context of `max_tokens`."""
     return min(_MAX_ANSWER_TOKENS, max_tokens // 2)
 
 
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
-    """Passages and prompts as tokens, cut to what the model reads; prompts leave room to answer.
+    """Tokenize passages and prompts, truncated to the context. Prompts leave space for an answer.
 
-    An encoder reads them apart from the answer, and all alike: they are prompts then. Raises
-    UnsupportedModel where the checkpoint's chat template cannot be used.
+    An encoder-decoder model reads passages and prompts alike with its encoder, so all of them are
+    prompts. Raises UnsupportedModel for an unusable chat template.
     """
     if not has_encoder:
         return _tokenize_inputs(weights, max_tokens, GATE_PASSAGES, PROMPTS)
@@ -152,7 +152,7 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Ga
 
 
 def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
-    """Other texts, which are only read: the gate must not judge by those that a graph was made for.
+    """Tokenize the calibration texts, which are disjoint from the gate's texts.
 
     Raises UnsupportedModel.
     """
@@ -178,12 +178,12 @@ def _tokenize_inputs(
 
 
 def truncate_source(ids: Sequence[int], most: int) -> Tokens:
-    """The first tokens, and the last: it is what a source ends with."""
+    """Truncate to `max_tokens` but keep the last token, the end-of-source token."""
     return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
 
 
 def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """The prompts as the model is to read them, and whether its chat template wrote them."""
+    """Return the prompts as model input, and whether the chat template formatted them."""
     template = read_chat_template(weights)
     if template is None:
         return prompts, False
@@ -197,7 +197,7 @@ def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str
         return tokenizer.apply_chat_template(
             chats, read_chat_template=template, tokenize=False, add_generation_prompt=True
         ), True
-    except Exception as exc:  # a template is a program, and raises what it likes
+    except Exception as exc:  # templates are programs and may raise any exception
         raise UnsupportedModel(
             f"the chat template cannot be used: {first_line(exc)}",
             hint="mend it, or remove it from the checkpoint",

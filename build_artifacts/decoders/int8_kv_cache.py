@@ -1,20 +1,19 @@
-"""Keys and values in int8: a quarter of a row's memory, and of what a step for many rows reads.
+"""KV cache in int8: a quarter of the memory per slot and of the bandwidth per decode step.
 
-Each channel of each head has a scale of its own, fixed by what a few texts leave in memory
-(`int8_scales.py`).
+Each channel of each head has a fixed scale, computed from the KV caches of calibration texts.
 
-ONNX Runtime's attention over such a memory computes each token by itself, with no more threads than
-heads. That is what steps want: a token's result is the same, to the bit, alone, in company, and
-beside its successors, so that drafts can be verified several at a time. For prompts it takes three
-times as long as attention in floats. So a graph gets both, and the input `is_prefill` says which:
+ONNX Runtime's int8 attention computes each token separately, with at most one thread per head. For
+decode steps this makes the result of a token bit-identical alone, in a batch and in front of draft
+tokens, so a step can verify several drafts. For prompts it takes three times as long as float
+attention. The graph therefore contains both branches, and the input `is_prefill` selects one:
 
-    steps:    queries, keys, values -> GroupQueryAttention over the int8 memory
-    prompts:  keys and values are rotated, rounded, written to the memory (TensorScatter), and read
-              back as floats, those before and the new ones -> GroupQueryAttention in floats
+    decode:   query, key, value -> GroupQueryAttention over the int8 cache
+    prefill:  apply RoPE to key and value, round, write to the cache (TensorScatter), dequantize
+              cached and new values -> GroupQueryAttention in float
 
-A prompt's tokens attend to rounded keys and values, those of their own part too, so it does not
-matter how the prompt was cut. Both ways write where past and present are, which is one memory
-(engines/onnx_decoder.py).
+Prompt tokens attend to rounded keys and values, including those of their own chunk. The result
+therefore does not depend on the chunking. Both branches write to the buffer that `past` and
+`present` share (engines/onnx_decoder.py).
 """
 
 from __future__ import annotations
@@ -36,36 +35,32 @@ from build_artifacts.decoders.float_graph import (
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 MAX_INT8 = 127
-_MARGIN = 1.1  # for texts that nobody has seen yet
-_MIN_SCALE = 1e-6  # the scale of channels that are always zero
+_MARGIN = 1.1  # for values larger than those of the calibration texts
+_MIN_SCALE = 1e-6  # scale of channels that are always zero
 
 
 class ChannelScales:
-    """The scales of one memory's channels, by the values that were seen."""
+    """Running scales of the channels of one cache."""
 
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
-        """The first 2 x `pairs` channels are rotated in pairs: halves of them, or neighbours."""
-        self._count_rotated_pairs, self._interleaved = pairs, interleaved
+        """The first 2 x `pairs` channels rotate in pairs: in two halves, or neighbors."""
+        self._pairs, self._interleaved = pairs, interleaved
         self._largest: FloatArray = np.zeros((), np.float32)
 
-    def update(self, observe_kv_cache: FloatArray) -> None:
-        """Take the values of one text into account, [heads, tokens, size]."""
-        sizes = np.abs(observe_kv_cache)
-        rotated = observe_kv_cache[..., : 2 * self._count_rotated_pairs]
-        parted = (
-            (self._count_rotated_pairs, 2) if self._interleaved else (2, self._count_rotated_pairs)
-        )
+    def update(self, cache: FloatArray) -> None:
+        """Include the cache of one text, [heads, tokens, size]."""
+        sizes = np.abs(cache)
+        rotated = cache[..., : 2 * self._pairs]
+        parted = (self._pairs, 2) if self._interleaved else (2, self._pairs)
         by_pair = (*rotated.shape[:-1], *parted)
         axis = -1 if self._interleaved else -2
         lengths = np.linalg.norm(rotated.reshape(by_pair), axis=axis, keepdims=True)
-        sizes[..., : 2 * self._count_rotated_pairs] = np.broadcast_to(lengths, by_pair).reshape(
-            rotated.shape
-        )
+        sizes[..., : 2 * self._pairs] = np.broadcast_to(lengths, by_pair).reshape(rotated.shape)
         self._largest = np.maximum(self._largest, sizes.max(axis=1))
 
     @property
     def table(self) -> FloatArray:
-        """[heads, size]."""
+        """Scales, [heads, size]."""
         scales: FloatArray = np.maximum(self._largest * _MARGIN / MAX_INT8, _MIN_SCALE)
         return scales.astype(np.float32)
 
@@ -73,7 +68,7 @@ class ChannelScales:
 def collect_scales(
     texts: Iterable[Mapping[str, FloatArray]], scales: Mapping[str, ChannelScales]
 ) -> Mapping[str, FloatArray]:
-    """The tables of all memories, by name, once each text was seen in them."""
+    """Return the scales of all caches by name after all texts."""
     for text in texts:
         for name, scale in scales.items():
             scale.update(text[name])
@@ -83,8 +78,8 @@ def collect_scales(
 if TYPE_CHECKING:
     import onnx
 
-_OPSET, _IR_VERSION = 24, 11  # the first with TensorScatter
-# Inputs of the operator, in its order, that both ways of attending know.
+_OPSET, _IR_VERSION = 24, 11  # first opset with TensorScatter
+# Leading inputs of GroupQueryAttention that both branches support.
 _KNOWN_INPUTS = 9
 _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
@@ -92,17 +87,17 @@ _KNOWN_ATTRIBUTES = {
 }
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
-# Of a prompt, which is read by one row at a time: tokens that lie in the row, [1]; those and the
-# ones that are read, a number.
+# Token counts of the one slot that a prefill reads: cached tokens, [1]; cached and new tokens, a
+# scalar.
 _DONE, _ALL = "memory_done", "memory_all"
 _FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
 
 
 def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
-    """Let `graph` keep int8, unless it has attention of other kinds; its weights stay as they are.
+    """Convert the KV cache of `graph` to int8. Weights stay unchanged.
 
-    It must answer texts already, with a memory of floats.
+    `graph` must be a float graph that runs. Graphs with unsupported attention nodes stay unchanged.
     """
     import onnx
 
@@ -121,7 +116,7 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
 
 
 def has_int8_kv_cache(graph: Path) -> bool:
-    """Whether `quantize_kv_cache` has changed a graph."""
+    """Return whether `quantize_kv_cache` converted the graph."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
@@ -129,7 +124,7 @@ def has_int8_kv_cache(graph: Path) -> bool:
 
 
 def _is_supported(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
-    """Whether both ways know all that it reads and is told, and can see what it keeps."""
+    """Return whether both branches support all inputs and attributes of the node."""
     told = {attribute.name for attribute in node.attribute}
     if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
         return False
@@ -141,7 +136,7 @@ def _is_supported(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[
 def _create_scales(
     nodes: Sequence[onnx.NodeProto], tables: Mapping[str, onnx.TensorProto]
 ) -> Mapping[str, ChannelScales]:
-    """For what attention puts out to be kept, by name."""
+    """Create empty scales for the cache outputs of all nodes, by name."""
     scales: dict[str, ChannelScales] = {}
     for node in nodes:
         _, keys, values = node.output
@@ -152,24 +147,23 @@ def _create_scales(
 
 
 def _count_rotated_pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
-    """Pairs of channels that are rotated."""
     return tables[node.input[_COSINES]].dims[-1] if read_int_attribute(node, "do_rotary") else 0
 
 
 class _Int8KvCacheWriter:
-    """One graph on its way to a memory of int8."""
+    """Rewriter of one graph to an int8 KV cache."""
 
     def __init__(self, model: onnx.ModelProto, tables: dict[str, onnx.TensorProto]) -> None:
         self._model = model
         self._graph = model.graph
         self._tables = tables
-        self._lengths = ""  # of any attention: all have the same
-        self._nodes: list[onnx.NodeProto] = []  # of the way that is being written
+        self._lengths = ""  # shared by all attention nodes
+        self._nodes: list[onnx.NodeProto] = []  # of the current branch
 
     def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
-        """Put both ways of attending in the place of one; what they need is called `name`/..
+        """Replace an attention node by an If with both branches. `name` prefixes the new tensors.
 
-        `scales` are those of keys and of values, [heads, size].
+        `scales` belong to the keys and the values, [heads, size].
         """
         import onnx
 
@@ -187,7 +181,7 @@ class _Int8KvCacheWriter:
         self._graph.node.insert(place, chosen)
 
     def finish(self) -> None:
-        """What all of them share, and the types of what goes in and out."""
+        """Add shared constants and set the types of inputs and outputs."""
         import onnx
 
         types = onnx.TensorProto
@@ -216,14 +210,15 @@ class _Int8KvCacheWriter:
         behind = next((i + 1 for i, names in enumerate(made) if self._lengths in names), 0)
         for node in reversed(counting):
             self._graph.node.insert(behind, node)
-        del self._graph.value_info[:]  # those of the memory are wrong now; all are inferred anyway
+        # Recorded cache types are stale; ONNX Runtime infers all types.
+        del self._graph.value_info[:]
         self._model.ir_version = max(self._model.ir_version, _IR_VERSION)
         for opset in self._model.opset_import:
             if not opset.domain:
                 opset.version = max(opset.version, _OPSET)
 
     def _build_prefill_branch(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-        """Attention in floats, over what is in memory and a prompt's next tokens: [1, T, ..]."""
+        """Build float attention over the cache and the new tokens of a prompt, [1, T, ..]."""
         self._nodes = []
         heads, size = self._tables[f"{name}/key_steps"].dims
         pairs = _count_rotated_pairs(node, self._tables)
@@ -252,7 +247,7 @@ class _Int8KvCacheWriter:
         return _subgraph(f"{name}/prefill", self._nodes, [out, kept_keys, kept_values])
 
     def _split_inputs(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
-        """Queries, keys and values, which may come side by side."""
+        """Return query, key and value; split a packed input."""
         if node.input[_KEY]:
             return list(node.input[_QUERY : _KEY + 2])
         counts = [
@@ -264,7 +259,7 @@ class _Int8KvCacheWriter:
         return parts
 
     def _apply_rope(self, node: onnx.NodeProto, value: str, heads: int, partial: int) -> str:
-        """Queries or keys, [1, T, heads x size], turned by their positions; 0: all of each head."""
+        """Apply RoPE to queries or keys, [1, T, heads x size]. `partial` 0 rotates whole heads."""
         turned = f"{value}/turned"
         self._op(
             "RotaryEmbedding",
@@ -278,10 +273,10 @@ class _Int8KvCacheWriter:
         return turned
 
     def _write_kv(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
-        """Round what is new, [1, T, heads x size], and write it to the memory.
+        """Round new values, [1, T, heads x size], and write them to the cache.
 
-        Returns it as the memory has it, in floats; what was there before, [1, heads, done, size];
-        and the memory.
+        Returns the rounded values in float; the dequantized earlier values, [1, heads, done, size];
+        and the updated cache.
         """
         import onnx
 
@@ -321,7 +316,7 @@ class _Int8KvCacheWriter:
 
 
 def _build_decode_branch(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """The operator as it was, over a memory of int8."""
+    """Build the original operator over an int8 cache."""
     import onnx
 
     outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KV_NAMES)]
@@ -335,7 +330,7 @@ def _build_decode_branch(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
 def _subgraph(
     name: str, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> onnx.GraphProto:
-    """A way to attend: floats, and both sides of the memory."""
+    """Build a branch with outputs in float, int8 and int8: attention and both caches."""
     import onnx
 
     types = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.INT8)

@@ -1,7 +1,7 @@
-"""A decoder's graph learns to answer only from one token on.
+"""Rewrite of a decoder graph that computes logits only from a given token on.
 
-Of a prompt of a thousand tokens only the last one's logits are wanted. Those of the others are
-most of the memory of a pass, and for a small model most of its time.
+A prefill needs the logits of its last token only. The logits of a thousand tokens take most of the
+memory of a forward pass and, for a small model, most of its time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ GRAPH_NAME = "model.onnx"
 WEIGHTS_NAME = "model.onnx.data"
 _LOGITS = "logits"
 _HEAD_OPERATORS = ("MatMul", "MatMulNBits", "Gemm")
-# What some architectures do to the logits, each one by itself.
+# Elementwise operators that some architectures apply to the logits.
 _ELEMENTWISE = ("Add", "Cast", "Div", "Mul", "Tanh")
 _TO_THE_END = 2**62
 _TOKENS_AXIS = 1
 
 
 def slice_logits(graph: Path, architecture: str) -> None:
-    """Give `graph` the input `logits_from`, [1]: the first token whose logits are wanted.
+    """Give `graph` the input `logits_from`, [1]: the first token to compute logits for.
 
-    What the head reads is sliced, so that the head is computed for those tokens only; with 0 the
-    graph computes what it did before. Weights beside the graph are not touched. Raises
-    UnsupportedModel for a graph that the server could not feed.
+    A Slice in front of the head limits the head to these tokens; 0 keeps all. Weight files stay
+    untouched. Raises UnsupportedModel for a graph that the server cannot feed.
     """
     import onnx
 
@@ -75,7 +74,7 @@ def _check_inputs(model: onnx.ModelProto, architecture: str) -> None:
 
 
 def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
-    """The product that gives the logits, however they are scaled afterwards."""
+    """Find the product that computes the logits, before elementwise operators."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in _walk_back(makers, _LOGITS):
         if node.op_type in _HEAD_OPERATORS:
@@ -89,7 +88,7 @@ def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
 
 
 def _walk_back(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
-    """The nodes that lead to the value `name`, the nearest first, by the input that is computed."""
+    """Yield the producers of `name`, nearest first, along the first computed input."""
     while name in makers and makers[name].op_type != "Constant":
         node = makers[name]
         yield node
@@ -98,8 +97,8 @@ def _walk_back(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.No
 
 
 def _rename_logits_dimension(model: onnx.ModelProto) -> None:
-    """The logits are no longer as many as the tokens."""
+    """Give the token axis of the logits a name of its own."""
     (logits,) = (value for value in model.graph.output if value.name == _LOGITS)
     logits.type.tensor_type.shape.dim[_TOKENS_AXIS].dim_param = "logits_length"
-    # Recorded shapes between the head and the output are wrong now; they are inferred afresh.
+    # Recorded shapes behind the slice are stale; ONNX Runtime infers all shapes.
     del model.graph.value_info[:]

@@ -1,20 +1,19 @@
-"""int8 products in which no token depends on another: decoders for the CPU.
+"""int8 MatMuls with one scale per token, for decoders on CPUs.
 
-ONNX Runtime quantises activations for a whole tensor, so what one request computes would depend on
-the others in its batch; and its blockwise int4 products, which look at each row by itself, need
-twice the time of int8 ones for several rows and three times for a prompt. Here a row is divided by
-its largest value, rounded to int8, multiplied by int8 weights with a scale for each column, and
-scaled back: integer sums are exact, so a row's result is the same in any company.
+ONNX Runtime's dynamic quantization uses one scale per tensor, so an output would depend on the
+other requests in the batch. Its blockwise int4 MatMuls are batch invariant, but take twice the time
+of int8 for several rows and three times for a prompt. This rewrite divides each row by its largest
+value, rounds to int8, multiplies by int8 weights with one scale per column, and scales back.
+Integer sums are exact, so each row is batch invariant.
 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
-Where texts were read before, and all their rows are about as large, one scale is fixed for all:
-four small operators less, beside a product that takes little longer than they do. `smoothing.py`
-makes values so.
+With calibration texts, activations whose rows have similar sizes get one static scale. This saves
+four small operators per MatMul. `smoothquant.py` makes activations suitable.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 
-The word table, when a graph gathers from one, becomes int8 with a scale for each word.
+An embedding table that the graph gathers from becomes int8 with one scale per row.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ if TYPE_CHECKING:
     import onnx
 
 _MAX_INT8 = 127
-_ZERO_POINT = 128  # int8 as ONNX Runtime's kernels want it on the left: uint8, shifted
+_ZERO_POINT = 128  # uint8 zero point: ONNX Runtime's kernels take shifted int8 activations
 _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
-# Smaller tables than this many values are left alone: there is nothing to gain.
+# Smaller tensors stay float: quantization saves nothing.
 _MIN_QUANTIZED_VALUES = 1 << 12
-_MARGIN = 1.1  # of a fixed scale, for texts that nobody has seen yet
-# Of a row's size, what rounding with a fixed scale may add; a scale of its own adds 0.01 to 0.03.
+_MARGIN = 1.1  # of a static scale, for values larger than those of the calibration texts
+# Maximum rounding noise of a static scale, relative to the row. A dynamic scale adds 0.01 to 0.03.
 _MAX_NOISE = 0.05
 
 
 def quantize_per_token(
     graph: Path, into: Path, calibration: CalibrationTexts | None = None
 ) -> None:
-    """Write an int8 copy of `graph` to `into`, in another directory; its weights beside it.
+    """Write an int8 copy of `graph` to `into` in another directory, with its weights next to it.
 
-    With a calibration the graph reads its texts first, and is made easier to round.
+    With `calibration` the rewrite smooths activations and uses static scales.
     """
     import onnx
 
-    # Before the weights are loaded: large ones must not be in memory twice.
+    # Calibrate before loading the weights, so that memory holds them only once.
     observed = calibration.observe(graph, _find_activations(graph)) if calibration else {}
     model = onnx.load(graph)
     rewriter = _PerTokenRewriter(model)
@@ -69,7 +68,7 @@ def quantize_per_token(
 
 
 def _find_activations(graph: Path) -> list[str]:
-    """The values that the products read which are going to be int8."""
+    """List the activations of all MatMuls to quantize."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
@@ -79,21 +78,21 @@ def _find_activations(graph: Path) -> list[str]:
 
 
 def _is_large_matrix(table: onnx.TensorProto) -> bool:
-    """Whether it is a matrix of floats, and not a small one."""
+    """Return whether the tensor is a float matrix of at least _MIN_QUANTIZED_VALUES."""
     is_matrix = len(table.dims) == 2 and table.data_type == table.FLOAT
     return is_matrix and int(np.prod(table.dims)) >= _MIN_QUANTIZED_VALUES
 
 
 class _QuantizedRows(NamedTuple):
-    """Rows in int8, by the names of the values."""
+    """Names of the values of a quantized activation."""
 
     values: str
-    step: str  # what a unit of them stands for
-    scales: str | None = None  # [.., 1]: each row is as many times as large; None: all as they are
+    step: str  # step size
+    scales: str | None = None  # [.., 1], factor per row; None with a static scale
 
 
 class _PerTokenRewriter:
-    """One graph on its way to int8."""
+    """Rewriter of one graph to int8."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
@@ -101,13 +100,13 @@ class _PerTokenRewriter:
         self._tables = {table.name: table for table in model.graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
-        self._static_scales: dict[str, np.float32] = {}  # input -> the scale of all its rows
-        self._quantized_rows: dict[str, _QuantizedRows] = {}  # by input
+        self._static_scales: dict[str, np.float32] = {}  # static scale by activation
+        self._quantized_rows: dict[str, _QuantizedRows] = {}  # by activation
         if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
     def calibrate(self, observed: Mapping[str, FloatArray]) -> None:
-        """Even out the values that were seen, [tokens, K], and fix the scales of some."""
+        """Smooth the observed activations, [tokens, K], and fix static scales."""
         graph = FloatGraph(self._model)
         for value, rows in observed.items():
             scale = compute_static_scale(smooth_activations(graph, value, rows))
@@ -137,7 +136,7 @@ class _PerTokenRewriter:
         self._graph.initializer.extend([*kept, *self._added.values()])
 
     def _read_large_matrix(self, name: str) -> FloatArray | None:
-        """A table that is worth quantising."""
+        """Return a matrix to quantize, None for other tensors."""
         import onnx
 
         table = self._tables.get(name)
@@ -147,7 +146,7 @@ class _PerTokenRewriter:
         return weights
 
     def _transpose(self, node: onnx.NodeProto) -> None:
-        """A word table that is kept as the turned weights of the head, now a table of its own."""
+        """Store the transposed embedding table, which is the weight of the head, as a tensor."""
         import onnx
 
         turned = onnx.numpy_helper.to_array(self._tables[node.input[0]]).T
@@ -168,7 +167,7 @@ class _PerTokenRewriter:
             self._node("Mul", [product, rows.scales], output)
 
     def _quantize_rows(self, value: str) -> _QuantizedRows:
-        """What products of `value` read; made once for all of them."""
+        """Quantize an activation once for all its consumers."""
         if value not in self._quantized_rows:
             is_fixed = value in self._static_scales
             self._quantized_rows[value] = (
@@ -186,7 +185,7 @@ class _PerTokenRewriter:
         sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
         self._node("Abs", [value], sizes)
         self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
-        # A row of zeros gives NaN here, some integers next, and zeros when it is scaled back.
+        # A row of zeros gives NaN here, arbitrary integers next, and zeros after scaling back.
         self._node("Div", [value, scales], shares)
         self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
         return _QuantizedRows(f"{value}_int8", _STEP, scales)
@@ -235,9 +234,9 @@ def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
 
 
 def compute_static_scale(rows: FloatArray) -> np.float32 | None:
-    """One scale for all rows like these, [N, K]; None where most would be too coarse with it.
+    """Return one scale for all rows [N, K]; None when it is too coarse for most of them.
 
-    Rounding to steps of `scale` adds noise of scale / sqrt(12) to each value.
+    Rounding to steps of `scale` adds noise of scale / sqrt(12) per value.
     """
     scale = _MARGIN * np.abs(rows).max() / _MAX_INT8
     sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))

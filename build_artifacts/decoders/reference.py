@@ -1,4 +1,4 @@
-"""The original: what the checkpoint in fp32 torch says to the passages and the prompts."""
+"""Outputs of the fp32 torch model on the gate inputs, which candidates are compared with."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DecoderReference:
-    """What the original answered; kept in `directory`, for logits are as large as the vocabulary.
+    """Logits and answers of the reference model.
 
-    It read `texts`: the passages, and each prompt with its own answer. `logits` is [N, V] over the
-    N tokens of all texts, end to end. With an encoder passages are prompts too, and a text is what
-    the decoder reads: the start token, and the answer without its last.
+    The model reads `texts`: the passages, and each prompt followed by its answer. `logits` is [N,
+    V] over the N tokens of all texts and stays on disk. For an encoder-decoder model a text is the
+    decoder input: the start token and the answer without its last token.
     """
 
     gate_inputs: GateInputs
-    answers: tuple[Tokens, ...]  # to the prompts, with the end token where one came
+    answers: tuple[Tokens, ...]  # per prompt, with its end token if the model generated one
     logits: FloatArray
-    decoder_start_token_id: int | None = None  # of a model with an encoder
+    decoder_start_token_id: int | None = None  # encoder-decoder models only
 
     @classmethod
     def read(cls, directory: Path, generation_config: GenerationConfig) -> DecoderReference:
-        """What `write_reference` wrote."""
+        """Read the files of `write_reference`."""
         with np.load(directory / _INPUTS_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_split_texts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
@@ -61,24 +61,23 @@ class DecoderReference:
 
     @cached_property
     def texts(self) -> tuple[Tokens, ...]:
-        """What was read."""
         return _join_texts(self.gate_inputs, self.answers, self.decoder_start_token_id)
 
     @cached_property
     def sources(self) -> tuple[Tokens, ...]:
-        """What an encoder reads for each text; empty without one."""
+        """Encoder inputs, one per text; empty for decoder-only models."""
         return () if self.decoder_start_token_id is None else self.gate_inputs.prompts
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where the tokens of each text begin among all."""
+        """Index of the first token of each text among all tokens."""
         return (0, *accumulate(map(len, self.texts)))[:-1]
 
     @cached_property
     def next_token_ids(self) -> NDArray[np.int64]:
-        """[N], the token that comes next; -1 after the last of a text, and outside of passages.
+        """Target token per position, [N]; -1 after the last token of a passage and in prompts.
 
-        With an encoder it is the answer's own, after every token.
+        For an encoder-decoder model, the tokens of the answers.
         """
         if self.decoder_start_token_id is not None:
             return np.array([token for answer in self.answers for token in answer])
@@ -88,29 +87,27 @@ class DecoderReference:
 
     @cached_property
     def summary(self) -> LogitSummary:
-        """Its own logits, summed up."""
         rows = range(0, len(self.logits), _SUMMARY_ROWS)
         parts = [summarize_logits(self.logits[row : row + _SUMMARY_ROWS]) for row in rows]
         return LogitSummary(*map(np.concatenate, zip(*parts, strict=True)))
 
     def perplexity(self) -> float:
-        """Of the passages."""
+        """Return the perplexity of the positions with a target token."""
         places = np.flatnonzero(self.next_token_ids >= 0)
         taken = self.logits[places, self.next_token_ids[places]]
         return perplexity(self.summary.log_totals[places] - taken)
 
 
 class LogitSummary(NamedTuple):
-    """Rows of logits [n, V] in a few numbers each, [n]."""
+    """Statistics of n rows of logits, [n] each."""
 
-    choices: NDArray[np.int64]  # the likeliest token
-    gaps: NDArray[np.float64]  # probability between the two likeliest
-    log_totals: NDArray[np.float64]  # logarithm of the sum of the exponentials
-    squares: NDArray[np.float64]  # of all logits, summed
+    choices: NDArray[np.int64]  # most likely token
+    gaps: NDArray[np.float64]  # probability margin of the most likely token over the second
+    log_totals: NDArray[np.float64]  # log of the sum of exponentials
+    squares: NDArray[np.float64]  # sum of squared logits
 
 
 def summarize_logits(logits: FloatArray) -> LogitSummary:
-    """What rows of logits come to."""
     best = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64)
     shares = np.exp(logits - best[:, 1:].astype(np.float32)).sum(axis=1, dtype=np.float64)
     return LogitSummary(
@@ -122,7 +119,7 @@ def summarize_logits(logits: FloatArray) -> LogitSummary:
 
 
 def perplexity(negative_log_likelihoods: NDArray[np.float64]) -> float:
-    """From negative log-likelihoods; of nothing at all it is 1."""
+    """Return the perplexity; 1 for an empty array."""
     return (
         float(np.exp(min(negative_log_likelihoods.mean(), 700.0)))
         if len(negative_log_likelihoods)
@@ -153,7 +150,7 @@ def _join_texts(
 
 
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
-    """Ask the checkpoint in `weights`, and keep what it answers in `into`.
+    """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
     Raises UnsupportedModel.
     """
@@ -181,7 +178,7 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
             hint="the checkpoint is damaged: download or save it again",
         )
     logits.flush()
-    kept: dict[str, Any] = {}  # untyped, or it would be taken for the other arguments of savez
+    kept: dict[str, Any] = {}  # Any: mypy would match typed values with other parameters of savez
     for name, parts in zip(_PARTS, (*gate_inputs, answers), strict=True):
         kept[name] = np.array([token for part in parts for token in part], dtype=np.int64)
         kept[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -211,7 +208,7 @@ def _write_logits(
 def _generate_answers(
     model: TorchModel, prompts: Sequence[Tokens], generation_config: GenerationConfig, most: int
 ) -> tuple[Tokens, ...]:
-    """The likeliest token each time, up to an end token, which is part of the answer."""
+    """Generate greedily, up to and including an end token."""
     import torch
     from transformers import GenerationConfig
 
@@ -221,13 +218,13 @@ def _generate_answers(
     mask = torch.zeros_like(ids)
     decoder_start_token_id = _decoder_start_token_id(generation_config)
     for row, prompt in enumerate(prompts):
-        # An encoder's padding is behind; a decoder's before, because answers follow.
+        # Encoders take padding on the right; decoders on the left, in front of the answer.
         place = (
             slice(len(prompt)) if decoder_start_token_id is not None else slice(-len(prompt), None)
         )
         ids[row, place] = torch.tensor(prompt)
         mask[row, place] = 1
-    # The checkpoint's own settings may draw at random or punish repetition.
+    # Replace the checkpoint's settings, which may enable sampling or penalties.
     model.generation_config = GenerationConfig(
         max_new_tokens=most,
         do_sample=False,
@@ -242,6 +239,6 @@ def _generate_answers(
 
 
 def truncate_at_eos(tokens: Sequence[int], eos_token_ids: Sequence[int]) -> Tokens:
-    """The tokens up to the first end token, and with it."""
+    """Return the tokens up to and including the first end token."""
     ends = (place for place, token in enumerate(tokens) if token in eos_token_ids)
     return tuple(tokens[: next(ends, len(tokens)) + 1])

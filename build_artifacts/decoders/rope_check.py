@@ -1,7 +1,7 @@
-"""Are the rotations in the model builder's graph those that transformers computes?
+"""Comparison of the RoPE tables in a graph with those of transformers.
 
-The builder knows some types of rotations differently, or not at all. Short texts hardly show it,
-and those that the gate reads are short; what a user loses is the far end of a long context.
+The model builder implements some RoPE types differently or not at all. The gate's short texts do
+not reveal this; the error appears at the end of a long context.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from build_artifacts.errors import UnsupportedModel
 if TYPE_CHECKING:
     import onnx
 
-# Cosine and sine per position and pair of values, [P, D/2] each.
+# Cosines and sines per position and channel pair, [P, D/2] each.
 _Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
-# Measured up to position 131,071 with fifteen configs of eleven architectures: in fp32 the tables
-# are those of transformers bit for bit, in fp16 they are up to 2.4e-4 off. Wrong ones were off by
-# 0.015 among the first 128 positions already.
+# Measured up to position 131,071 with fifteen configs of eleven architectures. fp32 tables equal
+# those of transformers bit for bit, fp16 tables differ by up to 2.4e-4. Wrong tables differ by
+# 0.015 within the first 128 positions.
 _TOLERANCE = 1e-3
-# Angles are products in fp32, which whoever multiplies in another order rounds differently.
+# Angles are fp32 products; another order of multiplication rounds differently.
 _ANGLE_ROUNDING = 2.0**-22  # per position
 _DENSE_POSITIONS, _SPARSE_POSITIONS = (
     256,
     256,
-)  # positions: all of the first, and so many between them and the last
+)  # positions to check: the first 256, and 256 up to the last
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
-# Where the builder knows it, the graph chooses between two tables, neither of which is stored as
-# such; `check_decoder` keeps texts to the shorter one's.
+# For this type the graph computes its table from two others. `check_decoder` limits texts to the
+# range of the shorter one.
 _SWITCHING_TYPE = "longrope"
 
 
 class _RopeLayer(NamedTuple):
-    """What one attention of the graph rotates by: the names of its tables."""
+    """RoPE table names of one attention node."""
 
     number: int
     cosines: str
@@ -49,10 +49,9 @@ class _RopeLayer(NamedTuple):
 
 
 def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:
-    """Hold the tables of `graph` against the rotations of the checkpoint in `weights`.
+    """Compare the RoPE tables of `graph` with those of the checkpoint in `weights`.
 
-    Raises UnsupportedModel, naming type and architecture, where they differ at any position that
-    the model may read.
+    Raises UnsupportedModel when they differ at any position below `max_tokens`.
     """
     import onnx
 
@@ -82,43 +81,43 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
 
 
 class _ReferenceRope:
-    """The rotations of a checkpoint by transformers' own module, which has no weights."""
+    """RoPE of a checkpoint, computed by transformers' module, which has no weights."""
 
     def __init__(self, weights: Path) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-        with torch.device("meta"):  # only to learn which module is the model's
+        with torch.device("meta"):  # meta device: only the type of the module is needed
             base = AutoModelForCausalLM.from_config(config).base_model
         self._config: TransformersConfig = base.config
         self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
         self._by_kind = "layer_type" in signature(self._module.forward).parameters
 
     def kind(self, layer: int) -> str | None:
-        """What tells the rotations of a layer from those of others; None where all are alike."""
+        """Return the layer type that selects the RoPE parameters; None when all layers share them."""
         return str(self._config.layer_types[layer]) if self._by_kind else None
 
     def rope_type(self, kind: str | None) -> str:
-        """The rope type of such layers, as configs name it."""
+        """Return the `rope_type` of the config."""
         said: Mapping[str, Any] = getattr(self._config, "rope_parameters", None) or {}
         own = said if kind is None else said.get(kind) or {}
         return str(own.get("rope_type", "default"))
 
     def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _Tables:
-        """Cosines and sines at the positions `positions` [P]."""
+        """Return cosines and sines at `positions` [P]."""
         import torch
 
         how = {} if kind is None else {"layer_type": kind}
         with torch.inference_mode():
-            compute_tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
-        # transformers repeats the pairs, for both halves of a head.
-        cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in compute_tables)
+            tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
+        # transformers repeats the pairs for both halves of a head.
+        cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
         return cosines, sines
 
 
 def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
-    """Those that rotate; some architectures have layers that do not."""
+    """Yield the attention layers that use RoPE."""
     attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     for number, node in enumerate(attentions):
         names = list(node.input)
@@ -129,7 +128,7 @@ def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
 def _read_tables(
     found: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
 ) -> _Tables | None:
-    """The tables of a layer; None where they are not simply stored."""
+    """Return the tables of a layer; None when the graph computes them."""
     from onnx import numpy_helper
 
     if layer.cosines not in found or layer.sines not in found:
@@ -142,7 +141,7 @@ def _read_tables(
 
 
 def _sample_positions(most_tokens: int) -> NDArray[np.int64]:
-    """Positions from the first to the last, ever further apart."""
+    """Return the first positions densely and later ones at growing distances."""
     last = most_tokens - 1
     spread = np.geomspace(1, max(last, 1), _SPARSE_POSITIONS).round().astype(np.int64)
     every = np.concatenate([np.arange(_DENSE_POSITIONS), spread])
@@ -150,11 +149,11 @@ def _sample_positions(most_tokens: int) -> NDArray[np.int64]:
 
 
 def _are_close(made: _Tables, due: _Tables, positions: NDArray[np.int64]) -> bool:
-    """Whether whole tables have, at `positions` [P], what is due there."""
+    """Return whether the tables equal `expected` at `positions` [P], within the tolerance."""
     allowed = _TOLERANCE + positions[:, None] * _ANGLE_ROUNDING
     for table, expected in zip(made, due, strict=True):
         if len(table) <= positions[-1] or table.shape[1] != expected.shape[1]:
             return False
-        if not (np.abs(table[positions] - expected) <= allowed).all():  # which NaN is not either
+        if not (np.abs(table[positions] - expected) <= allowed).all():  # also false for NaN
             return False
     return True

@@ -1,7 +1,7 @@
-"""A checkpoint becomes a torch program that reads and writes rows of memory where they lie.
+"""Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-transformers' own model over rows (deployments/engines/transformers_kv.py) is traced. What the
-program reads and answers is told in deployments/engines/torch_decoder.py.
+Both use transformers' model with an external KV cache (deployments/engines/transformers_kv.py).
+deployments/engines/torch_decoder.py describes inputs and outputs of the program.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("int8", "nf4"), "float16"),
 }
-_MAX_SHARD_SIZE = "1000TB"  # a file of more is two
+_MAX_SHARD_SIZE = "1000TB"  # keeps all weights in one file
 
 
 def export_checkpoint(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
 ) -> None:
-    """Write the checkpoint in `weights` to the directory `into`. Raises UnsupportedModel."""
+    """Write the checkpoint in `weights`, converted to the recipe's precision, to `into`.
+
+    Raises UnsupportedModel.
+    """
     check_recipe(metadata, recipe, _DTYPES)
     if (
         recipe.run.tensor_parallel_size > 1
@@ -52,7 +55,7 @@ def export_checkpoint(
 def _check_tensor_parallel(
     model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int
 ) -> None:
-    """Each GPU must get its share of the heads, or it would have no room for what it computes."""
+    """Reject a model whose KV heads transformers cannot split evenly over the GPUs."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
     heads = metadata.required_generation_config.kv_heads
@@ -72,13 +75,13 @@ def _check_tensor_parallel(
 
 
 def _build_quantization_config(precision: Precision) -> Any:
-    """What transformers is told to round weights by; None: they are not."""
+    """Return the quantization config for transformers; None without quantization."""
     import torch
     from transformers import BitsAndBytesConfig
 
     if precision == "int8":
-        # Without outliers apart: which columns those are depends on all rows of a step, and so
-        # would an answer on its company. Where they matter the gate is missed.
+        # Threshold 0 disables outlier columns: their selection depends on all rows of a batch, so
+        # outputs would not be batch invariant. The gate rejects models that need them.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     if precision == "nf4":
         return BitsAndBytesConfig(
@@ -92,14 +95,17 @@ if TYPE_CHECKING:
 
 _GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16"}
 _MAX_SLOTS = 4_096
-# An example of which no two sides are equal, or they would be taken for the same.
+# Distinct sizes: the tracer treats equal sizes as one dimension.
 _EXAMPLE_SLOTS, _EXAMPLE_TOKENS, _EXAMPLE_LOGITS, _EXAMPLE_CAPACITY = 2, 5, 3, 11
 
 
 def export_program(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, path: Path
 ) -> None:
-    """Write the program of the checkpoint in `weights` to `path`. Raises UnsupportedModel."""
+    """Write the traced program of the checkpoint in `weights` to `path`.
+
+    Raises UnsupportedModel.
+    """
     check_recipe(metadata, recipe, _GRAPH_DTYPES)
     if recipe.run.tensor_parallel_size > 1 or recipe.run.kv_offload:
         raise UnsupportedModel(
@@ -116,7 +122,7 @@ def export_program(
 def check_recipe(
     metadata: CheckpointMetadata, recipe: DecoderRecipe, supported: Collection[str]
 ) -> None:
-    """Raise UnsupportedModel for what no model through torch can be, of `supported` precisions."""
+    """Raise UnsupportedModel unless torch engines support the recipe and the model type."""
     if metadata.required_generation_config.encoder_decoder is not None:
         raise UnsupportedModel(
             f"{recipe.engine} does not run models with an encoder ({recipe.name})",
@@ -131,7 +137,7 @@ def check_recipe(
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for one that cannot be run over rows."""
+    """Raise UnsupportedModel for a model that cannot use an external KV cache."""
     if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         raise UnsupportedModel(
             f"rotations of `{metadata.architecture}` change with the length of a text, and rows of "
@@ -188,6 +194,6 @@ def _trace(
         (),
         example,
         dynamic_shapes=shapes,
-        # Sizes at which a tensor happens to lie differently are no reason to refuse others.
+        # Otherwise strides at particular sizes would restrict the allowed sizes.
         prefer_deferred_runtime_asserts_over_guards=True,
     )

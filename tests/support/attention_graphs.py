@@ -81,9 +81,9 @@ def unrotated(graph: onnx.GraphProto) -> None:
     """Positions come from elsewhere, as with a GPT-2 (here from nowhere)."""
     for node in attentions(graph):
         del node.input[7:]
-        observe_kv_cache = [each for each in node.attribute if each.name != "do_rotary"]
+        attributes = [each for each in node.attribute if each.name != "do_rotary"]
         del node.attribute[:]
-        node.attribute.extend(observe_kv_cache)
+        node.attribute.extend(attributes)
     for table in list(graph.initializer):
         if table.name in ("cos_cache", "sin_cache"):
             graph.initializer.remove(table)

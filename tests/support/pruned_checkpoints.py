@@ -96,9 +96,9 @@ def layer(model: Model, index: int) -> Layer:
     return Layer(*(modules[path] for path in paths))
 
 
-def zero_rows(linear: Any, ffn_channels: Iterable[int]) -> None:
+def zero_rows(linear: Any, outputs: Iterable[int]) -> None:
     """Cut these outputs of `linear` off from its inputs; their biases stay."""
-    linear.weight.data[list(ffn_channels)] = 0
+    linear.weight.data[list(outputs)] = 0
 
 
 def zero_columns(linear: Any, columns: Iterable[int]) -> None:
@@ -164,8 +164,8 @@ def answers(model: Model) -> NDArray[np.float32]:
         alone = model(input_ids=torch.from_numpy(ids[:1]))[0]
     if together.dim() == 3:
         together = together[torch.from_numpy(mask).bool()]
-    ffn_channels = torch.cat([together.flatten(), alone.flatten()])
-    return np.asarray(ffn_channels.float().numpy())
+    outputs = torch.cat([together.flatten(), alone.flatten()])
+    return np.asarray(outputs.float().numpy())
 
 
 def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -197,6 +197,6 @@ def graph_answers(graph: Path) -> NDArray[np.float32]:
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     ids, mask = padded_batch()
-    ffn_channels = session.run(None, {"input_ids": ids, "attention_mask": mask})[0][mask == 1]
+    outputs = session.run(None, {"input_ids": ids, "attention_mask": mask})[0][mask == 1]
     alone = session.run(None, {"input_ids": ids[:1], "attention_mask": mask[:1]})[0]
-    return np.concatenate([ffn_channels.ravel(), np.asarray(alone).ravel()])
+    return np.concatenate([outputs.ravel(), np.asarray(alone).ravel()])

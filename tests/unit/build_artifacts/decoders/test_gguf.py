@@ -73,9 +73,9 @@ def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
         metadata.generation_config.kv_heads,
         metadata.generation_config.head_dim,
     ) == (2, 2, 16)
-    summary = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    original = Tokenizer.from_file(str(llama / "tokenizer.json"))
     text = "<|im_start|>the thing: ünder 1+1<|im_end|>"
-    assert tokenizer.encode(text).ids == summary.encode(text).ids
+    assert tokenizer.encode(text).ids == original.encode(text).ids
 
 
 def test_a_file_of_a_hub_model_is_fetched_alone(tmp_path: Path, file: Path) -> None:

@@ -34,7 +34,7 @@ FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # an answer
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
-def observe_kv_cache(
+def converted_graph(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A graph that keeps int8, its weights as they come and rounded."""
@@ -48,8 +48,8 @@ def observe_kv_cache(
 
 
 @pytest.fixture
-def decoder(observe_kv_cache: Path) -> Iterator[OnnxDecoder]:
-    decoder = opened(observe_kv_cache)
+def decoder(converted_graph: Path) -> Iterator[OnnxDecoder]:
+    decoder = opened(converted_graph)
     yield decoder
     decoder.close()
 
@@ -121,8 +121,8 @@ def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
     return arrays
 
 
-def test_the_memory_is_int8_and_an_input_says_which_way(observe_kv_cache: Path) -> None:
-    graph = onnx.load(observe_kv_cache, load_external_data=False).graph
+def test_the_memory_is_int8_and_an_input_says_which_way(converted_graph: Path) -> None:
+    graph = onnx.load(converted_graph, load_external_data=False).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     memory = {name for name in types if name.startswith(("past_key_values.", "present."))}
     assert len(memory) == 8
@@ -216,8 +216,8 @@ def test_several_tokens_are_verified_as_single_ones_are_read(
         decoder.prefill(row, prompt, 0)
         together = decoder.verify(row, FOLLOWING[:count], len(prompt))
         np.testing.assert_array_equal(together, singly[:count])
-    for array, observe_kv_cache in zip(decoder.memory.arrays, due, strict=True):
-        np.testing.assert_array_equal(array[row], observe_kv_cache)
+    for array, expected in zip(decoder.memory.arrays, due, strict=True):
+        np.testing.assert_array_equal(array[row], expected)
 
 
 def test_what_was_drafted_in_vain_is_written_over(decoder: OnnxDecoder) -> None:

@@ -58,8 +58,8 @@ def tables_of(module: Any, layer_type: str | None = None) -> Tables:
     """What a module of transformers gives at all positions, without the second half."""
     how = {} if layer_type is None else {"layer_type": layer_type}
     with torch.inference_mode():
-        compute_tables = module(torch.zeros(1), torch.arange(POSITIONS)[None], **how)
-    cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in compute_tables)
+        tables = module(torch.zeros(1), torch.arange(POSITIONS)[None], **how)
+    cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
     return cosines, sines
 
 
@@ -71,13 +71,13 @@ def write_checkpoint(directory: Path, config: PretrainedConfig) -> Path:
 def write_graph(
     path: Path,
     layers: list[str | None],
-    compute_tables: Mapping[str, Tables],
+    tables: Mapping[str, Tables],
     dtype: type = np.float32,
 ) -> Path:
     """A graph of nothing but attentions, each with the tables of that name, or without."""
     stored = {
         f"{part}_{name}": table.astype(dtype)
-        for name, both in compute_tables.items()
+        for name, both in tables.items()
         for part, table in zip(("cos", "sin"), both, strict=True)
     }
     nodes = [
@@ -106,15 +106,15 @@ def test_tables_of_transformers_own_pass(
 ) -> None:
     config = llama(rope)
     weights = write_checkpoint(tmp_path, config)
-    compute_tables = {"all": tables_of(LlamaRotaryEmbedding(config))}
-    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], compute_tables, dtype)
+    tables = {"all": tables_of(LlamaRotaryEmbedding(config))}
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables, dtype)
     check_rope(graph, weights, build_metadata())
 
 
 @pytest.mark.parametrize("rope_type", ["yarn", "linear", "longrope"])
 def test_a_type_that_the_graph_ignores_is_refused_by_name(tmp_path: Path, rope_type: str) -> None:
-    compute_tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
-    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], compute_tables)
+    tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
     factors = {f"{length}_factor": [2.0] * (HEAD // 2) for length in ("short", "long")}
     weights = write_checkpoint(tmp_path, llama(YARN | factors | {"rope_type": rope_type}))
     with pytest.raises(UnsupportedModel, match=rf"`TinyForCausalLM` .* type is `{rope_type}`"):
@@ -145,9 +145,9 @@ def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None
 
 def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
     config = PhiConfig(**SIZES | {"num_key_value_heads": 2}, partial_rotary_factor=0.5)
-    compute_tables = {"all": tables_of(PhiRotaryEmbedding(config))}
-    assert compute_tables["all"][0].shape == (POSITIONS, HEAD // 4)
-    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], compute_tables)
+    tables = {"all": tables_of(PhiRotaryEmbedding(config))}
+    assert tables["all"][0].shape == (POSITIONS, HEAD // 4)
+    graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
     check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 
@@ -155,19 +155,19 @@ def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(**SIZES, head_dim=HEAD, layer_types=kinds)
     module = Gemma3RotaryEmbedding(config)
-    compute_tables = {kind: tables_of(module, kind) for kind in kinds}
+    tables = {kind: tables_of(module, kind) for kind in kinds}
     weights = write_checkpoint(tmp_path, config)
-    right = write_graph(tmp_path / "right.onnx", [*kinds], compute_tables)
+    right = write_graph(tmp_path / "right.onnx", [*kinds], tables)
     check_rope(right, weights, build_metadata())
-    wrong = write_graph(tmp_path / "wrong.onnx", [kinds[1], kinds[1]], compute_tables)
+    wrong = write_graph(tmp_path / "wrong.onnx", [kinds[1], kinds[1]], tables)
     with pytest.raises(UnsupportedModel):
         check_rope(wrong, weights, build_metadata())
 
 
 def test_a_layer_without_rotations_is_left_alone(tmp_path: Path) -> None:
     config = SmolLM3Config(**SIZES, no_rope_layers=[0, 1], rope_parameters=dict(DEFAULT))
-    compute_tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
-    graph = write_graph(tmp_path / "model.onnx", [None, "all"], compute_tables)
+    tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
+    graph = write_graph(tmp_path / "model.onnx", [None, "all"], tables)
     check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 

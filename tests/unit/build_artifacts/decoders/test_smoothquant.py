@@ -42,12 +42,12 @@ def spread_of(values: FloatArray) -> float:
 
 
 def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
-    summarize_logits = collect_scales(path, ["a_0", "k_1"])
-    assert {name: values.shape for name, values in summarize_logits.items()} == {
+    observed = collect_scales(path, ["a_0", "k_1"])
+    assert {name: values.shape for name, values in observed.items()} == {
         "a_0": (80, 64),
         "k_1": (80, 96),
     }
-    loud = np.abs(summarize_logits["a_0"]).max(axis=0)
+    loud = np.abs(observed["a_0"]).max(axis=0)
     assert set(np.argsort(loud)[-2:]) == set(LOUD_CHANNELS)
 
 
@@ -55,17 +55,17 @@ def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: 
     model = onnx.load(path)
     graph = FloatGraph(model)
     values = [*NORMED, *ATTENDED, *GATED]
-    summarize_logits = collect_scales(path, values)
-    due = {value: smooth_activations(graph, value, summarize_logits[value]) for value in values}
+    observed = collect_scales(path, values)
+    due = {value: smooth_activations(graph, value, observed[value]) for value in values}
     smoothed = tmp_path / "smoothed.onnx"
     onnx.save(model, smoothed)
     np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
     after = collect_scales(smoothed, values)
     for value in values:
         np.testing.assert_allclose(after[value], due[value], rtol=1e-3, atol=1e-4)
-        assert spread_of(after[value]) < spread_of(summarize_logits[value]), value
+        assert spread_of(after[value]) < spread_of(observed[value]), value
     for value in NORMED:
-        assert spread_of(summarize_logits[value]) > 20 > 5 > spread_of(after[value])
+        assert spread_of(observed[value]) > 20 > 5 > spread_of(after[value])
 
 
 def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
@@ -74,16 +74,16 @@ def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
     before = {table.name: table.SerializeToString() for table in model.graph.initializer}
     graph = FloatGraph(model)
     for value in ("a_0", "f_1", "wanted", "input_ids"):
-        summarize_logits = np.ones((3, 64), np.float32)
-        assert smooth_activations(graph, value, summarize_logits) is summarize_logits
+        observed = np.ones((3, 64), np.float32)
+        assert smooth_activations(graph, value, observed) is observed
     assert {t.name: t.SerializeToString() for t in model.graph.initializer} == before
 
 
 def test_a_value_that_something_else_reads_too_stays_as_it_is(path: Path) -> None:
     model = onnx.load(path)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("a_0"))
-    summarize_logits = np.ones((3, 64), np.float32)
-    assert smooth_activations(FloatGraph(model), "a_0", summarize_logits) is summarize_logits
+    observed = np.ones((3, 64), np.float32)
+    assert smooth_activations(FloatGraph(model), "a_0", observed) is observed
 
 
 @pytest.mark.parametrize(
