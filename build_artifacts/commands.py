@@ -10,7 +10,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.console import BuildProgress
-from build_artifacts.decoders.generation_report import read_generation_report, told
+from build_artifacts.decoders.generation_report import format_report, read_generation_report
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
@@ -123,7 +123,7 @@ def report(arguments: argparse.Namespace) -> int:
     artifact, progress = _find(arguments), BuildProgress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
-        print(told(manifest, read_generation_report(artifact)))
+        print(format_report(manifest, read_generation_report(artifact)))
         return 0
     request = ReportRequest(
         artifact=artifact,

@@ -121,8 +121,8 @@ class DecoderBuild:
         generation = GenerationReport(
             host=read_host(Device.CPU).name,
             threads=usable_cores(),
-            paces=dict(paces),
-            conversations=compare_samples(
+            throughput=dict(paces),
+            samples=compare_samples(
                 tokenizer, original.gate_inputs.prompts, original.answers, answers
             ),
         )
@@ -146,7 +146,7 @@ class DecoderBuild:
 
 def _rank(pace: DecoderThroughput | None) -> float:
     """The fastest in company first; those that were not measured stay behind, in their order."""
-    return -pace.company if pace is not None else 0.0
+    return -pace.batched if pace is not None else 0.0
 
 
 def _pace(graph: DecoderCandidate, original: DecoderReference, seconds: float) -> DecoderThroughput:

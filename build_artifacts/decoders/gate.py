@@ -16,7 +16,7 @@ from build_artifacts.decoders.graphs.export import ENCODER_NAME
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.measurement import (
-    ROWS,
+    BATCH_SLOTS,
     compare_decoder,
     generate_answers,
     throughput_context,
@@ -234,7 +234,7 @@ def opened(spec: DecoderSpec, original: DecoderReference) -> DecoderEngine:
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = engine_settings(spec.device, usable_cores())
     context = max(longest, throughput_context(spec.max_tokens))
-    return engine_for(spec)(spec, hardware, slots=max(ROWS, len(prompts)), context=context)
+    return engine_for(spec)(spec, hardware, slots=max(BATCH_SLOTS, len(prompts)), context=context)
 
 
 def find_encoder_graph(graph: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a generating artifact says of itself beside its manifest: generation.json."""
+"""Report file generation.json of a generative artifact: sample answers and throughput."""
 
 from __future__ import annotations
 
@@ -15,83 +15,86 @@ from deployments.artifacts.types import FrozenModel
 from deployments.errors import ArtifactError
 
 GENERATION_NAME = "generation.json"
-PERPLEXITY = "perplexity"  # among the scores of a manifest and of its candidates
+PERPLEXITY = "perplexity"  # key in the scores of a manifest and its candidates
 _HEADER = (
     "CANDIDATE",
     "MB",
     "PERPLEXITY",
-    "SAME CHOICE",
+    "SAME TOKEN",
     "SAME START",
-    "1 ROW",
-    "8 ROWS",
-    "IS_PREFILL",
+    "1 SLOT",
+    "8 SLOTS",
+    "PREFILL",
 )
-_SHOWN = 100  # characters of an answer
+_MAX_SHOWN_CHARACTERS = 100  # of an answer
 
 
-class Answer(FrozenModel):
-    """The likeliest token each time, up to an end token or the most that were asked for."""
+class SampleAnswer(FrozenModel):
+    """Greedy answer, up to an end token or the length limit."""
 
     tokens: Tokens
     text: str
-    same_tokens: int  # leading ones that are the original's
+    matching_tokens: int  # leading tokens equal to the reference answer
 
 
 class SampleComparison(FrozenModel):
-    """A prompt as the model read it, and what came of it."""
+    """Prompt after the chat template, with the answers of the reference and all candidates."""
 
     prompt: str
-    original: Answer
-    candidates: dict[str, Answer]  # by name
+    reference: SampleAnswer
+    candidates: dict[str, SampleAnswer]  # by name
 
 
 class GenerationReport(FrozenModel):
-    """How the candidates speak, and how fast on the machine that built them."""
+    """Sample answers of all candidates and their throughput on the build host."""
 
     host: str
     threads: int
-    paces: dict[str, DecoderThroughput]  # by the name of the candidate; not all are measured
-    conversations: tuple[SampleComparison, ...]
+    throughput: dict[str, DecoderThroughput]  # by candidate; only candidates the host can run
+    samples: tuple[SampleComparison, ...]
 
     def matching_token_share(self, candidate: str) -> float:
-        """Share of the original's tokens that the candidate said before it first differed."""
-        said = sum(c.candidates[candidate].same_tokens for c in self.conversations)
-        return said / max(1, sum(len(c.original.tokens) for c in self.conversations))
+        """Return the share of reference tokens before the candidate's first different token."""
+        matching = sum(s.candidates[candidate].matching_tokens for s in self.samples)
+        return matching / max(1, sum(len(s.reference.tokens) for s in self.samples))
 
 
 def compare_samples(
     tokenizer_file: Path,
     prompts: Sequence[Tokens],
-    original: Sequence[Tokens],
+    reference: Sequence[Tokens],
     candidates: Mapping[str, Sequence[Tokens]],
 ) -> tuple[SampleComparison, ...]:
-    """Prompts and answers as texts."""
+    """Decode prompts and answers to text and compare the answers with the reference."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
 
-    def answer(tokens: Tokens, due: Tokens) -> Answer:
+    def build_answer(tokens: Tokens, expected: Tokens) -> SampleAnswer:
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return Answer(tokens=tokens, text=text, same_tokens=common_prefix_length(tokens, due))
+        matching = common_prefix_length(tokens, expected)
+        return SampleAnswer(tokens=tokens, text=text, matching_tokens=matching)
 
     return tuple(
         SampleComparison(
             prompt=tokenizer.decode(list(prompt), skip_special_tokens=False),
-            original=answer(original[i], original[i]),
-            candidates={name: answer(given[i], original[i]) for name, given in candidates.items()},
+            reference=build_answer(reference[i], reference[i]),
+            candidates={
+                name: build_answer(answers[i], reference[i]) for name, answers in candidates.items()
+            },
         )
         for i, prompt in enumerate(prompts)
     )
 
 
-def common_prefix_length(given: Tokens, due: Tokens) -> int:
-    """With how many equal tokens two answers begin."""
-    pairs = zip(given, due, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(due)))
+def common_prefix_length(actual: Tokens, expected: Tokens) -> int:
+    pairs = zip(actual, expected, strict=False)
+    shorter = min(len(actual), len(expected))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
 def read_generation_report(directory: Path) -> GenerationReport:
-    """The generation.json of a sealed artifact. Raises ArtifactError."""
+    """Read generation.json of an artifact. Raises ArtifactError."""
     path = directory / GENERATION_NAME
     try:
         return GenerationReport.model_validate_json(path.read_bytes())
@@ -99,49 +102,51 @@ def read_generation_report(directory: Path) -> GenerationReport:
         raise ArtifactError(f"{path}: {str(exc).splitlines()[0]}") from exc
 
 
-def told(manifest: ArtifactManifest, generation: GenerationReport) -> str:
-    """All of it for a terminal."""
-    rows = [_row(manifest, generation, candidate) for candidate in manifest.candidates]
+def format_report(manifest: ArtifactManifest, report: GenerationReport) -> str:
+    """Format the report for a terminal."""
+    rows = [_format_row(manifest, report, candidate) for candidate in manifest.candidates]
     blocks = [
-        f"{manifest.id} {manifest.version}, tokens per second on {generation.host}, "
-        f"{generation.threads} threads, as built",
+        f"{manifest.id} {manifest.version}, tokens per second on {report.host}, "
+        f"{report.threads} threads, measured by the build",
         columns([_HEADER, *rows]),
-        f"perplexity of the original: {manifest.scores[PERPLEXITY]:.2f}",
-        *(_dialogue(conversation) for conversation in generation.conversations),
+        f"perplexity of the reference model: {manifest.scores[PERPLEXITY]:.2f}",
+        *map(_format_sample, report.samples),
     ]
     return "\n\n".join(blocks)
 
 
-def _row(
-    manifest: ArtifactManifest, generation: GenerationReport, candidate: Candidate
+def _format_row(
+    manifest: ArtifactManifest, report: GenerationReport, candidate: Candidate
 ) -> tuple[str, ...]:
-    pace = generation.paces.get(candidate.name)
-    speeds = () if pace is None else (pace.alone, pace.company, pace.prompt)
+    measured = report.throughput.get(candidate.name)
+    speeds = () if measured is None else (measured.single, measured.batched, measured.prefill)
     agreement = candidate.parity.top1_agreement
     return (
         candidate.name,
         f"{graph_bytes(manifest, candidate) / 1e6:.1f}",
         f"{candidate.scores[PERPLEXITY]:.2f}",
         "-" if agreement is None else f"{agreement:.1%}",
-        f"{generation.matching_token_share(candidate.name):.1%}",
+        f"{report.matching_token_share(candidate.name):.1%}",
         *([f"{speed:.0f}" for speed in speeds] or ["-"] * 3),
     )
 
 
 def graph_bytes(manifest: ArtifactManifest, candidate: Candidate) -> int:
-    """The size of a candidate's graphs, with the weights that lie beside them."""
+    """Return the size of a candidate's graphs, including weight files."""
     graphs = tuple(graph for graph in (candidate.graph, candidate.encoder) if graph is not None)
-    named = (file for name, file in manifest.files.items() if name.startswith(graphs))
-    return sum(file.size for file in named)
+    files = (file for name, file in manifest.files.items() if name.startswith(graphs))
+    return sum(file.size for file in files)
 
 
-def _dialogue(conversation: SampleComparison) -> str:
-    said = {"original": conversation.original, **conversation.candidates}
-    width = max(len(name) for name in said)
-    lines = [f"{name:<{width}}  {_short(answer.text)}" for name, answer in said.items()]
-    return "\n".join([f"> {_short(conversation.prompt)}", *lines])
+def _format_sample(sample: SampleComparison) -> str:
+    answers = {"reference": sample.reference, **sample.candidates}
+    width = max(len(name) for name in answers)
+    lines = [f"{name:<{width}}  {_shorten(answer.text)}" for name, answer in answers.items()]
+    return "\n".join([f"> {_shorten(sample.prompt)}", *lines])
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+    if len(line) <= _MAX_SHOWN_CHARACTERS:
+        return line
+    return f"{line[:_MAX_SHOWN_CHARACTERS]}…"

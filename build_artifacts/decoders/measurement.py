@@ -1,7 +1,7 @@
-"""How near to the original a graph reads its texts, in every way it is going to be run.
+"""Parity and throughput of a decoder graph, in prefill and in batched decode steps.
 
-A prompt is read at once, and what follows token by token in company: ONNX Runtime has kernels of
-their own for single tokens, whose logits of an int4 graph differ by as much as a unit.
+Both are necessary: ONNX Runtime has separate kernels for single tokens. The logits of an int4 graph
+differ by up to 1.0 between them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from build_artifacts.decoders.reference import (
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, TokenColumn
 
+BATCH_SLOTS = 8  # texts, and answers, per batch
+# Limits of the gate that apply to decoders.
+LIMITS = ("next_token_agreement", "perplexity_increase", "cosine_worst", "near_tie_margin")
 _PROMPT_TOKENS = 256
-_BEFORE = 128  # tokens that are in the memory of each row while it is timed
+_CACHED_TOKENS = 128  # in each slot during the measurement
 
 
 class DecoderThroughput(BaseModel):
@@ -35,213 +38,213 @@ class DecoderThroughput(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    alone: float  # one row
-    company: float  # ROWS rows together
-    prompt: float
+    single: float  # decode steps with one slot
+    batched: float  # decode steps with BATCH_SLOTS slots
+    prefill: float
 
     def __str__(self) -> str:
         return (
-            f"{self.alone:.0f} tokens/s for one row, {self.company:.0f} for {ROWS}, "
-            f"{self.prompt:.0f} read"
+            f"{self.single:.0f} tokens/s with one slot, {self.batched:.0f} with {BATCH_SLOTS}, "
+            f"{self.prefill:.0f} in prefill"
         )
 
 
-def throughput_context(most_tokens: int) -> int:
-    """The tokens of a row that `measure_throughput` writes to."""
-    return min(_PROMPT_TOKENS, most_tokens)
+def throughput_context(max_tokens: int) -> int:
+    """Return the context that `measure_throughput` needs, in tokens."""
+    return min(_PROMPT_TOKENS, max_tokens)
 
 
 def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughput:
-    """Time each of the three for a third of `seconds`. Raises EngineFailed."""
+    """Measure each of the three values for a third of `seconds`. Raises EngineFailed."""
     context = engine.info.context
-    before = min(_BEFORE, context - 1)
-    most = engine.info.max_source_tokens or context
-    prompt = np.arange(min(_PROMPT_TOKENS, most)) % engine.info.vocabulary
-    if engine.info.max_source_tokens is not None:  # without a source a row has little to do
-        for row in range(ROWS):
-            engine.prefill(row, prompt[:before].tolist(), 0)
+    cached = min(_CACHED_TOKENS, context - 1)
+    max_prompt = engine.info.max_source_tokens or context
+    prompt = np.arange(min(_PROMPT_TOKENS, max_prompt)) % engine.info.vocabulary
+    if engine.info.max_source_tokens is not None:  # fill the cross-attention caches
+        for slot in range(BATCH_SLOTS):
+            engine.prefill(slot, prompt[:cached].tolist(), 0)
 
-    def generation_config(rows: int) -> Callable[[], int]:
-        ids = np.zeros(rows, np.int64)
-        lengths = np.full(rows, before)
+    def build_step(slots: int) -> Callable[[], int]:
+        ids = np.zeros(slots, np.int64)
+        lengths = np.full(slots, cached)
 
         def step() -> int:
             engine.decode(ids, lengths)
-            return rows
+            return slots
 
         return step
 
-    def reading() -> int:
+    def prefill() -> int:
         engine.prefill(0, prompt.tolist(), 0)
         return len(prompt)
 
-    alone, company, read = (
-        _tokens_per_second(work, seconds / 3)
-        for work in (generation_config(1), generation_config(ROWS), reading)
+    single, batched, prefilled = (
+        _measure_tokens_per_second(work, seconds / 3)
+        for work in (build_step(1), build_step(BATCH_SLOTS), prefill)
     )
-    return DecoderThroughput(alone=alone, company=company, prompt=read)
+    return DecoderThroughput(single=single, batched=batched, prefill=prefilled)
 
 
-def _tokens_per_second(work: Callable[[], int], seconds: float) -> float:
-    work()  # what the first call allocates is not counted
+def _measure_tokens_per_second(work: Callable[[], int], seconds: float) -> float:
+    work()  # the first call allocates memory
     tokens, started_s = 0, time.perf_counter()
     while True:
         tokens += work()
-        took_s = time.perf_counter() - started_s
-        if took_s >= seconds:
-            return tokens / took_s
-
-
-ROWS = 8  # passages, and answers, at once
-# Of a Gate, what is read here.
-LIMITS = ("next_token_agreement", "perplexity_increase", "cosine_worst", "near_tie_margin")
+        elapsed_s = time.perf_counter() - started_s
+        if elapsed_s >= seconds:
+            return tokens / elapsed_s
 
 
 class ParityMetrics(NamedTuple):
-    """What came of reading all texts in one way."""
+    """Comparison of all texts in one mode, prefill or decode steps."""
 
-    cosines: NDArray[np.float64]  # of each text's logits with the original's
-    agreement: float  # share of the tokens the original is decided about that it expects too
+    cosines: NDArray[np.float64]  # per text, between its logits and the reference's
+    agreement: float  # share of equal next tokens, without near ties of the reference
     perplexity: float  # of the passages
     is_finite: bool
 
 
 class LogitAccumulator:
-    """Sums up logits as they come, because all of them would fill the memory."""
+    """Statistics of logits, accumulated per batch because all logits would exceed the memory."""
 
-    def __init__(self, original: DecoderReference) -> None:
-        self._original = original
-        count = len(original.logits)
+    def __init__(self, reference: DecoderReference) -> None:
+        self._reference = reference
+        count = len(reference.logits)
         self._choices = np.full(count, -1)
-        self._products, self._squares, self._surprises = np.zeros((3, count))
+        self._products, self._squares, self._losses = np.zeros((3, count))
 
-    def add(self, places: NDArray[np.int64], logits: FloatArray) -> None:
-        """Take the logits [n, V] after the tokens at `places` among all."""
-        found = summarize_logits(logits)
-        self._choices[places] = found.choices
-        self._squares[places] = found.squares
-        self._products[places] = np.einsum("nv,nv->n", logits, self._original.logits[places])
-        taken = logits[np.arange(len(places)), self._original.next_token_ids[places]]
-        self._surprises[places] = found.log_totals - taken
+    def add(self, positions: NDArray[np.int64], logits: FloatArray) -> None:
+        """Add the logits [n, V] of `positions` among the tokens of all texts."""
+        summary = summarize_logits(logits)
+        self._choices[positions] = summary.choices
+        self._squares[positions] = summary.squares
+        expected = self._reference.logits[positions]
+        self._products[positions] = np.einsum("nv,nv->n", logits, expected)
+        targets = logits[np.arange(len(positions)), self._reference.next_token_ids[positions]]
+        self._losses[positions] = summary.log_totals - targets
 
-    def reading(self, near_tie_margin: float) -> ParityMetrics:
-        """What came of it."""
-        summary, starts = self._original.summary, self._original.starts
+    def compute_metrics(self, near_tie_margin: float) -> ParityMetrics:
+        reference, starts = self._reference.summary, self._reference.starts
         sums = (
-            np.add.reduceat(x, starts) for x in (self._products, self._squares, summary.squares)
+            np.add.reduceat(x, starts) for x in (self._products, self._squares, reference.squares)
         )
-        products, mine, theirs = sums
-        decided = summary.gaps >= near_tie_margin
-        same = (self._choices == summary.choices)[decided]
+        products, actual, expected = sums
+        is_clear = reference.gaps >= near_tie_margin
+        is_equal = (self._choices == reference.choices)[is_clear]
         return ParityMetrics(
-            cosines=products / np.maximum(np.sqrt(mine * theirs), 1e-12),
-            agreement=float(same.mean()) if len(same) else 1.0,
-            perplexity=perplexity(self._surprises[self._original.next_token_ids >= 0]),
+            cosines=products / np.maximum(np.sqrt(actual * expected), 1e-12),
+            agreement=float(is_equal.mean()) if len(is_equal) else 1.0,
+            perplexity=perplexity(self._losses[self._reference.next_token_ids >= 0]),
             is_finite=bool(np.isfinite(self._squares).all()),
         )
 
 
 class DecoderParity(NamedTuple):
-    """A graph beside the original; None where its numbers cannot be used at all."""
+    """Parity of a graph with the reference; None without usable numbers."""
 
     parity: Parity | None
     perplexity: float | None
-    reasons: tuple[str, ...]  # why it may not be sealed
+    reasons: tuple[str, ...]  # violated limits
 
 
-def compare_decoder(engine: DecoderEngine, original: DecoderReference, gate: Gate) -> DecoderParity:
-    """Read the texts at once and token by token, and hold the worse against the gate.
+def compare_decoder(
+    engine: DecoderEngine, reference: DecoderReference, gate: Gate
+) -> DecoderParity:
+    """Run the texts in prefill and in decode steps, and compare the worse with the gate.
 
-    `engine` has ROWS rows or more, each with room for every text. Raises EngineFailed.
+    `engine` needs BATCH_SLOTS slots that hold the longest text. Raises EngineFailed.
     """
-    texts, starts = original.texts, np.array(original.starts)
-    whole, stepwise = LogitAccumulator(original), LogitAccumulator(original)
-    # A decoder behind an encoder only ever reads token by token.
-    for text, ids in enumerate(() if original.sources else texts):
+    texts, starts = reference.texts, np.array(reference.starts)
+    prefilled, stepwise = LogitAccumulator(reference), LogitAccumulator(reference)
+    # The decoder of an encoder-decoder model runs decode steps only.
+    for text, ids in enumerate(() if reference.sources else texts):
         logits = engine.prefill(0, ids, 0, all_logits=True)
-        whole.add(starts[text] + np.arange(len(ids)), logits)
-    watched = max(range(len(texts)), key=lambda text: len(texts[text]))
-    batched_answers = []
-    for left, place, logits in steps(engine, texts, original.sources):
-        stepwise.add(starts[left] + place, logits)
-        batched_answers += [logits[row].copy() for row, text in enumerate(left) if text == watched]
-    source = original.sources[watched : watched + 1]
-    alone = [logits[0].copy() for _, _, logits in steps(engine, [texts[watched]], source)]
-    tallies = (stepwise,) if original.sources else (whole, stepwise)
-    return _judged(
-        [tally.reading(gate.near_tie_margin) for tally in tallies],
-        _cosine(np.stack(alone), np.stack(batched_answers)),
-        original.perplexity(),
+        prefilled.add(starts[text] + np.arange(len(ids)), logits)
+    longest = max(range(len(texts)), key=lambda text: len(texts[text]))
+    batched = []
+    for running, position, logits in decode_texts(engine, texts, reference.sources):
+        stepwise.add(starts[running] + position, logits)
+        batched += [logits[slot].copy() for slot, text in enumerate(running) if text == longest]
+    source = reference.sources[longest : longest + 1]
+    single = [logits[0].copy() for _, _, logits in decode_texts(engine, [texts[longest]], source)]
+    accumulators = (stepwise,) if reference.sources else (prefilled, stepwise)
+    return _build_parity(
+        [each.compute_metrics(gate.near_tie_margin) for each in accumulators],
+        _compute_cosine(np.stack(single), np.stack(batched)),
+        reference.perplexity(),
         gate,
     )
 
 
-def _judged(
-    readings: Sequence[ParityMetrics], company: float, due_perplexity: float, gate: Gate
+def _build_parity(
+    metrics: Sequence[ParityMetrics], batched_cosine: float, reference_perplexity: float, gate: Gate
 ) -> DecoderParity:
-    # Of what is read alone there is nothing but the cosine; NaN is below no limit, and would pass.
-    if not (math.isfinite(company) and all(reading.is_finite for reading in readings)):
+    # NaN is below no limit and would pass the comparisons.
+    if not (math.isfinite(batched_cosine) and all(each.is_finite for each in metrics)):
         return DecoderParity(None, None, ("an output is not a finite number",))
-    cosines = np.concatenate([reading.cosines for reading in readings])
-    agreement = min(reading.agreement for reading in readings)
-    worst = max(reading.perplexity for reading in readings)
+    cosines = np.concatenate([each.cosines for each in metrics])
+    agreement = min(each.agreement for each in metrics)
+    worst_perplexity = max(each.perplexity for each in metrics)
     parity = Parity(
         cosine_mean=float(cosines.mean()),
         cosine_worst=float(cosines.min()),
-        batched_cosine_worst=company,
+        batched_cosine_worst=batched_cosine,
         top1_agreement=agreement,
     )
-    limit = due_perplexity * (1 + gate.perplexity_increase)
+    max_perplexity = reference_perplexity * (1 + gate.perplexity_increase)
     reasons = []
     if agreement < gate.next_token_agreement:
         reasons.append(f"next-token agreement {agreement:.4f} < {gate.next_token_agreement}")
-    if worst > limit:
-        reasons.append(f"perplexity {worst:.2f} > {limit:.2f}")
-    if company < gate.cosine_worst:
-        reasons.append(f"worst cosine alone to company {company:.4f} < {gate.cosine_worst}")
-    return DecoderParity(parity, worst, tuple(reasons))
+    if worst_perplexity > max_perplexity:
+        reasons.append(f"perplexity {worst_perplexity:.2f} > {max_perplexity:.2f}")
+    if batched_cosine < gate.cosine_worst:
+        reasons.append(f"worst batched cosine {batched_cosine:.4f} < {gate.cosine_worst}")
+    return DecoderParity(parity, worst_perplexity, tuple(reasons))
 
 
-def _cosine(a: FloatArray, b: FloatArray) -> float:
-    """Of all numbers at once; NaN where one of them is not finite."""
+def _compute_cosine(a: FloatArray, b: FloatArray) -> float:
+    """Return the cosine of the flattened arrays; NaN when a number is not finite."""
     x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
     return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)
 
 
-def steps(
+def decode_texts(
     engine: DecoderEngine, texts: Sequence[Tokens], sources: Sequence[Tokens] = ()
 ) -> Iterator[tuple[list[int], int, FloatArray]]:
-    """Read texts token by token, ROWS at a time: which n are left, place of the token, [n, V].
+    """Run texts in decode steps of up to BATCH_SLOTS slots.
 
-    With `sources` an encoder reads them first, and the first token of each text with them. Logits
-    are valid until the next ones.
+    Yields the n running texts, the position of their token and its logits [n, V], valid until the
+    next step. With `sources` the prefill encodes the source and returns the logits of position 0.
     """
     order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))
-    for first in range(0, len(order), ROWS):
-        group = order[first : first + ROWS]  # the longest first, so that those left are the first
+    for first in range(0, len(order), BATCH_SLOTS):
+        group = order[first : first + BATCH_SLOTS]  # longest first: finished slots are the last
         if sources:
-            begun = [engine.prefill(row, sources[t], 0).copy() for row, t in enumerate(group)]
-            yield group, 0, np.stack(begun)
-        for place in range(1 if sources else 0, len(texts[group[0]])):
-            left = [text for text in group if len(texts[text]) > place]
-            ids = np.array([texts[text][place] for text in left])
-            yield left, place, engine.decode(ids, np.full(len(left), place))
+            encoded = [engine.prefill(slot, sources[t], 0).copy() for slot, t in enumerate(group)]
+            yield group, 0, np.stack(encoded)
+        for position in range(1 if sources else 0, len(texts[group[0]])):
+            running = [text for text in group if len(texts[text]) > position]
+            ids = np.array([texts[text][position] for text in running])
+            yield running, position, engine.decode(ids, np.full(len(running), position))
 
 
 def generate_answers(
-    engine: DecoderEngine, prompts: Sequence[Tokens], eos_token_ids: Sequence[int], most: int
+    engine: DecoderEngine,
+    prompts: Sequence[Tokens],
+    eos_token_ids: Sequence[int],
+    max_new_tokens: int,
 ) -> tuple[Tokens, ...]:
-    """The likeliest token each time, at most `most`, all prompts in company. Raises EngineFailed.
+    """Generate greedily for all prompts in one batch; needs a slot per prompt.
 
-    There are no more prompts than the engine has rows.
+    Raises EngineFailed.
     """
-    found = [[int(engine.prefill(row, ids, 0).argmax())] for row, ids in enumerate(prompts)]
-    # Behind an encoder a row holds the start token only.
-    is_apart = engine.info.max_source_tokens is not None
-    prompt_lengths: TokenColumn = np.array([1 if is_apart else len(ids) for ids in prompts])
-    for count in range(most - 1):
-        last = np.array([tokens[-1] for tokens in found])
+    answers = [[int(engine.prefill(slot, ids, 0).argmax())] for slot, ids in enumerate(prompts)]
+    # For an encoder-decoder model a slot holds the start token only.
+    has_encoder = engine.info.max_source_tokens is not None
+    prompt_lengths: TokenColumn = np.array([1 if has_encoder else len(ids) for ids in prompts])
+    for count in range(max_new_tokens - 1):
+        last = np.array([tokens[-1] for tokens in answers])
         chosen = engine.decode(last, prompt_lengths + count).argmax(axis=1)
-        for tokens, token in zip(found, chosen.tolist(), strict=True):
+        for tokens, token in zip(answers, chosen.tolist(), strict=True):
             tokens.append(token)
-    return tuple(truncate_at_eos(tokens, eos_token_ids) for tokens in found)
+    return tuple(truncate_at_eos(tokens, eos_token_ids) for tokens in answers)

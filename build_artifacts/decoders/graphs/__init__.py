@@ -1,1 +1,1 @@
-"""Graphs of models that generate, written operator by operator from a checkpoint's weights."""
+"""Graph builders: ONNX graphs of generative models, assembled from a checkpoint's weights."""

@@ -1,4 +1,4 @@
-"""BART and its relatives: encoders and decoders with layer norms, and positions added to words."""
+"""Graph builder for BART and related encoder-decoders with layer norms and absolute positions."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 from build_artifacts.decoders.graphs.operators import Value, sinusoids, stretched_sinusoids
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, Side, embedding_names
 
-_EPSILON = 1e-5  # of torch's LayerNorm, which no config of the family changes
-_FAIRSEQ_OFFSET = 2  # rows that fairseq's tables have before that of the first token
+_EPSILON = 1e-5  # default of torch's LayerNorm; no config of the family overrides it
+_FAIRSEQ_OFFSET = 2  # rows of fairseq's position tables before the row of the first token
 
-Table = Callable[[int, int], FloatArray]  # rows and width to positions
+Table = Callable[[int, int], FloatArray]  # (rows, width) -> position table
 Sublayer = Callable[[Value], Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartLike:
-    """What tells one relative from another; called, it draws the graphs of a checkpoint."""
+    """Variant of the architecture. A call builds the graphs of a checkpoint."""
 
-    norms_first: bool  # before each part of a layer, and once more after the last layer
-    norms_words: bool  # where words and positions are added
-    # Rows of the table of positions before that of the first token. None: up to the padding token's
-    # id and with it, because tokens of padding have a position too.
+    norms_first: (
+        bool  # before each sublayer and after the last layer; otherwise after each sublayer
+    )
+    norms_words: bool  # after the sum of word and position embeddings
+    # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
-    table: Table | None = None  # where positions are not learned
+    table: Table | None = None  # computed positions; None: learned
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-        """The graphs. Raises UnsupportedModel."""
+        """Build the graphs. Raises UnsupportedModel."""
         weights = CheckpointWeights(checkpoint, base="model.")
         decoder = _BartDecoder(self, config, weights)
         vocabulary = decoder.build()
@@ -53,7 +54,7 @@ class BartLike:
 
 
 class _BartStack:
-    """What encoder and decoder have in common."""
+    """Sublayers that encoder and decoder share."""
 
     def __init__(
         self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights, side: Side
@@ -75,7 +76,7 @@ class _BartStack:
         return graph.layer_norm(hidden, f"{side}.layernorm_embedding", _EPSILON)
 
     def _positions(self) -> Value:
-        """The row of the first token is the table's first."""
+        """Return the position table without its offset: row 0 is the first token's."""
         weights, layout, config = self.graph.weights, self._layout, self._config
         name = f"{self._side}.embed_positions.weight"
         rows, width = config.max_position_embeddings, config.d_model
@@ -91,7 +92,7 @@ class _BartStack:
         return self.graph.weight(name, (rows, width), read)
 
     def _add_residual(self, hidden: Value, norm: str, part: Sublayer) -> Value:
-        """What `part` makes of `hidden`, added to it, with the norm where it belongs."""
+        """Add the output of a sublayer to `hidden`, with the norm before or after."""
         if self._layout.norms_first:
             return self.graph.op("Add", hidden, part(self._norm(hidden, norm)))
         return self._norm(self.graph.op("Add", hidden, part(hidden)), norm)
@@ -153,7 +154,7 @@ class _BartDecoder(_BartStack):
         self._cross_inputs = CrossAttentionInputs(self.graph, self._self_inputs.tokens, self.shape)
 
     def build(self) -> int:
-        """Draw all of it; returns the size of the vocabulary."""
+        """Build the decoder and return its vocabulary size."""
         graph = self.graph
         hidden = self._embed(self._self_inputs.ids, self._self_inputs.positions())
         for layer in range(self._config.decoder_layers):
@@ -166,7 +167,7 @@ class _BartDecoder(_BartStack):
         return vocabulary
 
     def _has_logits_bias(self) -> bool:
-        """Nearly all checkpoints store one, and most of them are zeros."""
+        """Most checkpoints store a bias of zeros, which the graph omits."""
         weights = self.graph.weights
         return "final_logits_bias" in weights and bool(weights.read("final_logits_bias").any())
 

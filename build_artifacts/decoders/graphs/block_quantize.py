@@ -1,7 +1,7 @@
-"""The weights of a written graph become integers of 8 or 4 bits, in blocks with a scale each.
+"""Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
-Products are computed from the integers (activations become int8 on the way in). A large table of
-words becomes int8 with either: it is only looked up, and would be most of the file.
+MatMuls run on the integers and round their activations to int8. Large embedding tables always
+become int8: the graph only reads single rows, and they are most of the file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 Bits = Literal[4, 8]
 
-BLOCK_SIZE = 32  # values of a weight's column that share a scale
-_INT8_ACCURACY_LEVEL = 4  # what ONNX Runtime calls accuracy level 4
-MIN_QUANTIZED_TABLE = 1 << 20  # values; smaller ones, such as those of positions, stay float
+BLOCK_SIZE = 32  # values of a weight column that share a scale
+_INT8_ACCURACY_LEVEL = 4  # ONNX Runtime's `accuracy_level` for int8 MatMuls
+MIN_QUANTIZED_TABLE = 1 << 20  # values; smaller tables, such as position tables, stay float
 
 
 class _QuantizedBlocks(NamedTuple):
-    """A weight [K, N] column by column, in ceil(K / 32) blocks."""
+    """Weight [K, N], stored by column in ceil(K / 32) blocks."""
 
-    packed: NDArray[np.uint8]  # [N, blocks, bytes of a block]
+    packed: NDArray[np.uint8]  # [N, blocks, bytes per block]
     scales: FloatArray  # [N, blocks]
 
 
 def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
-    """Write a copy of the float `graph` to `into`, its weights to a file beside it.
+    """Write a quantized copy of the float `graph` to `into`, with its weights in a file next to it.
 
-    `into` must be in another directory. Weights are read one at a time.
+    `into` must be in another directory. The weights are read one at a time.
     """
     import onnx_ir as ir
 
@@ -55,7 +55,7 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
 
 def _find_constant(node: ir.Node) -> Value | None:
-    """The matrix known now that a MatMul multiplies by, or a Gather looks up in."""
+    """Return the constant matrix of a MatMul or a Gather, None for other nodes."""
     places = {"MatMul": 1, "Gather": 0}
     if node.op_type not in places:
         return None
@@ -100,7 +100,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The zero points of symmetric blocks are what the operators take where none are given.
+    # The operators default to the zero points of symmetric blocks.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )
@@ -110,7 +110,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
 def _add_tensors(
     graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray
 ) -> list[Value]:
-    """The two as tensors of the graph; what two operators read is kept once."""
+    """Add both tensors to the graph, or reuse those of an earlier node with the same weight."""
     import onnx_ir as ir
 
     kept = []

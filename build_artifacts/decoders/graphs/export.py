@@ -1,4 +1,4 @@
-"""A checkpoint becomes graphs in the layout that the server's decoder engine feeds."""
+"""Export of a checkpoint to the graph layout that the decoder engine feeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from build_artifacts.errors import UnsupportedModel
 DECODER_NAME = "decoder.onnx"
 ENCODER_NAME = "encoder.onnx"
 
-# By `model_type` of config.json.
+# Keys are `model_type` of config.json.
 GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
     "gpt2": build_gpt2,
     "bart": BART,
@@ -46,12 +46,12 @@ GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """The graphs, each with its weights in a file beside it, and what feeding them takes.
+    """Graph files of one model and the shapes that an engine needs.
 
-    `decoder` is fed as deployments/engines/onnx_decoder.py says. With an `encoder` it also takes
-    cross.{layer}.{key,value} [B, kv_heads, C, head_dim], and cross_mask [B, C], which is 1 where a
-    source's tokens are, from the left. The encoder makes them, without the padding up to C, from
-    input_ids and attention_mask [B, S].
+    deployments/engines/onnx_decoder.py describes the inputs of `decoder`. With an `encoder` it also
+    reads cross.{layer}.{key,value} [B, kv_heads, C, head_dim] and cross_mask [B, C], which is 1 for
+    the tokens of a source, left-aligned. The encoder computes the cross tensors, without padding to
+    C, from input_ids and attention_mask [B, S].
     """
 
     decoder: Path
@@ -65,20 +65,19 @@ class ExportedModel:
 
 
 def is_supported_family(checkpoint: Path) -> bool:
-    """Whether `export_model` knows the family of a checkpoint."""
     return _model_type(checkpoint) in GRAPH_FAMILIES
 
 
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
-    """Write the graphs of the checkpoint in fp32 into the directory `into`.
+    """Write the fp32 graphs of the checkpoint to the directory `into`.
 
     `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel.
     """
     model_type = _model_type(checkpoint)
     if model_type not in GRAPH_FAMILIES:
         raise UnsupportedModel(
-            f"there is no graph for the model type `{model_type or 'none'}`",
-            hint=f"these are written: {', '.join(GRAPH_FAMILIES)}",
+            f"no graph builder supports the model type `{model_type or 'none'}`",
+            hint=f"supported: {', '.join(GRAPH_FAMILIES)}",
         )
     config = _load_config(checkpoint)
     graphs = GRAPH_FAMILIES[model_type](config, checkpoint)
@@ -104,7 +103,7 @@ def _load_config(checkpoint: Path) -> TransformersConfig:
         return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     except (ValueError, KeyError, OSError, StrictDataclassError) as exc:
         raise UnsupportedModel(
-            f"`{CONFIG_NAME}` is not as transformers has it: {' '.join(str(exc).split())}",
+            f"`{CONFIG_NAME}` is not a valid transformers config: {' '.join(str(exc).split())}",
             hint="only architectures that are part of transformers can be built",
         ) from exc
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, projections stored by columns, norms first, a tied head."""
+"""Graph builder for GPT-2: learned positions, transposed projections, pre-norm, tied head."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from build_artifacts.errors import UnsupportedModel
 
 
 def build_gpt2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-    """The graph of a GPT-2. Raises UnsupportedModel."""
+    """Build the graph of a GPT-2. Raises UnsupportedModel."""
     if config.add_cross_attention:
         raise UnsupportedModel(
-            "this GPT-2 attends to an encoder that is not in the checkpoint",
-            hint="build a GPT-2 that generates text by itself",
+            "this GPT-2 has cross-attention, but the checkpoint has no encoder",
+            hint="use a GPT-2 without `add_cross_attention`",
         )
     weights = CheckpointWeights(checkpoint, base="transformer.")
     graph = GraphWriter("decoder", weights)

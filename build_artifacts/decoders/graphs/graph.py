@@ -1,7 +1,7 @@
-"""A graph in the making: operators in the order they run, weights that are read when it is saved.
+"""Builder for one ONNX graph: operators in execution order, weights read on save.
 
-Tensors are named after the checkpoint's, and the products with them too, so that a list of nodes
-kept in float says which layers they are.
+Tensors and their MatMuls carry the checkpoint's names, so a list of excluded nodes names the
+layers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Kind = Literal["FLOAT", "INT64"]
-# How a checkpoint has a projection's weight: [out, in], as torch's Linear, or [in, out].
+# Layout of a projection's weight: [out, in] as in torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
 
-INT32 = 6  # ONNX's number of the type, as Cast takes it
+INT32 = 6  # ONNX's number of the type, for Cast
 _OPSET, _IR_VERSION = 20, 10
 
 
 class GraphWriter:
-    """Appends operators to a graph; what a method returns is the value that the operator makes."""
+    """Builder of one graph. Each method appends operators and returns the output value."""
 
     def __init__(self, name: str, weights: CheckpointWeights) -> None:
         self.weights = weights
@@ -41,13 +41,13 @@ class GraphWriter:
         self._tensors: dict[str, Value] = {}
 
     def input(self, name: str, kind: Kind, *shape: str | int) -> Value:
-        """An input of the graph; sizes in words are free."""
+        """Add a graph input. Strings in `shape` name dynamic axes."""
         value = _create_value(name, kind, shape)
         self._inputs.append(value)
         return value
 
     def output(self, value: Value, name: str, *shape: str | int) -> None:
-        """Let `value`, of floats, be an output of the graph."""
+        """Add a float graph output."""
         import onnx_ir as ir
 
         value.name, value.shape = name, ir.Shape(shape)
@@ -55,7 +55,7 @@ class GraphWriter:
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
-        """Append an operator with one output; `domain` among the attributes is where it is from."""
+        """Append an operator with one output. `domain` in `attributes` selects its domain."""
         return self.multi_output_op(op_type, 1, *inputs, name=name, **attributes)[0]
 
     def multi_output_op(
@@ -71,7 +71,7 @@ class GraphWriter:
     def if_else(
         self, condition: Value, then: Sequence[ir.Node], otherwise: Sequence[ir.Node], name: str
     ) -> Value:
-        """What the last of the operators `then`, or of `otherwise`, makes."""
+        """Append an If and return its output, the output of the last node of the branch taken."""
         import onnx_ir as ir
 
         branches = {
@@ -81,7 +81,7 @@ class GraphWriter:
         return self.op("If", condition, name=name, **branches)
 
     def constant(self, value: NDArray[np.generic] | Sequence[int] | int | float) -> Value:
-        """A small tensor known now; equal ones are one. Whole numbers are int64, others fp32."""
+        """Return a small constant; equal constants share a tensor. Integers are int64, others fp32."""
         array = np.asarray(value)
         kind: type[np.generic] = np.float32 if array.dtype.kind == "f" else np.int64
         array = array.astype(kind)
@@ -90,7 +90,7 @@ class GraphWriter:
         return self.tensor(f"{array.dtype}_{shape}_{digits}", array)
 
     def tensor(self, name: str, array: NDArray[np.generic]) -> Value:
-        """A tensor known now, under a name of its own."""
+        """Return the tensor `name`; `array` is its value on first use."""
         import onnx_ir as ir
 
         existing = self._tensors.get(name)
@@ -103,7 +103,7 @@ class GraphWriter:
     def weight(
         self, name: str, shape: Sequence[int], read: Callable[[], FloatArray] | None = None
     ) -> Value:
-        """A tensor of the checkpoint, or what `read` makes of some; read when all is saved."""
+        """Return a checkpoint tensor, or the value of `read`. Both are read on save."""
         import onnx_ir as ir
 
         if name in self._tensors:
@@ -111,7 +111,7 @@ class GraphWriter:
 
         def load() -> ir.TensorProtocol:
             array = self.weights.read(name) if read is None else read()
-            assert array.shape == tuple(shape), f"{name} is {array.shape}; this is a bug"
+            assert array.shape == tuple(shape), f"bug: {name} has shape {array.shape}"
             return ir.tensor(np.ascontiguousarray(array), name=name)
 
         return self._add_initializer(
@@ -119,13 +119,15 @@ class GraphWriter:
         )
 
     def stored(self, name: str) -> Value:
-        """A tensor of the checkpoint as it is."""
+        """Return a checkpoint tensor without changes."""
         return self.weight(name, self.weights.shape(name))
 
     def linear(
         self, value: Value, modules: Sequence[str], stored: Stored = "rows", label: str = ""
     ) -> Value:
-        """Project by `modules` of the checkpoint side by side: [..., in] -> [..., sum of outs]."""
+        """Apply the `modules` of the checkpoint as one linear layer: [..., in] -> [..., sum of
+        outs].
+        """
         joined = _FusedLinear(self.weights, tuple(modules), stored)
         label = label or modules[0]
         weight = self.weight(f"{label}.weight.columns", joined.shape, joined.columns)
@@ -136,23 +138,23 @@ class GraphWriter:
         return self.op("Add", projected, bias)
 
     def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
-        """Logits by the first of the tensors `names` that is stored, [V, in]; and V."""
+        """Return logits and vocabulary size V, with the first stored tensor of `names`, [V, in]."""
         name = self.weights.first(names)
         vocabulary, size = self.weights.shape(name)
         columns = self.weight("head.columns", (size, vocabulary), lambda: self.weights.read(name).T)
         return self.op("MatMul", value, columns, name="head"), vocabulary
 
     def layer_norm(self, value: Value, module: str, epsilon: float) -> Value:
-        """Mean and variance norm over the last axis, with the module's scale and shift."""
+        """Apply the checkpoint's layer norm over the last axis."""
         parts = [self.stored(f"{module}.{part}") for part in ("weight", "bias")]
         return self.op("LayerNormalization", value, *parts, axis=-1, epsilon=epsilon)
 
     def activation(self, value: Value, name: str) -> Value:
-        """`name` as config.json has it. Raises UnsupportedModel."""
+        """Apply an activation by its name in config.json. Raises UnsupportedModel."""
         return apply_activation(self.op, value, name)
 
     def save(self, path: Path) -> None:
-        """Write the graph to `path`, its weights to a file beside it."""
+        """Write the graph to `path` and its weights to a file next to it."""
         import onnx_ir as ir
 
         graph = ir.Graph(
@@ -177,7 +179,7 @@ class GraphWriter:
 
 @dataclass(frozen=True, slots=True)
 class _FusedLinear:
-    """Projections of one input as one: their weights side by side."""
+    """Several linear layers with the same input, concatenated."""
 
     weights: CheckpointWeights
     modules: tuple[str, ...]
@@ -185,7 +187,7 @@ class _FusedLinear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[in, sum of outs]."""
+        """[in, sum of outs]"""
         shapes = [self.weights.shape(f"{module}.weight") for module in self.modules]
         if self.stored == "rows":
             shapes = [shape[::-1] for shape in shapes]
@@ -206,7 +208,7 @@ class _FusedLinear:
 def create_node(
     op_type: str, *inputs: Value | None, name: str, outputs: int = 1, **attributes: Any
 ) -> ir.Node:
-    """A node that is in no graph yet, its outputs named after it."""
+    """Create a node outside any graph, with outputs named after it."""
     import onnx_ir as ir
 
     domain = attributes.pop("domain", "")

@@ -1,8 +1,8 @@
-"""A decoder's two memories: rows of what it has read itself, and rows of what the encoder read.
+"""Attention inputs of encoder-decoder and decoder graphs: tokens, masks and KV caches.
 
-The layout is that of deployments/engines/onnx_decoder.py. A row's length is the sum of its row of
-a mask, so that rows of different lengths go together, and nothing else in the graph tells which
-row it works on: a row may be copied to another at any time.
+deployments/engines/onnx_decoder.py defines the layout. The sum of a mask row is the length of its
+slot, so slots of different lengths run in one batch. Nothing else identifies a slot, so the engine
+may copy slots freely.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deployments.engines.decoder import KV_NAMES, LOGITS_FROM
 
 
 class EncoderInputs:
-    """B texts padded to S tokens. Padding changes nothing for the tokens that are there."""
+    """Inputs of an encoder: B texts padded to S tokens. Padding does not affect real tokens."""
 
     def __init__(self, graph: GraphWriter) -> None:
         self._graph = graph
@@ -30,16 +30,16 @@ class EncoderInputs:
         self._mask = graph.op("Cast", mask, to=INT32)
 
     def positions(self) -> Value:
-        """Of each token, the same in every text: [S]."""
+        """Token positions, equal for all texts: [S]."""
         return arange(self._graph, read_length(self._graph, self.ids))
 
     def attend(
         self, parts: Sequence[Value], shape: HeadShape, name: str, bias: Value | None = None
     ) -> Value:
-        """Every token attends to every token.
+        """Attend bidirectionally.
 
-        `parts` are queries, keys and values, [B, S, heads x size] each; `bias` is added to the
-        scores, [1, heads, S, S].
+        `parts` are query, key and value, [B, S, heads x size] each. `bias` is added to the scores,
+        [1, heads, S, S].
         """
         inputs = [*parts, None, self._mask, *([] if bias is None else [bias])]
         return self._graph.op(
@@ -51,9 +51,9 @@ class EncoderInputs:
         )
 
     def export_cross_kv(self, layer: int, projected: Sequence[Value], shape: HeadShape) -> None:
-        """Keys and values [B, S, heads x size] that a decoder's layer will attend to.
+        """Output keys and values [B, S, heads x size] for a decoder layer.
 
-        They become the outputs `cross.{layer}.{key,value}`, [B, heads, S, size].
+        The outputs are `cross.{layer}.{key,value}`, [B, heads, S, size].
         """
         graph = self._graph
         apart = graph.constant([0, 0, shape.heads, shape.size])
@@ -65,19 +65,19 @@ class EncoderInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraphs:
-    """The graphs of one model."""
+    """Graph builders of one model."""
 
     decoder: GraphWriter
-    encoder: GraphWriter | None = None  # of a model that reads a source first
+    encoder: GraphWriter | None = None  # encoder-decoder models only
     layers: int  # of the decoder
     shape: HeadShape  # of the decoder
     vocabulary: int
 
 
-# Reads config.json and the weights. Raises UnsupportedModel.
+# Read config.json and the weights. Raises UnsupportedModel.
 GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
-# Added to the scores of padding: none of it counts then, and the sum is a finite number.
+# Score of padding: its attention weight is zero and the sum stays finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
@@ -85,36 +85,36 @@ _SIZE_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Attention of one layer: as many heads of keys and values as of queries."""
+    """Attention heads of one layer; queries and keys have the same number."""
 
     heads: int
     size: int  # values per head
-    scale: float | None = None  # of the scores; None is 1 / sqrt(size)
+    scale: float | None = None  # of the scores; None: 1 / sqrt(size)
 
     def __post_init__(self) -> None:
         if self.size % _SIZE_STEP:
             raise UnsupportedModel(
-                f"its heads have {self.size} values each, and GroupQueryAttention takes multiples "
-                f"of {_SIZE_STEP}",
+                f"the attention heads have {self.size} values each; GroupQueryAttention requires "
+                f"multiples of {_SIZE_STEP}",
                 hint="another size of the same model may work",
             )
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What ONNX Runtime's own attention operators are told."""
+        """Attributes of ONNX Runtime's attention operators."""
         scale = {} if self.scale is None else {"scale": self.scale}
         return {"domain": ORT_DOMAIN, "num_heads": self.heads, **scale}
 
     @property
     def grouped(self) -> dict[str, Any]:
-        """What GroupQueryAttention is told."""
+        """Attributes of GroupQueryAttention."""
         return {"kv_num_heads": self.heads, **self.attributes}
 
 
 class SelfAttentionInputs:
-    """What a decoder is fed, B rows and T tokens each, and attention over what they have read.
+    """Inputs of a decoder, B slots and T tokens each, with causal self-attention.
 
-    T may be above 1 for a single row only.
+    T may exceed 1 only for a single slot.
     """
 
     def __init__(self, graph: GraphWriter) -> None:
@@ -129,21 +129,21 @@ class SelfAttentionInputs:
         self.tokens = read_length(graph, self.ids)
 
     def positions(self) -> Value:
-        """Of each token within its row, [B, T]."""
+        """Token positions within each slot, [B, T]."""
         first = self._graph.op("Sub", self._sums, self.tokens)
         return self._graph.op("Add", first, arange(self._graph, self.tokens))
 
-    def places(self) -> Value:
-        """0 to M - 1, [M]."""
+    def cache_positions(self) -> Value:
+        """Cache positions 0 to M - 1, [M]."""
         return arange(self._graph, self._width)
 
     def attend(
         self, layer: int, joined: Value, shape: HeadShape, bias: Value | None = None
     ) -> Value:
-        """Write T tokens behind what is there, and attend to all up to each of them.
+        """Append T tokens to the cache and attend causally.
 
-        `joined` is queries, keys and values side by side, [B, T, 3 x heads x size]; `bias` is added
-        to the scores, [B, heads, T, M]. Returns [B, T, heads x size].
+        `joined` is the packed query, key and value, [B, T, 3 x heads x size]. `bias` is added to
+        the scores, [B, heads, T, M]. Returns [B, T, heads x size].
         """
         graph, size = self._graph, ("B", shape.heads, "M", shape.size)
         past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
@@ -157,21 +157,21 @@ class SelfAttentionInputs:
         return attended
 
     def select_logits_positions(self, hidden: Value) -> Value:
-        """The tokens whose logits are asked for: [B, T, D] -> [B, T - logits_from, D]."""
+        """Select the tokens with logits: [B, T, D] -> [B, T - logits_from, D]."""
         end, axis = self._graph.constant([_TO_THE_END]), self._graph.constant([1])
         return self._graph.op("Slice", hidden, self._logits_from, end, axis)
 
 
 class CrossAttentionInputs:
-    """What the encoder made of B sources, padded to C: a key and a value per layer and token.
+    """Cross-attention over B encoded sources, padded to C tokens.
 
-    `cross_mask` [B, C] is 1 where a source's tokens are, from the left.
+    `cross_mask` [B, C] is 1 for the tokens of a source, left-aligned.
     """
 
     def __init__(self, graph: GraphWriter, tokens: Value, shape: HeadShape) -> None:
         self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
-        # A row that nobody uses has no source: it reads one token of noise.
+        # An unused slot has no source: it reads one token of arbitrary values.
         sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
         self._total = graph.op("Cast", read_length(graph, mask), to=INT32)
@@ -179,15 +179,15 @@ class CrossAttentionInputs:
         self._is_step = graph.op("Equal", tokens, graph.constant(1))
         empty = [graph.op("Shape", mask, end=1), graph.constant([0, shape.heads * shape.size])]
         empty_kv = graph.op("ConstantOfShape", graph.op("Concat", *empty, axis=0))
-        self._empty_kv = [empty_kv, empty_kv]  # keys and values of no tokens
+        self._empty_kv = [empty_kv, empty_kv]  # keys and values of zero tokens
 
     def attend(self, layer: int, query: Value) -> Value:
-        """[B, T, heads x size] -> [B, T, heads x size].
+        """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
 
-        One token per row goes through GroupQueryAttention, with no keys and values of its own: it
-        reads a source to its end, where MultiHeadAttention reads the whole width (four times as
-        long for 8 sources of 3 to 512 tokens). It refuses more tokens than the source has, so a
-        row that reads several at once takes the other way.
+        One token per slot uses GroupQueryAttention without new keys and values. It stops at the end
+        of each source. MultiHeadAttention reads the full width, which takes four times as long for
+        8 sources of 3 to 512 tokens. Several tokens use MultiHeadAttention, because
+        GroupQueryAttention rejects more tokens than the source has.
         """
         shape, name = self._shape, f"cross_attention.{layer}"
         size = ("B", shape.heads, "C", shape.size)
@@ -207,21 +207,21 @@ class CrossAttentionInputs:
 
 
 def sum_rows(graph: GraphWriter, mask: Value) -> Value:
-    """[B, M] -> [B, 1]."""
+    """[B, M] -> [B, 1]"""
     return graph.op("ReduceSum", mask, graph.constant([1]), keepdims=1)
 
 
 def lengths_before_last(graph: GraphWriter, sums: Value) -> Value:
-    """Tokens of each row but one, as GroupQueryAttention counts: [B, 1] -> [B] of int32."""
+    """Return lengths less one, as GroupQueryAttention expects: [B, 1] -> [B] int32."""
     less = graph.op("Sub", sums, graph.constant([1]))
     return graph.op("Cast", graph.op("Squeeze", less, graph.constant([1])), to=INT32)
 
 
 def read_length(graph: GraphWriter, value: Value) -> Value:
-    """The second size of [B, N]: N, a scalar."""
+    """Return the size N of the second axis of [B, N] as a scalar."""
     return graph.op("Squeeze", graph.op("Shape", value, start=1, end=2))
 
 
 def arange(graph: GraphWriter, size: Value) -> Value:
-    """0 to N - 1, [N]."""
+    """Return 0 to N - 1, [N]."""
     return graph.op("Range", graph.constant(0), size, graph.constant(1))

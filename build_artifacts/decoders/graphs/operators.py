@@ -1,4 +1,4 @@
-"""Where a token stands, as numbers: sinusoids, and biases by distance."""
+"""Activations, and position encodings as tables: sinusoids and T5's distance buckets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Append = Callable[..., Value]  # appends an operator to a graph
 
 
 def apply_activation(op: Append, value: Value, name: str) -> Value:
-    """`value` through the activation `name`. Raises UnsupportedModel."""
+    """Apply the activation `name` of config.json. Raises UnsupportedModel."""
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"there is no operator for the activation `{name}`",
-            hint=f"these are known: {', '.join(_ACTIVATIONS)}",
+            f"the activation `{name}` is not supported",
+            hint=f"supported: {', '.join(_ACTIVATIONS)}",
         )
     return _ACTIVATIONS[name](op, value)
 
@@ -59,7 +59,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Append, Value], Value]] = {
 
 
 def sinusoids(positions: int, width: int) -> FloatArray:
-    """[positions, width]: the sines of all speeds, then their cosines."""
+    """Return [positions, width]: sines of all frequencies, then cosines."""
     speeds = 10_000.0 ** (-2.0 * np.arange((width + 1) // 2) / width)
     angles = np.arange(positions)[:, None] * speeds
     table = np.concatenate([np.sin(angles), np.cos(angles[:, : width // 2])], axis=1)
@@ -67,9 +67,9 @@ def sinusoids(positions: int, width: int) -> FloatArray:
 
 
 def stretched_sinusoids(positions: int, width: int) -> FloatArray:
-    """[positions, width], as fairseq has them: the slowest speed is exactly 1 / 10,000.
+    """Return fairseq's sinusoids, [positions, width]: the lowest frequency is exactly 1 / 10,000.
 
-    In single precision throughout, as they were when such models learned to read them.
+    Single precision throughout, as in the training of these models.
     """
     half = width // 2
     step = np.float32(math.log(10_000) / (half - 1))
@@ -82,11 +82,11 @@ def stretched_sinusoids(positions: int, width: int) -> FloatArray:
 def distance_buckets(
     distances: NDArray[np.int64], *, both_ways: bool, buckets: int, farthest: int
 ) -> NDArray[np.int64]:
-    """The bucket of T5's relative positions that a distance (key less query) belongs to.
+    """Return T5's relative position bucket per distance (key minus query).
 
-    Half of the buckets of a direction are for one distance each, the others grow with the
-    logarithm up to `farthest`. Keys ahead of the query have buckets of their own with
-    `both_ways`, and else share that of the query itself.
+    Half of the buckets of a direction hold one distance each; the others grow logarithmically up to
+    `farthest`. With `both_ways`, keys after the query have buckets of their own; otherwise they
+    share the bucket of distance 0.
     """
     if both_ways:
         buckets //= 2
@@ -96,7 +96,7 @@ def distance_buckets(
         first = np.zeros_like(distances)
         apart = np.maximum(-distances, 0)
     exact = buckets // 2
-    # Single precision, as torch: on the borders of buckets the last digit decides.
+    # Single precision as in torch: rounding decides at bucket borders.
     ratio = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact))
     grown = ratio / np.float32(math.log(farthest / exact)) * np.float32(buckets - exact)
     far = np.minimum(exact + grown.astype(np.int64), buckets - 1)

@@ -1,4 +1,4 @@
-"""T5 and its relatives: root mean square norms, scores without a scale, positions as a bias."""
+"""Graph builder for T5: RMS norms, unscaled scores, relative position bias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 
 
 def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-    """The graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
+    """Build the graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
     weights = CheckpointWeights(checkpoint)
     decoder = _T5Decoder(config, weights)
     vocabulary = decoder.build()
@@ -37,7 +37,7 @@ def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
 
 
 class _T5Stack:
-    """What encoder and decoder have in common."""
+    """Sublayers that encoder and decoder share."""
 
     def __init__(self, config: TransformersConfig, weights: CheckpointWeights, side: Side) -> None:
         self.graph = GraphWriter(side, weights)
@@ -69,11 +69,11 @@ class _T5Stack:
         return graph.op("Add", hidden, graph.linear(inner, [f"{dense}.wo"]))
 
     def _bias(self, queries: Value, keys: Value, ahead: int) -> Value:
-        """What the scores of queries and keys have more by their places.
+        """Return the relative position bias of the scores, [heads, X, Y, Z].
 
-        `queries` [X, Y, 1] and `keys` [Z] are places, the answer is [heads, X, Y, Z]. `ahead` is
-        how far a key may be ahead of its query. The buckets of all distances up to the farthest
-        are looked up now; beyond it nothing changes.
+        `queries` [X, Y, 1] and `keys` [Z] are positions. `ahead` is the maximum distance of a key
+        after its query. The table holds the buckets of all distances up to the maximum, beyond
+        which the bias is constant.
         """
         config, graph = self._config, self.graph
         farthest = config.relative_attention_max_distance
@@ -112,11 +112,11 @@ class _T5Encoder(_T5Stack):
         return graph
 
     def _distances(self) -> Value:
-        """The bias [1, heads, S, S]."""
-        graph, places = self.graph, self._encoder_inputs.positions()
-        queries = graph.op("Unsqueeze", places, graph.constant([0, 2]))
+        """Return the bias [1, heads, S, S]."""
+        graph, positions = self.graph, self._encoder_inputs.positions()
+        queries = graph.op("Unsqueeze", positions, graph.constant([0, 2]))
         farthest = self._config.relative_attention_max_distance
-        bias = self._bias(queries, places, ahead=farthest)
+        bias = self._bias(queries, positions, ahead=farthest)
         return graph.op("Transpose", bias, perm=[1, 0, 2, 3])
 
     def _layer(self, name: str, hidden: Value, bias: Value) -> Value:
@@ -135,7 +135,7 @@ class _T5Decoder(_T5Stack):
         self._cross_inputs = CrossAttentionInputs(self.graph, self._self_inputs.tokens, self.shape)
 
     def build(self) -> int:
-        """Draw all of it; returns the size of the vocabulary."""
+        """Build the decoder and return its vocabulary size."""
         graph, hidden, bias = self.graph, self._embed(self._self_inputs.ids), self._distances()
         for layer in range(self._config.num_decoder_layers):
             hidden = self._layer(layer, hidden, bias)
@@ -147,16 +147,16 @@ class _T5Decoder(_T5Stack):
         return vocabulary
 
     def _distances(self) -> Value:
-        """The bias [B, heads, T, M]: keys ahead of the query are not attended to at all."""
+        """Return the bias [B, heads, T, M]. Causal attention ignores keys after the query."""
         graph = self.graph
         queries = graph.op("Unsqueeze", self._self_inputs.positions(), graph.constant([2]))
-        bias = self._bias(queries, self._self_inputs.places(), ahead=0)
+        bias = self._bias(queries, self._self_inputs.cache_positions(), ahead=0)
         return graph.op("Transpose", bias, perm=[1, 0, 2, 3])
 
     def _last_scale(self) -> Value:
-        """The scale of the last norm; what the logits are scaled by is part of it."""
+        """Return the scale of the last norm, multiplied by the scale of the logits."""
         graph, config, name = self.graph, self._config, "decoder.final_layer_norm.weight"
-        scales = getattr(config, "scale_decoder_outputs", False)  # mT5 has no such thing
+        scales = getattr(config, "scale_decoder_outputs", False)  # absent in mT5
         factor = config.d_model**-0.5 if scales else 1.0
         return graph.weight(
             name, graph.weights.shape(name), lambda: graph.weights.read(name) * np.float32(factor)

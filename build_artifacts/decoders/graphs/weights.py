@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read one at a time: a model need not fit into memory."""
+"""Lazy reader for the tensors of a checkpoint, which may exceed the memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _INDEX = "model.safetensors.index.json"
 class CheckpointWeights:
     """Tensors by name, as fp32.
 
-    A model is stored with its head or without: `base` is what the names then begin with or not,
-    such as "model.", and is left out here.
+    Checkpoints with a head prefix the names with `base`, such as "model."; this class removes it.
     """
 
     def __init__(self, checkpoint: Path, base: str = "") -> None:
         import ml_dtypes  # noqa: F401 - numpy knows bf16 from then on
         from safetensors import safe_open
 
-        self._files: dict[str, Any] = {}  # of each tensor, under the name without `base`
-        self._stored: dict[str, str] = {}  # the name that it has there
+        self._files: dict[str, Any] = {}  # by name without `base`
+        self._stored: dict[str, str] = {}  # stored name by name without `base`
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - no mapping
@@ -42,29 +41,29 @@ class CheckpointWeights:
         return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises UnsupportedModel where there is no such tensor."""
+        """Raise UnsupportedModel when the tensor is missing."""
         return tuple(self._file(name).get_slice(self._stored[name]).get_shape())
 
     def read(self, name: str) -> FloatArray:
-        """A copy of the tensor. Raises UnsupportedModel where there is none."""
+        """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
         tensor: NDArray[np.generic] = self._file(name).get_tensor(self._stored[name])
         return tensor.astype(np.float32, copy=False)
 
     def first(self, names: Sequence[str]) -> str:
-        """The first of `names` that is stored: tensors that are shared have several."""
+        """Return the first stored name; shared tensors have several names."""
         return next((name for name in names if name in self), names[0])
 
     def _file(self, name: str) -> Any:
         if name not in self._files:
             raise UnsupportedModel(
                 f"the checkpoint has no tensor `{name}`",
-                hint="download it again; or it is of another architecture than config.json says",
+                hint="download the checkpoint again, or correct the architecture in config.json",
             )
         return self._files[name]
 
 
 def embedding_names(side: Side) -> list[str]:
-    """Under which the words of a side are stored: by itself, or shared by both."""
+    """Return the names of a side's embedding table: its own or the shared one."""
     return [f"{side}.embed_tokens.weight", "shared.weight"]
 
 

@@ -109,20 +109,20 @@ def test_what_was_said_is_told_by_the_report(
     built: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = read_generation_report(built.directory)
-    assert set(generation.paces) == {"cpu-int8"}
-    assert len(generation.conversations) == 8
-    for conversation in generation.conversations:
+    assert set(generation.throughput) == {"cpu-int8"}
+    assert len(generation.samples) == 8
+    for conversation in generation.samples:
         assert conversation.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
         answer = conversation.candidates["gpu-fp16"]
-        due = conversation.original
-        assert answer.tokens[: answer.same_tokens] == due.tokens[: answer.same_tokens]
+        due = conversation.reference
+        assert answer.tokens[: answer.matching_tokens] == due.tokens[: answer.matching_tokens]
     assert generation.matching_token_share("gpu-fp16") > 0.3
 
     store = str(built.directory.parents[1])
     assert main(["report", built.manifest.id, "--store", store]) == 0
     told = capsys.readouterr().out
     assert "cpu-int8" in told
-    assert "perplexity of the original" in told
+    assert "perplexity of the reference model" in told
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every file is what was sealed" in capsys.readouterr().out
     assert main(["ls", "--store", store]) == 0
@@ -142,7 +142,7 @@ def test_commands_for_encoders_say_so(
 def test_a_changed_answer_is_noticed(built: BuildResult, tmp_path: Path) -> None:
     copy = shutil.copytree(built.directory, tmp_path / built.directory.name)
     content = json.loads((copy / GENERATION_NAME).read_bytes())
-    content["conversations"][0]["original"]["tokens"][0] += 1
+    content["samples"][0]["reference"]["tokens"][0] += 1
     (copy / GENERATION_NAME).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(DigestMismatch, match=GENERATION_NAME):
         ArtifactManifest.read(copy)
@@ -239,7 +239,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
     finally:
         engine.close()
     told = read_generation_report(built.directory)
-    assert all(len(talk.original.tokens) > 0 for talk in told.conversations)
+    assert all(len(talk.reference.tokens) > 0 for talk in told.samples)
 
 
 def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from build_artifacts.decoders.measurement import (
     LIMITS,
     compare_decoder,
+    decode_texts,
     generate_answers,
     measure_throughput,
-    steps,
 )
 from build_artifacts.decoders.reference import DecoderReference, perplexity, summarize_logits
 from deployments.artifacts.manifest import Gate
@@ -34,25 +34,25 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(graph: Path) -> DecoderReference:
+def reference(graph: Path) -> DecoderReference:
     return build_reference(graph)
 
 
-def test_the_same_graph_passes_with_full_marks(graph: Path, original: DecoderReference) -> None:
-    found = compare_decoder(open_graph(graph), original, Gate())
+def test_the_same_graph_passes_with_full_marks(graph: Path, reference: DecoderReference) -> None:
+    found = compare_decoder(open_graph(graph), reference, Gate())
     assert found.reasons == ()
     assert found.parity is not None
     assert found.parity.top1_agreement == 1.0
     assert found.parity.cosine_worst > 0.999999
     assert found.parity.batched_cosine_worst > 0.999999
-    assert found.perplexity == pytest.approx(original.perplexity(), rel=1e-4)
+    assert found.perplexity == pytest.approx(reference.perplexity(), rel=1e-4)
 
 
 def test_a_damaged_graph_is_left_out_with_the_reasons(
-    tmp_path: Path, graph: Path, original: DecoderReference
+    tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
-    found = compare_decoder(open_graph(other), original, Gate())
+    found = compare_decoder(open_graph(other), reference, Gate())
     assert found.parity is not None
     assert found.parity.top1_agreement is not None
     assert found.parity.top1_agreement < 0.9
@@ -60,23 +60,23 @@ def test_a_damaged_graph_is_left_out_with_the_reasons(
 
 
 def test_numbers_that_are_none_never_pass(
-    tmp_path: Path, graph: Path, original: DecoderReference
+    tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
     anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
-    found = compare_decoder(open_graph(other), original, anything)
+    found = compare_decoder(open_graph(other), reference, anything)
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 
 
 @pytest.mark.parametrize("limit", Gate.model_fields)
 def test_the_limits_that_are_read_are_those_that_are_named(
-    tmp_path: Path, graph: Path, original: DecoderReference, limit: str
+    tmp_path: Path, graph: Path, reference: DecoderReference, limit: str
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
-    usual = compare_decoder(open_graph(other), original, Gate())
+    usual = compare_decoder(open_graph(other), reference, Gate())
     extreme = Gate(**{limit: -0.9 if limit == "perplexity_increase" else 2.0})
-    found = compare_decoder(open_graph(other), original, extreme)
+    found = compare_decoder(open_graph(other), reference, extreme)
     assert (found != usual) == (limit in LIMITS)
 
 
@@ -105,9 +105,9 @@ class Mixing:
         self._inner.close()
 
 
-def test_rows_that_change_one_another_are_found(graph: Path, original: DecoderReference) -> None:
-    found = compare_decoder(Mixing(open_graph(graph)), original, Gate())
-    assert any("alone to company" in reason for reason in found.reasons)
+def test_rows_that_change_one_another_are_found(graph: Path, reference: DecoderReference) -> None:
+    found = compare_decoder(Mixing(open_graph(graph)), reference, Gate())
+    assert any("worst batched cosine" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
 
 
@@ -130,24 +130,24 @@ class Lonely(Mixing):
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
-    graph: Path, original: DecoderReference, wrong: float
+    graph: Path, reference: DecoderReference, wrong: float
 ) -> None:
-    found = compare_decoder(Lonely(open_graph(graph), wrong), original, Gate())
+    found = compare_decoder(Lonely(open_graph(graph), wrong), reference, Gate())
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 
 
 def test_texts_of_all_lengths_are_read_to_their_ends(
-    graph: Path, original: DecoderReference
+    graph: Path, reference: DecoderReference
 ) -> None:
-    read = [(text, place) for left, place, _ in steps(open_graph(graph), original.texts)
+    read = [(text, place) for left, place, _ in decode_texts(open_graph(graph), reference.texts)
             for text in left]  # fmt: skip
-    due = [(text, place) for text, ids in enumerate(original.texts) for place in range(len(ids))]
+    due = [(text, place) for text, ids in enumerate(reference.texts) for place in range(len(ids))]
     assert sorted(read) == due
 
 
-def test_answers_are_those_of_one_prompt_alone(graph: Path, original: DecoderReference) -> None:
-    prompts = original.gate_inputs.prompts
+def test_answers_are_those_of_one_prompt_alone(graph: Path, reference: DecoderReference) -> None:
+    prompts = reference.gate_inputs.prompts
     together = generate_answers(open_graph(graph), prompts, ENDS, 12)
     engine = open_graph(graph)
     for prompt, answer in zip(prompts, together, strict=True):
@@ -174,5 +174,5 @@ def test_logits_are_summed_up_as_probabilities_say() -> None:
 
 def test_a_pace_is_measured_in_any_context(graph: Path) -> None:
     pace = measure_throughput(open_graph(graph), 0.05)
-    assert min(pace.alone, pace.company, pace.prompt) > 0
+    assert min(pace.single, pace.batched, pace.prefill) > 0
     assert "tokens/s" in str(pace)
