@@ -1,162 +1,139 @@
-"""Answers of `/v1/completions`, whole and in parts."""
+"""Responses of `/v1/completions`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from deployments.generation.messages import Chunk, Completion, Prompt, Started, Token
+from deployments.generation.messages import Chunk, Completion, Finished, Prompt, Started, Token
 from deployments.ingress.apis.openai.responses import (
-    DONE,
     FINISH_REASONS,
+    build_envelope,
+    build_response_usage,
+    clamp_logprob,
+)
+from deployments.ingress.apis.openai.schemas import (
+    CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
     CompletionResponse,
-    build_completions_usage,
-    build_envelope,
-    build_usage,
-    clamp_logprob,
-    encode_chunk,
-    encode_usage,
 )
-from deployments.ingress.apis.openai.schemas import CompletionBody
+from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.generation import GenerationRequest, GenerationResponse, GenerationStream
 
-OBJECT, PREFIX = "text_completion", "cmpl"
+OBJECT, ID_PREFIX = "text_completion", "cmpl"
 
 
 def build_completion_response(
-    reply: GenerationResponse, question: GenerationRequest, body: CompletionBody
+    response: GenerationResponse, generation_request: GenerationRequest, body: CompletionBody
 ) -> CompletionResponse:
-    """The whole answers."""
-    choices = [
-        build_choice(
-            index,
-            drop_text(one) if body.max_tokens == 0 else one,
-            _prompt_of(question, index),
-            body,
-        )
-        for index, one in enumerate(reply.completions)
-    ]
-    usage = build_completions_usage(reply.completions, reply.discarded, question.choices)
+    """`max_tokens` 0 returns the echoed prompt only."""
+    completions = response.completions
+    usage = build_response_usage(response, generation_request.choices)
     if body.max_tokens == 0:
+        completions = tuple(map(drop_text, completions))
         usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-    return CompletionResponse(
-        **build_envelope(reply.model, OBJECT, PREFIX), choices=choices, usage=usage
+    choices = build_choices(
+        generation_request, body, [completion.started for completion in completions]
     )
+    return CompletionResponse(
+        **build_envelope(response.model, OBJECT, ID_PREFIX),
+        choices=[
+            choice.build_whole(completion)
+            for choice, completion in zip(choices, completions, strict=True)
+        ],
+        usage=usage,
+    )
+
+
+def encode_completion_stream(
+    stream: GenerationStream, generation_request: GenerationRequest, body: CompletionBody
+) -> AsyncGenerator[bytes, None]:
+    return encode_stream(
+        stream,
+        build_envelope(stream.model, OBJECT, ID_PREFIX),
+        build_choices(generation_request, body, stream.started),
+        choices_per_prompt=generation_request.choices,
+        includes_usage=body.includes_usage,
+    )
+
+
+def build_choices(
+    generation_request: GenerationRequest, body: CompletionBody, started: Sequence[Started]
+) -> list[CompletionStreamChoice]:
+    """Build one choice for each of `started`, which has all choices of the first prompt first."""
+    prompts = generation_request.prompts
+    return [
+        CompletionStreamChoice(index, body, prompts[index // generation_request.choices], start)
+        for index, start in enumerate(started)
+    ]
 
 
 def drop_text(completion: Completion) -> Completion:
-    """A completion without its text, of which nobody asked for any."""
     return completion._replace(text="", tokens=())
 
 
-def _prompt_of(question: GenerationRequest, index: int) -> Prompt:
-    return question.prompts[index // question.choices]
+class CompletionStreamChoice:
+    """One choice, built from chunks or at once."""
 
-
-def build_choice(
-    index: int, completion: Completion, prompt: Prompt, body: CompletionBody
-) -> CompletionChoice:
-    """One answer, behind its prompt where that is to be echoed."""
-    told = CompletionStreamText(body, prompt, completion.started)
-    return CompletionChoice(
-        index=index,
-        text=told.echoed + completion.text,
-        logprobs=told.build_logprobs(completion.tokens),
-        finish_reason=FINISH_REASONS[completion.finished.reason],
-    )
-
-
-class CompletionStreamText:
-    """What has been told of one text so far."""
-
-    def __init__(self, body: CompletionBody, prompt: Prompt, started: Started) -> None:
+    def __init__(self, index: int, body: CompletionBody, prompt: Prompt, started: Started) -> None:
+        self._index = index
         self._with_logprobs = body.logprobs is not None
-        self._tokens_ahead = started.prompt if body.echo else ()
-        self._offset = 0  # characters, where the next token begins
-        self.echoed = ""  # what stands in front of the text
+        self._pending_prompt = started.prompt if body.echo else ()  # precedes the next logprobs
+        self._offset = 0  # characters before the next token
+        self._echoed_text = ""
         if body.echo:
             is_text = isinstance(prompt, str)
-            self.echoed = str(prompt) if is_text else "".join(t.text for t in started.prompt)
+            self._echoed_text = (
+                str(prompt) if is_text else "".join(token.text for token in started.prompt)
+            )
 
-    def build_logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs | None:
-        """The next tokens, those of an echoed prompt in front; None where nobody asked."""
-        if not self._with_logprobs:
-            return None
-        told = (*self._tokens_ahead, *tokens)
-        self._tokens_ahead = ()
+    def open(self) -> Iterator[CompletionChoice]:
+        if self._echoed_text:
+            yield self._build(self._echoed_text, (), None)
+
+    def add_chunk(self, chunk: Chunk) -> Iterator[CompletionChoice]:
+        has_logprobs = bool(chunk.tokens) and self._with_logprobs
+        if chunk.text or has_logprobs or chunk.finished is not None:
+            yield self._build(chunk.text, chunk.tokens, chunk.finished)
+
+    def build_whole(self, completion: Completion) -> CompletionChoice:
+        text = self._echoed_text + completion.text
+        return self._build(text, completion.tokens, completion.finished)
+
+    def _build(
+        self, text: str, tokens: Sequence[Token], finished: Finished | None
+    ) -> CompletionChoice:
+        return CompletionChoice(
+            index=self._index,
+            text=text,
+            logprobs=self._build_logprobs(tokens) if self._with_logprobs else None,
+            finish_reason=None if finished is None else FINISH_REASONS[finished.reason],
+        )
+
+    def _build_logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs:
+        tokens = (*self._pending_prompt, *tokens)
+        self._pending_prompt = ()
         offsets: list[int] = []
-        for token in told:
+        for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token.text)
         return CompletionLogprobs(
-            tokens=[token.text for token in told],
+            tokens=[token.text for token in tokens],
             token_logprobs=[
-                None if token.logprob is None else clamp_logprob(token.logprob) for token in told
+                None if token.logprob is None else clamp_logprob(token.logprob) for token in tokens
             ],
-            top_logprobs=[build_top_logprobs(token) for token in told],
+            top_logprobs=[build_top_logprobs(token) for token in tokens],
             text_offset=offsets,
         )
 
 
 def build_top_logprobs(token: Token) -> dict[str, float] | None:
-    """The likeliest tokens, and the one that came; None for a prompt's first token."""
+    """Return the alternatives and the token itself; None for the first token of a prompt."""
     if token.logprob is None:
         return None
-    # Of tokens that look alike the likeliest counts; it comes first.
+    # Several tokens may have the same text. The most likely comes first and is kept.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
         top.setdefault(alternative.text, clamp_logprob(alternative.logprob))
     top.setdefault(token.text, clamp_logprob(token.logprob))
     return top
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionEvents:
-    """The events of a stream."""
-
-    stream: GenerationStream
-    question: GenerationRequest
-    body: CompletionBody
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """One event for each part, and `[DONE]`; those that are ready together in one piece."""
-        head = build_envelope(self.stream.model, OBJECT, PREFIX)
-        texts = [
-            CompletionStreamText(self.body, _prompt_of(self.question, index), started)
-            for index, started in enumerate(self.stream.started)
-        ]
-        includes_usage = self.body.includes_usage
-        for index, told in enumerate(texts):
-            if told.echoed:
-                choice = self._choice(index, told, Chunk(told.echoed, ()))
-                yield encode_chunk(head, choice, includes_usage=includes_usage)
-        async for parts in self.stream.batches():
-            choices = [
-                self._choice(part.choice, texts[part.choice], part.chunk)
-                for part in parts
-                if self._is_worth_telling(part.chunk)
-            ]
-            if choices:
-                yield b"".join(
-                    encode_chunk(head, choice, includes_usage=includes_usage) for choice in choices
-                )
-        if includes_usage:
-            yield encode_usage(
-                head,
-                build_usage(self.stream.started, self.stream.finished, self.question.choices),
-            )
-        yield DONE
-
-    def _is_worth_telling(self, chunk: Chunk) -> bool:
-        told = bool(chunk.tokens) and self.body.logprobs is not None
-        return bool(chunk.text) or told or chunk.finished is not None
-
-    def _choice(self, index: int, told: CompletionStreamText, chunk: Chunk) -> CompletionChoice:
-        return CompletionChoice(
-            index=index,
-            text=chunk.text,
-            logprobs=told.build_logprobs(chunk.tokens),
-            finish_reason=None if chunk.finished is None else FINISH_REASONS[chunk.finished.reason],
-        )

@@ -1,4 +1,4 @@
-"""Bodies and answers of `/v1/embeddings`."""
+"""Request body and response of `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.service import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
-# What our own request calls differently.
+# Fields of an InferenceRequest and their names in the body.
 EMBEDDING_FIELDS = {"inputs": "input", "parameters.": ""}
 
 
 class EmbeddingsRequest(EmbeddingParameters):
-    """The body of `/v1/embeddings`. Keys it does not name are not for us, as with OpenAI."""
+    """Body of `/v1/embeddings`. Unknown keys are ignored, as by OpenAI."""
 
     model_config = LENIENT
 
-    # Told apart, and validated with the place of what is wrong, by the task.
+    # Validated by the task, which names the invalid element.
     input: Annotated[Any, WithJsonSchema(schema_of(str | list[str] | list[int] | list[list[int]]))]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -33,13 +33,13 @@ class EmbeddingsRequest(EmbeddingParameters):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Those of the task; vectors have length 1 unless `normalize` says otherwise."""
-        given = self.model_dump(include=set(EmbeddingParameters.model_fields), exclude_none=True)
-        return {"normalize": True, **given}
+        """Parameters of the task. `normalize` is true by default."""
+        names = set(EmbeddingParameters.model_fields)
+        return {"normalize": True, **self.model_dump(include=names, exclude_none=True)}
 
 
 class EmbeddingObject(BaseModel):
-    """One vector; base64 holds little-endian float32."""
+    """An embedding; base64 contains little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -47,14 +47,14 @@ class EmbeddingObject(BaseModel):
 
 
 class Usage(TypedDict):
-    """Tokens read, special tokens included."""
+    """Token counts, special tokens included."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """The answer of `/v1/embeddings`."""
+    """Response of `/v1/embeddings`."""
 
     object: Literal["list"]
     data: list[EmbeddingObject]
@@ -62,14 +62,14 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
-def build_usage(reply: InferenceResponse) -> Usage:
-    """What an answer took; nothing is written, so all tokens are the prompt's."""
-    tokens = reply.result.timings.tokens
+def build_embeddings_usage(response: InferenceResponse) -> Usage:
+    """Nothing is generated, so all tokens belong to the prompt."""
+    tokens = response.result.timings.tokens
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def build_embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:
-    """One object per row [dimensions]; base64 holds little-endian float32."""
+    """Build an object per row of [texts, dimensions]."""
     return [
         {
             "object": "embedding",

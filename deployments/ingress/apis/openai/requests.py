@@ -1,4 +1,4 @@
-"""From OpenAI's bodies to questions: prompts, conversations and how to sample."""
+"""Requests of OpenAI's generation API, parsed into generation requests."""
 
 from __future__ import annotations
 
@@ -30,106 +30,101 @@ from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
 FORMAT_FIELD = "response_format"
 FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
-
-
-def parse_grammar(form: Any) -> Grammar | None:
-    """What the text must follow; None where it is free. Raises InvalidField.
-
-    `{"type": "text"}`, `{"type": "json_object"}`, the latter also with a schema as `value`,
-    `{"type": "json_schema", "json_schema": {"schema": ...}}`, `{"type": "json", "value": ...}` and
-    `{"type": "regex", "value": ...}`.
-    """
-    if form is None:
-        return None
-    if not isinstance(form, dict):
-        raise InvalidField(f"`{FORMAT_FIELD}` must be an object", field=FORMAT_FIELD)
-    kind = form.get("type")
-    if kind not in FORMAT_TYPES:
-        known = ", ".join(f"`{one}`" for one in FORMAT_TYPES)
-        raise InvalidField(
-            f"`{FORMAT_FIELD}.type` must be one of {known}", field=f"{FORMAT_FIELD}.type"
-        )
-    if kind == "text":
-        return None
-    if kind == "regex":
-        return Grammar("regex", _parse_expression(form))
-    if kind == "json_schema":
-        return build_schema_grammar(*_find_schema(form))
-    value = form.get("value")
-    if value is None and kind == "json_object":
-        return Grammar("json_object")
-    return build_schema_grammar(value, f"{FORMAT_FIELD}.value")
-
-
-def build_schema_grammar(schema: Any, path: str) -> Grammar:
-    """The grammar of a JSON schema. Raises InvalidField naming `path`."""
-    if not isinstance(schema, dict):
-        raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
-    return Grammar("json_schema", orjson.dumps(schema).decode())
-
-
-def _parse_expression(form: dict[str, Any]) -> str:
-    value = form.get("value")
-    if not isinstance(value, str) or not value:
-        path = f"{FORMAT_FIELD}.value"
-        raise InvalidField(f"`{path}` must be a regular expression", field=path)
-    return value
-
-
-def _find_schema(form: dict[str, Any]) -> tuple[Any, str]:
-    """The schema and its path; TGI puts what OpenAI calls `json_schema` in `value`."""
-    key = "json_schema" if form.get("json_schema") is not None else "value"
-    named = form.get(key)
-    if not isinstance(named, dict) or (key == "value" and "schema" not in named):
-        return named, f"{FORMAT_FIELD}.{key}"
-    return named.get("schema"), f"{FORMAT_FIELD}.{key}.schema"
-
-
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGIT_BIAS = 100.0
-# As OpenAI has it; conversations may go on until the context is full.
-DEFAULT_COMPLETION_TOKENS = 16
-# The smallest share that still is one: only the likeliest token.
-MIN_TOP_P = 1e-9
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
+MIN_TOP_P = 1e-9  # keeps the most likely token only
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
-def parse_completion_request(
-    body: CompletionBody, model: RegisteredModel, request: RequestOptions
-) -> GenerationRequest:
-    """What `/v1/completions` asks. Raises what `parse_prompts` and `parse_options` raise."""
-    prompts = parse_prompts(body.prompt)
-    told = body.logprobs is not None
-    most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    if most == 0 and (not body.echo or body.stream):
+def parse_grammar(response_format: Any) -> Grammar | None:
+    """Parse `response_format`; None for free text. Raises InvalidField.
+
+    `{"type": "text"}`, `{"type": "json_object"}`, the latter also with a schema as `value`,
+    `{"type": "json_schema", "json_schema": {"schema": ...}}`, `{"type": "json", "value": ...}` and
+    `{"type": "regex", "value": ...}`.
+    """
+    if response_format is None:
+        return None
+    if not isinstance(response_format, dict):
+        raise InvalidField(f"`{FORMAT_FIELD}` must be an object", field=FORMAT_FIELD)
+    format_type = response_format.get("type")
+    if format_type not in FORMAT_TYPES:
+        known = ", ".join(f"`{name}`" for name in FORMAT_TYPES)
         raise InvalidField(
-            "`max_tokens` must be at least 1, unless `echo` is true and nothing is streamed",
+            f"`{FORMAT_FIELD}.type` must be one of {known}", field=f"{FORMAT_FIELD}.type"
+        )
+    if format_type == "text":
+        return None
+    if format_type == "regex":
+        return Grammar("regex", _parse_expression(response_format))
+    if format_type == "json_schema":
+        return build_schema_grammar(*_find_schema(response_format))
+    value = response_format.get("value")
+    if value is None and format_type == "json_object":
+        return Grammar("json_object")
+    return build_schema_grammar(value, f"{FORMAT_FIELD}.value")
+
+
+def build_schema_grammar(schema: Any, path: str) -> Grammar:
+    """Raises InvalidField with `path`."""
+    if not isinstance(schema, dict):
+        raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
+    return Grammar("json_schema", orjson.dumps(schema).decode())
+
+
+def _parse_expression(response_format: dict[str, Any]) -> str:
+    value = response_format.get("value")
+    if not isinstance(value, str) or not value:
+        path = f"{FORMAT_FIELD}.value"
+        raise InvalidField(f"`{path}` must be a regular expression", field=path)
+    return value
+
+
+def _find_schema(response_format: dict[str, Any]) -> tuple[Any, str]:
+    """Return the schema and its path. TGI's key is `value`, OpenAI's `json_schema`."""
+    key = "json_schema" if response_format.get("json_schema") is not None else "value"
+    named = response_format.get(key)
+    if not isinstance(named, dict) or (key == "value" and "schema" not in named):
+        return named, f"{FORMAT_FIELD}.{key}"
+    return named.get("schema"), f"{FORMAT_FIELD}.{key}.schema"
+
+
+def parse_completion_request(
+    body: CompletionBody, model: RegisteredModel, request_options: RequestOptions
+) -> GenerationRequest:
+    """Raises InvalidField or EmptyInput."""
+    prompts = parse_prompts(body.prompt)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and (not body.echo or body.stream):
+        raise InvalidField(
+            "`max_tokens` must be at least 1. 0 needs `echo` and excludes `stream`.",
             field="max_tokens",
         )
-    # What token ids mean is known to who computes them.
-    spelled = any(isinstance(prompt, tuple) for prompt in prompts)
+    # The texts of echoed token ids come from the generator, with the logprobs of the prompt.
+    has_token_ids = any(isinstance(prompt, tuple) for prompt in prompts)
     return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
         options=parse_options(body, model.generation_config.defaults)._replace(
-            max_new_tokens=max(1, most),
+            max_new_tokens=max(1, max_tokens),
             logprobs=body.logprobs,
-            prompt_logprobs=bool(body.echo) and (told or spelled),
+            prompt_logprobs=bool(body.echo) and (body.logprobs is not None or has_token_ids),
         ),
         model_id=model.ref.id,
         choices=body.n or 1,
         best_of=body.best_of,
-        request_options=request,
+        request_options=request_options,
     )
 
 
 def parse_chat_request(
-    body: ChatBody, model: RegisteredModel, request: RequestOptions
+    body: ChatBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
-    """What `/v1/chat/completions` asks. Raises InvalidField or EmptyInput."""
+    """Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
@@ -137,43 +132,41 @@ def parse_chat_request(
     options = parse_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
         options = options._replace(grammar=call_grammar(forced))
-    most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     return GenerationRequest(
         prompt=Chat(messages, tuple(tools)),
         options=options._replace(
-            max_new_tokens=most, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+            max_new_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         model_id=model.ref.id,
         choices=body.n or 1,
-        request_options=request,
+        request_options=request_options,
     )
 
 
-def parse_options(body: GenerationBody, own: GenerationDefaults) -> GenerationOptions:
-    """What both bodies say of how to sample and where to stop. Raises InvalidField.
-
-    What a body leaves out is the model's `own`.
-    """
+def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
+    """`defaults` are those of the checkpoint. Raises InvalidField."""
     return GenerationOptions(
-        sampling=parse_sampling(body, own),
+        sampling=parse_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
         stop=parse_stops(body.stop),
         grammar=parse_grammar(body.response_format),
     )
 
 
-def parse_sampling(body: GenerationBody, own: GenerationDefaults) -> SamplingParams:
-    """How to sample. Raises InvalidField for a bias that is none."""
-    top_k = own.top_k if body.top_k is None else body.top_k
-    top_p = own.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
+def parse_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
+    """Raises InvalidField for an invalid `logit_bias`."""
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    top_p = defaults.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
     penalty = body.repetition_penalty
     return SamplingParams(
-        temperature=own.temperature if body.temperature is None else body.temperature,
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=top_p,
-        min_p=own.min_p if body.min_p is None else body.min_p,
-        typical_p=own.typical_p if body.typical_p is None else body.typical_p,
-        repetition_penalty=own.repetition_penalty if penalty is None else penalty,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        typical_p=defaults.typical_p if body.typical_p is None else body.typical_p,
+        repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         logit_bias=parse_logit_bias(body.logit_bias),
@@ -182,11 +175,11 @@ def parse_sampling(body: GenerationBody, own: GenerationDefaults) -> SamplingPar
 
 
 def parse_stops(value: Any) -> tuple[str, ...]:
-    """`stop`. Raises InvalidField or EmptyInput."""
+    """Raises InvalidField or EmptyInput."""
     if value is None or value == []:
         return ()
-    read = STOPS.read(value, "stop")
-    stops = (read,) if isinstance(read, str) else tuple(read)
+    parsed = STOPS.read(value, "stop")
+    stops = (parsed,) if isinstance(parsed, str) else tuple(parsed)
     if len(stops) > MAX_STOPS or max(map(len, stops)) > STOP_CHARS:
         raise InvalidField(
             f"`stop` may have up to {MAX_STOPS} strings of up to {STOP_CHARS} characters",
@@ -196,7 +189,7 @@ def parse_stops(value: Any) -> tuple[str, ...]:
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """`logit_bias`: an object from token ids to what is added. Raises InvalidField."""
+    """Parse an object of token ids and values added to their logits. Raises InvalidField."""
     if value is None or value == []:
         return ()
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:
@@ -208,66 +201,66 @@ def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _parse_bias(key: str, bias: Any) -> tuple[int, float]:
-    # Digits are counted first: Python refuses to read a number of thousands of them.
+    # Limit the digits first: int() raises for thousands of digits.
     is_id = key.isascii() and key.isdecimal() and len(key) < 10
     is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
     if not is_id or not is_number or not math.fabs(bias) <= MAX_LOGIT_BIAS:
         raise InvalidField(
-            f"`logit_bias` must name token ids, with a number of up to {MAX_LOGIT_BIAS:g} for each",
+            f"`logit_bias` must map token ids to numbers of up to {MAX_LOGIT_BIAS:g}",
             field=f"logit_bias.{key}",
         )
     return int(key), float(bias)
 
 
 def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
-    """`prompt`: one, or several. Raises InvalidField or EmptyInput."""
+    """Parse one or several texts or lists of token ids. Raises InvalidField or EmptyInput."""
     if value is None:
         raise InvalidField("Error in `prompt`: field required", field="prompt")
-    read = TEXTS_OR_IDS.read(value, "prompt")
-    single = isinstance(read, str) or isinstance(read[0], int)
-    given: Sequence[Any] = [read] if single else read
-    return [one if isinstance(one, str) else tuple(one) for one in given]
+    parsed = TEXTS_OR_IDS.read(value, "prompt")
+    is_single = isinstance(parsed, str) or isinstance(parsed[0], int)
+    prompts: Sequence[Any] = [parsed] if is_single else parsed
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 
-def parse_message(message: ChatRequestMessage, place: int) -> dict[str, Any]:
-    """A message as chat templates read it, its content one string. Raises InvalidField."""
-    told: dict[str, Any] = {
+def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
+    """Build the message for the chat template, with text content. Raises InvalidField."""
+    parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
-        "content": _content(message, place),
+        "content": _parse_content(message, index),
     }
     if message.name is not None:
-        told["name"] = message.name
+        parsed["name"] = message.name
     if message.tool_call_id is not None:
-        told["tool_call_id"] = message.tool_call_id
+        parsed["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        told["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return told
+        parsed["tool_calls"] = [_parse_tool_call(call) for call in message.tool_calls]
+    return parsed
 
 
-def _content(message: ChatRequestMessage, place: int) -> str:
+def _parse_content(message: ChatRequestMessage, index: int) -> str:
     content = message.content
     if content is None:
         if message.role == "assistant" and message.tool_calls:
             return ""
-        path = f"messages[{place}].content"
+        path = f"messages[{index}].content"
         raise InvalidField(f"Error in `{path}`: field required", field=path)
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    """A call, its arguments the object that templates write down, where they are one."""
-    given = call.function.arguments
-    function = {"name": call.function.name, "arguments": given}
-    if isinstance(given, str):
+def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
+    """Chat templates expect arguments as an object, clients send them as JSON text."""
+    arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    if isinstance(arguments, str):
         with suppress(MalformedBody):
-            parsed = parse_json(given.encode("utf-8", "replace"))
-            function["arguments"] = parsed if isinstance(parsed, dict) else given
-    told = {"type": call.type, "function": function}
-    return told if call.id is None else {"id": call.id, **told}
+            value = parse_json(arguments.encode("utf-8", "replace"))
+            function["arguments"] = value if isinstance(value, dict) else arguments
+    parsed = {"type": call.type, "function": function}
+    return parsed if call.id is None else {"id": call.id, **parsed}
 
 
 def field_names(body: GenerationBody) -> dict[str, str]:
-    """What the question's fields are called in the body."""
+    """Map the fields of a GenerationRequest to their names in the body."""
     names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
     if isinstance(body, CompletionBody):
         return names | {"inputs": "prompt", "prompt_logprobs": "echo"}

@@ -1,4 +1,4 @@
-"""OpenAI's API: embeddings, generated text and the list of models.
+"""Routes of OpenAI's API: embeddings, text generation and the model list.
 
 POST /v1/embeddings  /embeddings  /models/{id}/v1/embeddings
 POST /v1/chat/completions  /models/{id}/v1/chat/completions
@@ -8,7 +8,7 @@ GET  /v1/models  /v1/models/{id}
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -17,29 +17,34 @@ from starlette.responses import Response
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.model_list import build_model_facts, build_model_list
-from deployments.ingress.apis.openai.chat import ChatEvents, build_chat_response
-from deployments.ingress.apis.openai.completions import CompletionEvents, build_completion_response
+from deployments.ingress.apis.openai.chat import build_chat_response, encode_chat_stream
+from deployments.ingress.apis.openai.completions import (
+    build_completion_response,
+    encode_completion_stream,
+)
 from deployments.ingress.apis.openai.embeddings import (
     EMBEDDING_FIELDS,
     EmbeddingsRequest,
     EmbeddingsResponse,
     build_embedding_objects,
-    build_usage,
+    build_embeddings_usage,
 )
 from deployments.ingress.apis.openai.requests import (
     field_names,
     parse_chat_request,
     parse_completion_request,
 )
-from deployments.ingress.apis.openai.responses import (
+from deployments.ingress.apis.openai.responses import build_openai_error
+from deployments.ingress.apis.openai.schemas import (
+    ChatBody,
     ChatCompletion,
     ChatCompletionChunk,
+    CompletionBody,
     CompletionResponse,
+    GenerationBody,
     OpenAIError,
-    build_openai_error,
-    error_encoder,
 )
-from deployments.ingress.apis.openai.schemas import ChatBody, CompletionBody, GenerationBody
+from deployments.ingress.apis.openai.streaming import error_encoder
 from deployments.ingress.apis.response_headers import (
     GENERATION_HEADERS,
     REPLY_HEADERS,
@@ -68,7 +73,7 @@ EXAMPLE_CHAT = {
 
 
 class OpenAIRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "OpenAI"
 
@@ -77,7 +82,7 @@ class OpenAIRoutes:
         self._generation = generation
 
     def operations(self) -> Sequence[Operation]:
-        """The per-model form must stand before the Hugging Face family's greedy path."""
+        """Register before the Hugging Face API, whose model paths match these paths too."""
         return (
             Operation(
                 method="POST",
@@ -135,13 +140,12 @@ class OpenAIRoutes:
         return "/v1/" in path or path == "/embeddings"
 
     async def embeddings(self, request: Request) -> Response:
-        """Embeddings of `input`, always of length 1 unless `normalize` says otherwise."""
         limits = self._service.settings.limits
         body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
         with rename_error_fields(EMBEDDING_FIELDS):
-            reply = await self._service.infer(
+            response = await self._service.infer(
                 InferenceRequest(
                     inputs=parse_token_ids(body.input),
                     model_id=model_in_path(request) or model_in_body(body.model),
@@ -154,52 +158,52 @@ class OpenAIRoutes:
             {
                 "object": "list",
                 "data": build_embedding_objects(
-                    reply.result.value, body.encoding_format or "float"
+                    response.result.value, body.encoding_format or "float"
                 ),
-                "model": reply.model.ref.id,
-                "usage": build_usage(reply),
+                "model": response.model.ref.id,
+                "usage": build_embeddings_usage(response),
             },
-            headers=reply_headers(reply),
+            headers=reply_headers(response),
         )
 
     async def chat(self, request: Request) -> Response:
-        """The next message of a conversation, whole or as it comes."""
         raw, model = await self._read(request)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers)
-        question = parse_chat_request(body, model, options)
+        generation_request = parse_chat_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:
-                stream = await self._generation.stream(question)
-                return self._streamed(ChatEvents(stream, body), stream, body)
-            reply = await self._generation.complete(question)
-        return json_response(build_chat_response(reply, body), headers=generation_headers(reply))
+                stream = await self._generation.stream(generation_request)
+                return self._build_stream(stream, encode_chat_stream(stream, body), body)
+            response = await self._generation.complete(generation_request)
+        content = build_chat_response(response, body)
+        return json_response(content, headers=generation_headers(response))
 
     async def completions(self, request: Request) -> Response:
-        """The continuation of one text or of several, whole or as it comes."""
         raw, model = await self._read(request)
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers)
-        question = parse_completion_request(body, model, options)
+        generation_request = parse_completion_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:
-                stream = await self._generation.stream(question)
-                return self._streamed(CompletionEvents(stream, question, body), stream, body)
-            reply = await self._generation.complete(question)
-        answer = build_completion_response(reply, question, body)
-        return json_response(answer, headers=generation_headers(reply))
+                stream = await self._generation.stream(generation_request)
+                events = encode_completion_stream(stream, generation_request, body)
+                return self._build_stream(stream, events, body)
+            response = await self._generation.complete(generation_request)
+        content = build_completion_response(response, generation_request, body)
+        return json_response(content, headers=generation_headers(response))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
-        """The body, and the model it means: one that generates nothing is told before all else."""
+        """Find the model before the body is validated: a wrong model is the first error."""
         raw = await read_json_object(request, self._generation.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
         return raw, self._generation.find_model(model_id)
 
-    def _streamed(
-        self, told: ChatEvents | CompletionEvents, stream: GenerationStream, body: GenerationBody
+    def _build_stream(
+        self, stream: GenerationStream, events: AsyncGenerator[bytes, None], body: GenerationBody
     ) -> SseResponse:
         return SseResponse(
-            told.events(),
+            events,
             stream,
             error_encoder(field_names(body)),
             stream_write_timeout_s=self._generation.settings.stream_write_timeout_s,
@@ -207,17 +211,14 @@ class OpenAIRoutes:
         )
 
     async def models(self, request: Request) -> Response:
-        """Every configured model."""
         return json_response(build_model_list(self._service))
 
     async def model(self, request: Request) -> Response:
-        """One model."""
-        found = self._service.registry.find(model_in_path(request) or "")
-        return json_response(build_model_facts(found, self._service.monitor))
+        model = self._service.registry.find(model_in_path(request) or "")
+        return json_response(build_model_facts(model, self._service.monitor))
 
     def error_response(self, error: ServeError) -> Response:
-        """OpenAI's error object; its clients pick the exception class by status."""
-        # Its clients retry every 5xx twice unless told; most of ours would fail the same way again.
+        # OpenAI's clients retry each 5xx twice without this header. Most would fail again.
         headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
         body = {"error": build_openai_error(error)}
         return json_response(body, status=error.status, headers=headers)

@@ -1,10 +1,13 @@
-"""Bodies of the requests that generate text."""
+"""Request bodies and response objects of OpenAI's generation API."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+
+# pydantic rejects typing.TypedDict before Python 3.12.
+from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, schema_of
 from deployments.ingress.http.request_options import RequestOptions
@@ -13,23 +16,21 @@ from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
-# The most that a signed number of 64 bits holds, which is how clients of all languages send it.
+# Clients in all languages send seeds as signed 64-bit integers.
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
-# Branches of a union; see tasks/inputs.py for their brackets.
+# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PARTS = "<text>", "<parts>"
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
-
     model_config = LENIENT
 
     include_usage: bool | None = None
 
 
 class GenerationBody(BaseModel):
-    """What both requests have. Keys they do not name are not for us, as with OpenAI."""
+    """Fields of both requests. Unknown keys are ignored, as by OpenAI."""
 
     model_config = LENIENT
 
@@ -54,14 +55,14 @@ class GenerationBody(BaseModel):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with what it took."""
+        """Whether the last chunk of a stream contains the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class CompletionBody(GenerationBody):
-    """The body of `/v1/completions`."""
+    """Body of `/v1/completions`."""
 
-    # Told apart, and validated with the place of what is wrong, where the question is made.
+    # Validated in requests.py, which names the invalid element.
     prompt: Annotated[
         Any, WithJsonSchema(schema_of(str | list[str] | list[int] | list[list[int]] | None))
     ] = None
@@ -72,7 +73,7 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(BaseModel):
-    """A part of a message; only text is read."""
+    """A part of a message. Only text is supported."""
 
     model_config = LENIENT
 
@@ -81,8 +82,6 @@ class TextPart(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """What a message of the assistant called."""
-
     model_config = LENIENT
 
     name: NonEmptyText
@@ -90,7 +89,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call in a message of the assistant."""
+    """A tool call in a message of the assistant."""
 
     model_config = LENIENT
 
@@ -106,8 +105,6 @@ Content = Annotated[
 
 
 class ChatRequestMessage(BaseModel):
-    """One message of a conversation."""
-
     model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -118,9 +115,9 @@ class ChatRequestMessage(BaseModel):
 
 
 class FunctionDefinition(BaseModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema."""
 
-    # The model's template gets it as it was sent.
+    # The chat template receives unknown keys too.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
@@ -129,8 +126,6 @@ class FunctionDefinition(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool, as OpenAI declares it."""
-
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     type: Literal["function"]
@@ -138,12 +133,147 @@ class Tool(BaseModel):
 
 
 class ChatBody(GenerationBody):
-    """The body of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Many[ChatRequestMessage]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # newer name of `max_tokens`
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
     tool_choice: Annotated[Any, WithJsonSchema(schema_of(str | dict[str, Any] | None))] = None
+
+
+FinishReasonWord = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorObject(TypedDict):
+    """An error. `param` is the name of the field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(TypedDict):
+    """Body of an error response, and last event of a failed stream."""
+
+    error: ErrorObject
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class GenerationUsage(TypedDict):
+    """Token counts, special tokens included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class ResponseEnvelope(TypedDict):
+    """Fields that a response shares with the chunks of a stream."""
+
+    id: str
+    object: str
+    created: int  # seconds since the epoch
+    model: str
+    system_fingerprint: str  # version of the model
+
+
+class CompletionLogprobs(TypedDict):
+    """Log-probabilities of T tokens, one list per property."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # characters before each token
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReasonWord | None  # null until the last chunk of a stream
+
+
+class CompletionResponse(ResponseEnvelope):
+    """Response of `/v1/completions`, and each chunk of its streams."""
+
+    choices: list[CompletionChoice]
+    usage: NotRequired[GenerationUsage | None]
+
+
+class ChatTopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ResponseFunction(TypedDict):
+    """A called function. `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ResponseToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: ResponseFunction
+    index: NotRequired[int]  # in streams
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: NotRequired[list[ResponseToolCall]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReasonWord
+
+
+class ChatCompletion(ResponseEnvelope):
+    """Response of `/v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: GenerationUsage
+
+
+class ChatDelta(TypedDict):
+    """Change of a message. The last chunk of a choice has an empty delta."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[ResponseToolCall]]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReasonWord | None  # null until the last chunk
+
+
+class ChatCompletionChunk(ResponseEnvelope):
+    """A chunk of a stream of `/v1/chat/completions`. The chunk with the usage has no choices."""
+
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[GenerationUsage | None]

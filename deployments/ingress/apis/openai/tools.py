@@ -1,4 +1,4 @@
-"""Calls of functions: which a model may make, and finding them in what it wrote."""
+"""Tool calls: the tools that a request offers, and parsing of calls in generated text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from deployments.generation.messages import Grammar
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.http.bodies import parse_json
 
-# How the templates of several families of models mark a call.
+# Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-# Characters in which a call shows itself as one, spaces included.
-MAX_PREFIX_CHARS = 1_000
+MAX_PREFIX_CHARS = 1_000  # text of this length, spaces included, decides whether it is a call
 DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call that the model made; `arguments` is a JSON object as text."""
+    """A call by the model. `arguments` is a JSON object as text."""
 
     name: str
     arguments: str
@@ -30,10 +29,10 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallParser:
-    """Reads answers that may be calls of the functions named.
+    """Parser of texts that consist of calls of the named functions.
 
-    A call is a JSON object with a `name` and `arguments` (or `parameters`), or a list of these, by
-    itself or between the marks; and it is the whole answer.
+    A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of these,
+    with or without marks. A text with anything else is no call.
     """
 
     names: frozenset[str]
@@ -43,14 +42,13 @@ class ToolCallParser:
         object.__setattr__(self, "_prefixes", tuple(list_call_prefixes(self.names)))
 
     def may_start_tool_call(self, text: str) -> bool:
-        """Whether an answer that begins with `text` may still be a call."""
-        head = "".join(text[:MAX_PREFIX_CHARS].split())
-        return head.startswith(self._prefixes) or any(
-            one.startswith(head) for one in self._prefixes
+        start = "".join(text[:MAX_PREFIX_CHARS].split())
+        return start.startswith(self._prefixes) or any(
+            prefix.startswith(start) for prefix in self._prefixes
         )
 
     def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
-        """The calls that a whole answer is; none where it is something else."""
+        """Return the calls of a complete text; empty if the text has anything else."""
         calls: list[FunctionCall] = []
         for block in text.replace(CLOSE, OPEN).split(OPEN):
             if not block.strip():
@@ -59,14 +57,14 @@ class ToolCallParser:
                 value = parse_json(block.encode("utf-8", "replace"))
             except MalformedBody:
                 return ()
-            for one in value if isinstance(value, list) else [value]:
-                call = self._call(one)
+            for item in value if isinstance(value, list) else [value]:
+                call = self._parse_call(item)
                 if call is None:
                     return ()
                 calls.append(call)
         return tuple(calls)
 
-    def _call(self, value: Any) -> FunctionCall | None:
+    def _parse_call(self, value: Any) -> FunctionCall | None:
         if not isinstance(value, dict) or value.get("name") not in self.names:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
@@ -76,7 +74,7 @@ class ToolCallParser:
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
-    """How a call of one of the functions may begin, without its spaces."""
+    """Yield the possible starts of a call, without spaces."""
     for mark in ("", OPEN):
         for bracket in ("", "["):
             start = f"{mark}{bracket}{{"
@@ -87,12 +85,11 @@ def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
 
 
 def offered_tools(body: ChatBody) -> Sequence[Tool]:
-    """Those that the model may call."""
     return () if body.tool_choice == "none" else body.tools or ()
 
 
 def forced_tools(body: ChatBody) -> Sequence[Tool]:
-    """Those of which the answer must call one; none where that is the model's choice.
+    """Return the tools of which the model must call one; empty if a call is optional.
 
     Raises InvalidField.
     """
@@ -117,29 +114,33 @@ def forced_tools(body: ChatBody) -> Sequence[Tool]:
 
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """What a call of one of the tools looks like."""
+    """Build the grammar of a call of one of the tools."""
     definitions: dict[str, Any] = {}
-    forms = [_call_schema(tool, definitions) for tool in tools]
-    schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
+    schemas = [_build_call_schema(tool, definitions) for tool in tools]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     if definitions:
         schema = {**schema, "$defs": definitions}
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
-def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call; its definitions move to `definitions`, where a root has them."""
+def _build_call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Build the schema of a call; move the definitions of the tool into `definitions`.
+
+    References are resolved from the root, which has the definitions of all tools.
+    """
     function = tool.function
     parameters = function.parameters or {"type": "object", "properties": {}}
     prefix = f"{function.name}."
     for key in DEFINITIONS:
-        if isinstance(own := parameters.get(key), dict):
-            definitions.update({prefix + k: _move_references(v, prefix) for k, v in own.items()})
-    bare = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
+        if isinstance(tool_definitions := parameters.get(key), dict):
+            for name, schema in tool_definitions.items():
+                definitions[prefix + name] = _move_references(schema, prefix)
+    arguments = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
     return {
         "type": "object",
         "properties": {
             "name": {"enum": [function.name]},
-            "arguments": _move_references(bare, prefix),
+            "arguments": _move_references(arguments, prefix),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
@@ -147,9 +148,9 @@ def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _move_references(schema: Any, prefix: str) -> Any:
-    """A schema whose references lead to where its definitions are now."""
+    """Add `prefix` to the names of referenced definitions."""
     if isinstance(schema, list):
-        return [_move_references(one, prefix) for one in schema]
+        return [_move_references(item, prefix) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {

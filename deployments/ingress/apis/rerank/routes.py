@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.apis.openai.embeddings import build_usage
+from deployments.ingress.apis.openai.embeddings import build_embeddings_usage
 from deployments.ingress.apis.openai.responses import build_openai_error
 from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
@@ -186,5 +186,5 @@ def build_rerank_envelope(reply: InferenceResponse) -> RerankEnvelope:
         id=str(uuid.uuid4()),
         created=int(time.time()),
         model=reply.model.ref.id,
-        usage=build_usage(reply),
+        usage=build_embeddings_usage(reply),
     )

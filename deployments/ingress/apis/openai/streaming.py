@@ -1,0 +1,70 @@
+"""Streams of OpenAI's generation API: chunks, usage, errors and the end marker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from deployments.errors import ServeError
+from deployments.generation.messages import Chunk
+from deployments.ingress.apis.openai.responses import build_openai_error, build_usage
+from deployments.ingress.apis.openai.schemas import ResponseEnvelope
+from deployments.ingress.generation import GenerationStream
+from deployments.ingress.http.errors import rename_field
+from deployments.ingress.http.sse import event_of
+
+DONE = event_of(b"[DONE]")
+
+
+class StreamChoice(Protocol):
+    """Builds the objects in `choices` of one choice of a stream."""
+
+    def open(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects that precede the first token."""
+        ...
+
+    def add_chunk(self, chunk: Chunk) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects that are complete after `chunk`."""
+        ...
+
+
+async def encode_stream(
+    stream: GenerationStream,
+    envelope: ResponseEnvelope,
+    choices: Sequence[StreamChoice],
+    *,
+    choices_per_prompt: int,
+    includes_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """Yield an event per object, then the usage if requested, then `[DONE]`.
+
+    Events that are ready together form one piece.
+    """
+    # OpenAI's chunks have a null usage if a later chunk has the usage.
+    usage = {"usage": None} if includes_usage else {}
+
+    def encode(objects: Iterable[Mapping[str, Any]]) -> bytes:
+        chunks = ({**envelope, "choices": [choice], **usage} for choice in objects)
+        return b"".join(event_of(orjson.dumps(chunk)) for chunk in chunks)
+
+    if events := encode(opening for choice in choices for opening in choice.open()):
+        yield events
+    async for parts in stream.batches():
+        objects = (built for part in parts for built in choices[part.choice].add_chunk(part.chunk))
+        if events := encode(objects):
+            yield events
+    if includes_usage:
+        total = build_usage(stream.started, stream.finished, choices_per_prompt)
+        yield event_of(orjson.dumps({**envelope, "choices": [], "usage": total}))
+    yield DONE
+
+
+def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
+    """Return an encoder of errors within a stream that renames fields by `names`."""
+
+    def encode(error: ServeError) -> bytes:
+        return event_of(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))
+
+    return encode
