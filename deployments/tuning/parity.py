@@ -64,7 +64,8 @@ class ReferenceOutputs:
     def read(cls, path: Path) -> Self:
         """What `write` wrote. Raises ArtifactError."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # np.load leaves a path open when the file is no archive; an open file is closed here.
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 ids = _parts(file["ids"], file["id_ends"])
                 answers = _parts(file["outputs"], file["output_ends"])
                 seconds = file["second_segment_start"].tolist()

@@ -217,7 +217,7 @@ def test_a_damaged_latest_pointer_is_a_missing_artifact(content: bytes, tmp_path
 
 
 def test_a_model_that_was_never_built_says_how_to_build_it(tmp_path: Path) -> None:
-    with pytest.raises(errors.ArtifactMissing, match="build_artifacts build"):
+    with pytest.raises(errors.ArtifactMissing, match="hundredfold build"):
         resolve_version(tmp_path, "never/built", "latest")
 
 
