@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device
 from deployments.errors import ServeError
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
@@ -97,7 +97,7 @@ class BatchKey(NamedTuple):
     """Calls that may travel together: one model version, one task, one encoder, similar length."""
 
     model: ModelRef
-    task: TaskName
+    task: str
     device: Device
     long: bool
 

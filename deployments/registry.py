@@ -12,7 +12,6 @@ from typing import TypeVar
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import find_artifact
-from deployments.artifacts.types import TaskName
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
 from deployments.messages import ModelRef
@@ -31,7 +30,7 @@ class RegisteredModel:
     manifest: ArtifactManifest
     directory: Path
     sealed_s: float  # seconds since the epoch
-    tasks: tuple[TaskName, ...]  # the model's own task first
+    tasks: tuple[str, ...]  # the model's own task first
 
     @property
     def is_generative(self) -> bool:

@@ -59,12 +59,12 @@ class ServedModelClient:
     def describe(self) -> dict[str, Any]:
         return self.client.describe_model(self.model_id)
 
-    def compute_type(self, task: TaskName, inputs: Any = "warm-up") -> str | None:
+    def compute_type(self, task: str, inputs: Any = "warm-up") -> str | None:
         """Send one request. Return device and precision, such as `cpu-int8`."""
         response = self.client.infer(task, self.model_id, [inputs], use_gpu=self.use_gpu)
         return response.compute_type
 
-    def answers(self, task: TaskName, inputs: Sequence[Any]) -> Iterator[Any]:
+    def answers(self, task: str, inputs: Sequence[Any]) -> Iterator[Any]:
         """Yield one answer per input. Raise BenchmarkError."""
         for start in range(0, len(inputs), TEXTS_PER_REQUEST):
             chunk = list(inputs[start : start + TEXTS_PER_REQUEST])

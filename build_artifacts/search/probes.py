@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.types import ModelHead, TaskName
+from deployments.artifacts.types import ModelHead
 from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
+from deployments.tasks import TASKS
 from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer
 
@@ -33,7 +34,7 @@ def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[Toke
     Question answering, ranking and the judging of entailment get pairs; a model that fills masks
     gets some.
     """
-    paired = {TaskName.QUESTION_ANSWERING, TaskName.TEXT_RANKING} & set(metadata.tasks)
+    paired = any(TASKS[task].reads_pairs for task in metadata.tasks)
     judging = metadata.head is ModelHead.LABELS and has_entailment_label(metadata.labels)
     texts = PAIRS if paired or judging else PROBES
     if metadata.head is not ModelHead.MASKS:

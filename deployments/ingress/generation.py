@@ -119,7 +119,7 @@ class GenerationRequest:
     model_id: str | None = None  # None: the first model that generates text
     choices: int = 1  # answers wanted; their seeds count up from the one given
     best_of: int | None = None  # answers computed, of which the likeliest `choices` are told
-    task: TaskName | None = None  # for the records; None: the model's own
+    task: str | None = None  # for the records; None: the model's own
     request_options: RequestOptions = field(default_factory=RequestOptions)
 
     @property
@@ -247,7 +247,7 @@ class GenerationService:
     def _plan(self, question: GenerationRequest, note: RequestContext) -> _DispatchPlan:
         note.task = TaskName.TEXT_GENERATION.value
         model = self.find_model(question.model_id)
-        note.model, note.task = model.ref.id, (question.task or model.tasks[0]).value
+        note.model, note.task = model.ref.id, question.task or model.tasks[0]
         prompts = question.prompts
         note.items = len(prompts)
         computed = self._computed(question)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployments.artifacts.types import TASK_HEADS, TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import (
     DeadlineExceeded,
@@ -46,7 +45,7 @@ class InferenceRequest:
 
     inputs: Any  # JSON, or TokenIdInputs where a family takes them
     model_id: str | None = None  # None: the default model of the task
-    task: TaskName | None = None  # None: the model's own, or the one the inputs have the shape of
+    task: str | None = None  # None: the model's own, or the one the inputs have the shape of
     parameters: Mapping[str, Any] = field(default_factory=dict)
     options: RequestOptions = field(default_factory=RequestOptions)
 
@@ -57,7 +56,7 @@ class InferenceResponse:
 
     result: CallResult
     model: RegisteredModel
-    task: TaskName
+    task: str
     characters: int
     items: int
     total_s: float
@@ -143,7 +142,7 @@ class InferenceService:
         model = self.find_model(question)
         note.model = model.ref.id
         task = resolve_task(question, model)
-        note.task = task.value
+        note.task = task
         inputs = question.inputs
         if isinstance(inputs, TokenIdInputs):
             inputs = replace_ids_with_texts(
@@ -255,7 +254,7 @@ class InferenceService:
             self.inflight_items -= items
 
 
-def resolve_task(question: InferenceRequest, model: RegisteredModel) -> TaskName:
+def resolve_task(question: InferenceRequest, model: RegisteredModel) -> str:
     """The task asked for, else the one the body is plainly meant for, else the model's own.
 
     Raises WrongTask naming what the model can do.
@@ -267,7 +266,7 @@ def resolve_task(question: InferenceRequest, model: RegisteredModel) -> TaskName
     return require_task(question.task, model)
 
 
-def require_task(named: TaskName, model: RegisteredModel) -> TaskName:
+def require_task(named: str, model: RegisteredModel) -> str:
     """`named`, which the model can do. Raises WrongTask naming what it can do."""
     if named not in model.tasks:
         raise WrongTask(
@@ -298,7 +297,7 @@ def wrong_route_error(model: RegisteredModel) -> WrongTask:
     )
 
 
-def detect_task(question: InferenceRequest, model: RegisteredModel) -> TaskName | None:
+def detect_task(question: InferenceRequest, model: RegisteredModel) -> str | None:
     """The task of the model that the body is plainly meant for, if any."""
     served = model.tasks
     claims = (t for t in served if TASKS[t].matches(question.inputs, question.parameters))
@@ -308,4 +307,4 @@ def detect_task(question: InferenceRequest, model: RegisteredModel) -> TaskName 
 def is_native_task(question: InferenceRequest, model: RegisteredModel) -> bool:
     """Whether the model's head is the one that the task meant is made for."""
     task = question.task or detect_task(question, model)
-    return task is not None and model.manifest.head is TASK_HEADS[task]
+    return task is not None and model.manifest.head is TASKS[task].head

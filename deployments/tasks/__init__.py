@@ -1,11 +1,9 @@
-"""Tasks: one file per family; TASKS is the one table."""
+"""Tasks of encoder models. TASKS is the only table of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import TaskName
+from deployments.artifacts.types import GENERATIVE_TASKS
 from deployments.tasks.base import DecodeContext, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask
@@ -16,9 +14,9 @@ from deployments.tasks.token_classification import TokenClassification
 from deployments.tasks.token_embeddings import TokenEmbeddings
 from deployments.tasks.zero_shot import ZeroShotClassification
 
-__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "find_tasks"]
+__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "find_tasks", "list_task_names"]
 
-TASKS: Mapping[TaskName, Task] = {
+TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         FeatureExtraction(),
@@ -34,13 +32,18 @@ TASKS: Mapping[TaskName, Task] = {
 }
 
 
-def find_tasks(manifest: ArtifactManifest) -> tuple[TaskName, ...]:
-    """What a model can be params: its own tasks first, then the others it fits.
+def list_task_names() -> tuple[str, ...]:
+    """Return the names of all tasks, those of generative models included."""
+    return (*TASKS, *GENERATIVE_TASKS)
 
-    A model that generates text has only its own; those are no rows of TASKS.
+
+def find_tasks(manifest: ArtifactManifest) -> tuple[str, ...]:
+    """Return the tasks that a model can do: the tasks of its manifest first, then all that fit.
+
+    Generative models do only the tasks of their manifest; TASKS does not contain these.
     """
     if manifest.generation_config is not None:
         return manifest.tasks
     fitting = [name for name, task in TASKS.items() if task.fits(manifest)]
-    own = [name for name in manifest.tasks if name in fitting]
-    return (*own, *(name for name in fitting if name not in own))
+    native = [name for name in manifest.tasks if name in fitting]
+    return (*native, *(name for name in fitting if name not in native))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import TaskName
+from deployments.artifacts.types import ModelHead
 from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
@@ -64,34 +64,41 @@ class DecodeContext:
 
 
 class Task(Protocol):
-    """One row of TASKS. Stateless."""
+    """One task of encoder models. Stateless; one instance in TASKS.
 
-    name: ClassVar[TaskName]
+    A file with a subclass and a line in TASKS add a task. Routes, documentation and tensors of the
+    Open Inference Protocol follow from the attributes.
+    """
+
+    name: ClassVar[str]
+    head: ClassVar[ModelHead]  # the head of models made for this task
     inputs: ClassVar[Inputs[Any]]
     parameters: ClassVar[type[TextParameters]]
-    response_type: ClassVar[Any]  # the type of the value, as clients see it, for the documentation
-    needs_vocabulary: ClassVar[bool]  # decoding needs the vocabulary
-    unpooled: ClassVar[bool]  # rows are [T, W], though the model pools
+    response_type: ClassVar[Any]  # JSON type of `decode`'s result, for the documentation
+    example: ClassVar[Mapping[str, Any]]  # a request body, for the documentation
+    needs_vocabulary: ClassVar[bool] = False  # `decode` reads `DecodeContext.vocabulary`
+    unpooled: ClassVar[bool] = False  # rows are [T, W] even if the model pools
+    reads_pairs: ClassVar[bool] = False  # the model was trained on pairs of texts
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Whether a model with this manifest can do the task."""
-        ...
+        return manifest.head is self.head
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """Whether a body is plainly meant for this task, so that no route needs to name it."""
-        ...
+        """Whether a body without a task name can only be meant for this task."""
+        return False
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """Raises InvalidField, EmptyInput or UnknownParameter, naming the field."""
+        """Raises InvalidField, EmptyInput or UnknownParameter with the path of the field."""
         ...
 
     def decode(self, context: DecodeContext, options: Any) -> Any:
-        """One call's numbers to its value, in the shape Hugging Face clients expect.
+        """Convert the outputs of one call to the value that Hugging Face clients expect.
 
-        Runs in the encoder, next to the numbers, so that only small results travel. Raises a
-        ServeError for what only tokens can tell, such as a text without a mask.
+        Runs in the encoder replica, so that only small results are sent to the ingress. Raises
+        ServeError for errors that only tokens reveal, such as a text without a mask.
         """
         ...
 

@@ -14,6 +14,7 @@ from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.tasks.base import (
     DecodeContext,
+    Task,
     TaskInput,
     TextParameters,
     as_list,
@@ -45,21 +46,17 @@ class EmbeddingOptions(NamedTuple):
     dimensions: int
 
 
-class FeatureExtraction:
+class FeatureExtraction(Task):
     """Embeddings, float32 [items, dimensions]."""
 
     name: ClassVar = TaskName.FEATURE_EXTRACTION
+    head: ClassVar = ModelHead.VECTOR
     inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EmbeddingParameters
     response_type: ClassVar[Any] = list[list[float]]
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer vectors."""
-        return manifest.head is ModelHead.VECTOR
+    example: ClassVar[Mapping[str, Any]] = {"inputs": ["A cat.", "A kitten."]}
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""
@@ -102,21 +99,19 @@ class SimilarityInput(BaseModel):
     sentences: Many[NonEmptyText]
 
 
-class SentenceSimilarity:
+class SentenceSimilarity(Task):
     """Cosine similarity of one sentence with each of several."""
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY
+    head: ClassVar = ModelHead.VECTOR
     inputs: ClassVar[Inputs[SimilarityInput]] = Inputs(
         SimilarityInput, "an object with `source_sentence` and `sentences`"
     )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
     response_type: ClassVar[Any] = list[float]
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer vectors."""
-        return manifest.head is ModelHead.VECTOR
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}
+    }
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `source_sentence` or `sentences`."""

@@ -14,7 +14,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenIds
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -70,21 +70,21 @@ Proposals: TypeAlias = (
 )  # of one mask, or of each of several
 
 
-class FillMask:
+class FillMask(Task):
     """For every mask of a text the likeliest tokens, best first."""
 
     name: ClassVar = TaskName.FILL_MASK
+    head: ClassVar = ModelHead.MASKS
     inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = FillMaskParameters
     response_type: ClassVar[Any] = Proposals | list[Proposals]
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": "The food was [MASK].",
+        "parameters": {"targets": ["good"]},
+    }
     needs_vocabulary: ClassVar = True
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer for masks."""
-        return manifest.head is ModelHead.MASKS
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a parameter is sent that only this task has."""

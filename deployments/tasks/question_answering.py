@@ -14,7 +14,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TextPair, TokenOffsets, Windowing
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, build_item_paths
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.spans import (
     compute_span_probabilities,
@@ -102,10 +102,11 @@ _Questions = Annotated[
 ]
 
 
-class QuestionAnswering:
+class QuestionAnswering(Task):
     """For every question the best spans of its context, over all windows of a long one."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
+    head: ClassVar = ModelHead.SPAN
     inputs: ClassVar[Inputs[QuestionInput | QuestionListInput | list[QuestionInput]]] = Inputs(
         _Questions,
         "an object with `question` and `context`, a list of these, or an object with lists in both",
@@ -114,12 +115,10 @@ class QuestionAnswering:
     response_type: ClassVar[Any] = (
         AnswerSpan | list[AnswerSpan] | list[AnswerSpan | list[AnswerSpan]]
     )
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer spans."""
-        return manifest.head is ModelHead.SPAN
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": {"question": "Was it good?", "context": "The food was good."}
+    }
+    reads_pairs: ClassVar = True
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """An object with `question` or `context`, or a list of such."""

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, build_item_paths
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, build_item_paths
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
 from deployments.tasks.numbers import normalize, sigmoid
@@ -53,7 +53,7 @@ class RankedText(TypedDict):
     text: NotRequired[str]
 
 
-class TextRanking:
+class TextRanking(Task):
     """Every text with its score, best first.
 
     A cross-encoder reads query and text together, and its one logit decides. An embedding model,
@@ -61,13 +61,16 @@ class TextRanking:
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
+    head: ClassVar = ModelHead.LABELS
     inputs: ClassVar[Inputs[RankingInput]] = Inputs(
         RankingInput, "an object with `query` and `texts`"
     )
     parameters: ClassVar[type[TextParameters]] = RankingParameters
     response_type: ClassVar[Any] = list[RankedText]
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": {"query": "A film", "texts": ["A river.", "A lovely film."]}
+    }
+    reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Models that answer one score, or vectors."""

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.messages import Text
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (
     Inputs,
     NonEmptyText,
@@ -53,22 +53,18 @@ class LabelScore(TypedDict):
     score: float
 
 
-class TextClassification:
+class TextClassification(Task):
     """For every text, or pair of texts, its labels and scores, highest score first."""
 
     name: ClassVar = TaskName.TEXT_CLASSIFICATION
+    head: ClassVar = ModelHead.LABELS
     inputs: ClassVar[Inputs[Any]] = Inputs(
         one_or_many(text_or(TextAndPair)),
         "a string, an object with `text` and `text_pair`, or a list of these",
     )
     parameters: ClassVar[type[TextParameters]] = ClassificationParameters
     response_type: ClassVar[Any] = list[list[LabelScore]]
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer labels."""
-        return manifest.head is ModelHead.LABELS
+    example: ClassVar[Mapping[str, Any]] = {"inputs": "A lovely film."}
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When a pair is sent, or parameters only this task has."""

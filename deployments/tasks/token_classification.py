@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import InvalidField
 from deployments.messages import TokenizedItem, TokenOffsets, Windowing
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.entities import (
     EntityGroup,
     TokenEntity,
@@ -59,21 +59,21 @@ class EntityOptions(NamedTuple):
     single: bool  # one text that did not come in a list
 
 
-class TokenClassification:
+class TokenClassification(Task):
     """For every text its entities, in the order of the text."""
 
     name: ClassVar = TaskName.TOKEN_CLASSIFICATION
+    head: ClassVar = ModelHead.TOKENS
     inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EntityParameters
     response_type: ClassVar[Any] = Entities | list[Entities]
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": "A city.",
+        "parameters": {"aggregation_strategy": "simple"},
+    }
     needs_vocabulary: ClassVar = True
-    unpooled: ClassVar = False
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer labels for every token."""
-        return manifest.head is ModelHead.TOKENS
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
         """When parameters are sent that only this task has."""

@@ -10,30 +10,23 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.embedding import SimilarityParameters, add_prompt
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 
 
-class TokenEmbeddings:
+class TokenEmbeddings(Task):
     """The model's last hidden state, which embeddings are pooled from: float32 [T, W] per text."""
 
     name: ClassVar = TaskName.TOKEN_EMBEDDINGS
+    head: ClassVar = ModelHead.VECTOR
     inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = SimilarityParameters
     response_type: ClassVar[Any] = list[list[list[float]]]
-    needs_vocabulary: ClassVar = False
+    example: ClassVar[Mapping[str, Any]] = {"inputs": ["A cat."]}
     unpooled: ClassVar = True
-
-    def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer vectors; whether a graph gives those of tokens, its engine knows."""
-        return manifest.head is ModelHead.VECTOR
-
-    def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """Never: its bodies look like those of feature-extraction."""
-        return False
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import TooManyItems
-from deployments.tasks.base import DecodeContext, TaskInput, TextParameters, as_list
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -83,7 +83,7 @@ class LabelledSequence(TypedDict):
     scores: list[float]
 
 
-class ZeroShotClassification:
+class ZeroShotClassification(Task):
     """For every text the candidate labels, most fitting first.
 
     Each text is paired with each label's hypothesis. Of a pair too long for the model the longer
@@ -91,13 +91,17 @@ class ZeroShotClassification:
     """
 
     name: ClassVar = TaskName.ZERO_SHOT_CLASSIFICATION
+    head: ClassVar = ModelHead.LABELS
     inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
     response_type: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
-    needs_vocabulary: ClassVar = False
-    unpooled: ClassVar = False
+    example: ClassVar[Mapping[str, Any]] = {
+        "inputs": "A film.",
+        "parameters": {"candidate_labels": ["art", "food"]},
+    }
+    reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
         """Classifiers that judge entailment."""

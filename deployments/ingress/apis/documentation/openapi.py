@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device
 from deployments.errors import (
     ArtifactMissing,
     BodyTooLarge,
@@ -39,6 +39,7 @@ from deployments.ingress.apis.documentation.components import Components, infer_
 from deployments.ingress.http.api import ApiRoutes, Operation
 from deployments.ingress.http.request_options import HEADERS
 from deployments.release import RELEASE
+from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema
 
 _NO_MODEL = UnknownModel("Model org/name does not exist", field="model")
@@ -169,7 +170,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
 def build_path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
     """Description, schema and examples of a part of the path."""
     if name == "task":
-        return {"schema": {"type": "string", "enum": [task.value for task in TaskName]}}
+        return {"schema": {"type": "string", "enum": list(list_task_names())}}
     schema = {"type": "string", "minLength": 1}
     if name != "id":
         return {"schema": schema}

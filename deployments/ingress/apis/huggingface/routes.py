@@ -84,15 +84,8 @@ RESPONSE_TYPES = (
     TEXT2TEXT_RESPONSE,
 )
 EXAMPLES: Mapping[str, Any] = {
-    "embedding": {"inputs": ["A cat.", "A kitten."]},
-    "similarity": {"inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}},
-    "classification": {"inputs": "A lovely film."},
-    "zero-shot": {"inputs": "A film.", "parameters": {"candidate_labels": ["art", "food"]}},
-    "ranking": {"inputs": {"query": "A film", "texts": ["A river.", "A lovely film."]}},
-    "entities": {"inputs": "A city.", "parameters": {"aggregation_strategy": "simple"}},
-    "question": {"inputs": {"question": "Was it good?", "context": "The food was good."}},
-    "mask": {"inputs": "The food was [MASK].", "parameters": {"targets": ["good"]}},
-    "summary": TEXT2TEXT_EXAMPLE,
+    **{str(name): task.example for name, task in TASKS.items()},
+    str(TaskName.SUMMARIZATION): TEXT2TEXT_EXAMPLE,
 }
 
 
@@ -176,14 +169,14 @@ class HuggingFaceRoutes:
         request: Request,
         body: Mapping[str, Any],
         writer: RegisteredModel,
-        task: TaskName | None,
+        task: str | None,
     ) -> Response:
         if has_encoder(writer):
             return await self._rewriting.handle_envelope(request, body, writer, task)
         return await self._writing.handle_envelope(request, body, writer.ref.id)
 
     def _writer(
-        self, body: Mapping[str, Any], model_id: str | None, task: TaskName | None
+        self, body: Mapping[str, Any], model_id: str | None, task: str | None
     ) -> RegisteredModel | None:
         """The model that generates text and is meant, if one is.
 
@@ -259,11 +252,11 @@ def any_response_schema() -> JsonSchema:
     return {"anyOf": [schema_of(kind) for kind in RESPONSE_TYPES]}
 
 
-def envelope_schema(name: TaskName) -> JsonSchema:
+def envelope_schema(name: str) -> JsonSchema:
     """The whole body of a task."""
     task = TASKS[name]
     return {
-        "title": name.value,
+        "title": str(name),
         "type": "object",
         "required": ["inputs"],
         "properties": {

@@ -9,9 +9,9 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.task_tensors import (
-    LIST_PARAMETERS,
-    TASK_TENSORS,
     TensorSpec,
+    find_task_tensors,
+    list_parameters,
 )
 from deployments.ingress.service import InferenceService
 from deployments.registry import RegisteredModel
@@ -74,14 +74,14 @@ def model_metadata(model: RegisteredModel) -> ModelMetadata:
 
 
 def _task_metadata(task: Any) -> TaskMetadata:
-    form = TASK_TENSORS[task]
+    form = find_task_tensors(task)
     return {
-        "task": task.value,
+        "task": task,
         "inputs": [_tensor_metadata(spec) for spec in form.inputs],
         "outputs": [_tensor_metadata(spec) for spec in form.outputs],
         "rows": form.rows,
         "parameters": list(TASKS[task].parameters.model_fields),
-        "list_parameters": sorted(LIST_PARAMETERS[task]),
+        "list_parameters": sorted(list_parameters(task)),
     }
 
 
@@ -100,7 +100,7 @@ def model_config(model: RegisteredModel, most_items: int) -> dict[str, Any]:
     `max_batch_size` 0 says that the first dimension is no batch: the rows of one request belong
     together. Otherwise it is left out of `dims`, as Triton does.
     """
-    form = TASK_TENSORS[model.tasks[0]]
+    form = find_task_tensors(model.tasks[0])
     return {
         "name": model.ref.id,
         "platform": model.manifest.candidates[0].engine,

@@ -8,19 +8,19 @@ from typing import Any
 
 import orjson
 
-from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.ingress.apis.open_inference.task_tensors import (
-    LIST_PARAMETERS,
-    TASK_TENSORS,
     bind_tensors,
     detect_task_from_tensors,
+    find_task_tensors,
+    list_parameters,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import HEADERS, read_options
 from deployments.ingress.service import InferenceRequest, resolve_task
 from deployments.registry import RegisteredModel
+from deployments.tasks import TASKS
 
 # What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
 # no sequences and no priorities here, and every request has the server's own deadline.
@@ -47,7 +47,7 @@ class TensorRequest:
     """The question, and what its client calls the fields that an error may name."""
 
     question: InferenceRequest
-    task: TaskName
+    task: str
     names: Mapping[str, str]
 
 
@@ -74,7 +74,7 @@ def parse_tensor_request(
     for name in bound.parameters:
         if name in own:
             raise InvalidField(f"`{name}` is sent twice", field=name)
-    form = TASK_TENSORS[task]
+    form = find_task_tensors(task)
     theirs, ours = form.field_name
     # A reader of texts knows its input by the name it sent.
     called = bound.text_name if ours == "text" else ours
@@ -91,19 +91,18 @@ def parse_tensor_request(
     )
 
 
-def _parse_task(name: Any) -> TaskName | None:
+def _parse_task(name: Any) -> str | None:
     if name is None:
         return None
-    try:
-        return TaskName(name)
-    except ValueError as exc:
-        known = ", ".join(f"`{task}`" for task in TASK_TENSORS)
-        raise InvalidField(f"`parameters.task` must be one of {known}", field=TASK) from exc
+    if not isinstance(name, str) or name not in TASKS:
+        known = ", ".join(f"`{task}`" for task in TASKS)
+        raise InvalidField(f"`parameters.task` must be one of {known}", field=TASK)
+    return name
 
 
-def _parse_lists(task: TaskName, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_lists(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """`parameters`, lists taken out of the strings that the protocol makes of them."""
-    lists = LIST_PARAMETERS[task]
+    lists = list_parameters(task)
     return {
         name: _parse_list(value) if name in lists and isinstance(value, str) else value
         for name, value in parameters.items()

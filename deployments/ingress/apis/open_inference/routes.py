@@ -34,7 +34,7 @@ from deployments.ingress.apis.open_inference.metadata import (
 )
 from deployments.ingress.apis.open_inference.requests import parse_tensor_request
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsResponse
-from deployments.ingress.apis.open_inference.task_tensors import TASK_TENSORS
+from deployments.ingress.apis.open_inference.task_tensors import find_task_tensors
 from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
@@ -171,7 +171,7 @@ class OpenInferenceRoutes:
         message = parse_body(InferRequest, parse_json(header))
         tensors = read_tensors(message.inputs, binary)
         asked = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
-        form = TASK_TENSORS[asked.task]
+        form = find_task_tensors(asked.task)
         wanted = select_outputs(message, [spec.name for spec in form.outputs])
         with rename_error_fields(asked.names):
             reply = await self._service.infer(asked.question)

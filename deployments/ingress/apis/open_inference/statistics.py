@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from typing_extensions import TypedDict
 
-from deployments.artifacts.types import TaskName
 from deployments.messages import ModelRef
 from deployments.records import RequestRecord
+from deployments.tasks import list_task_names
 
 # Requests that only ask the tokenizer are no inferences; "none" failed before its task was known.
-INFERENCES = frozenset({"none", *TaskName})
+INFERENCES = frozenset({"none", *list_task_names()})
 
 
 class Durations(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField
 from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
 from deployments.ingress.http.api import schema_of
-from deployments.tasks import TASKS
+from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # the texts of each input
 
@@ -80,14 +81,6 @@ def _questions(columns: InputTexts) -> dict[str, list[str]]:
     return {"question": questions, "context": contexts}
 
 
-def _one_and_many(one: str, many: str) -> Callable[[InputTexts], dict[str, Any]]:
-    def to_inputs(columns: InputTexts) -> dict[str, Any]:
-        _check_rows(one, len(columns[one]), 1)
-        return {one: columns[one][0], many: columns[many]}
-
-    return to_inputs
-
-
 def _check_rows(name: str, rows: int, due: int) -> None:
     if rows != due:
         raise InvalidField(f"`{name}` has {rows} rows instead of {due}", field=name)
@@ -123,7 +116,7 @@ _LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (
 _JSON = (_column("output"),)
 _IN_TEXT = ("inputs", "text")
 
-TASK_TENSORS: Mapping[TaskName, TaskTensors] = {
+TASK_TENSORS: Mapping[str, TaskTensors] = {
     TaskName.FEATURE_EXTRACTION: TaskTensors(
         inputs=(_column("text"),),
         outputs=(TensorSpec("embedding", "FP32", (-1, -1)),),
@@ -131,14 +124,6 @@ TASK_TENSORS: Mapping[TaskName, TaskTensors] = {
         to_inputs=_texts,
         to_outputs=_embedding,
         field_name=_IN_TEXT,
-    ),
-    TaskName.SENTENCE_SIMILARITY: TaskTensors(
-        inputs=(_column("source_sentence", 1), _column("sentences")),
-        outputs=_JSON,
-        rows="row i of `output` is the cosine of `source_sentence` and `sentences` i",
-        to_inputs=_one_and_many("source_sentence", "sentences"),
-        to_outputs=_json_rows,
-        batched=False,
     ),
     TaskName.TEXT_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"), _column("text_pair", optional=True)),
@@ -156,22 +141,6 @@ TASK_TENSORS: Mapping[TaskName, TaskTensors] = {
         to_outputs=_candidate_labels,
         field_name=_IN_TEXT,
     ),
-    TaskName.TEXT_RANKING: TaskTensors(
-        inputs=(_column("query", 1), _column("texts")),
-        outputs=_JSON,
-        rows="best first; `index` in row i of `output` says which of the `texts` it is about",
-        to_inputs=_one_and_many("query", "texts"),
-        to_outputs=_json_rows,
-        batched=False,
-    ),
-    TaskName.TOKEN_CLASSIFICATION: TaskTensors(
-        inputs=(_column("text"),),
-        outputs=_JSON,
-        rows="row i of `output` is the list of entities in `text` i",
-        to_inputs=_texts,
-        to_outputs=_json_rows,
-        field_name=_IN_TEXT,
-    ),
     TaskName.QUESTION_ANSWERING: TaskTensors(
         inputs=(_column("question"), _column("context")),
         outputs=_JSON,
@@ -179,41 +148,75 @@ TASK_TENSORS: Mapping[TaskName, TaskTensors] = {
         to_inputs=_questions,
         to_outputs=_json_rows,
     ),
-    TaskName.FILL_MASK: TaskTensors(
-        inputs=(_column("text"),),
-        outputs=_JSON,
-        rows="row i of `output` has the candidates for `text` i, a list for each of several masks",
-        to_inputs=_texts,
-        to_outputs=_json_rows,
-        field_name=_IN_TEXT,
-    ),
-    TaskName.TOKEN_EMBEDDINGS: TaskTensors(
-        inputs=(_column("text"),),
-        outputs=_JSON,
-        rows="row i of `output` has the vectors of the tokens of `text` i",
-        to_inputs=_texts,
-        to_outputs=_json_rows,
-        field_name=_IN_TEXT,
-    ),
 }
 
-# Tensors that say which task is meant, when they are there together.
-TASK_SIGNATURES: Mapping[frozenset[str], TaskName] = {
+# Tensors that identify a task of TASK_TENSORS when a request has all of them.
+TASK_SIGNATURES: Mapping[frozenset[str], str] = {
     frozenset({"question", "context"}): TaskName.QUESTION_ANSWERING,
-    frozenset({"query", "texts"}): TaskName.TEXT_RANKING,
-    frozenset({"source_sentence", "sentences"}): TaskName.SENTENCE_SIMILARITY,
     frozenset({"candidate_labels"}): TaskName.ZERO_SHOT_CLASSIFICATION,
     frozenset({"text_pair"}): TaskName.TEXT_CLASSIFICATION,
 }
 
 
-def detect_task_from_tensors(names: set[str]) -> TaskName | None:
-    """The task that takes inputs of these names, where they tell."""
-    return next((task for needed, task in TASK_SIGNATURES.items() if needed <= names), None)
+@cache
+def find_task_tensors(task: str) -> TaskTensors:
+    """Return the entry of TASK_TENSORS, or derive one from the input type of the task.
+
+    An object becomes one tensor per property, of one row where the property is a string. All other
+    inputs become the tensor `text`. The result is JSON.
+    """
+    return TASK_TENSORS.get(task) or _derive_tensors(TASKS[task])
 
 
-def list_parameters(task: TaskName) -> frozenset[str]:
-    """Parameters of the task that may be lists."""
+def _derive_tensors(task: Task) -> TaskTensors:
+    properties = _object_properties(task)
+    if not properties:
+        return TaskTensors(
+            inputs=(_column("text"),),
+            outputs=_JSON,
+            rows="row i of `output` is the result for `text` i, as JSON",
+            to_inputs=_texts,
+            to_outputs=_json_rows,
+            field_name=_IN_TEXT,
+        )
+    single = frozenset(name for name, field in properties.items() if field.get("type") == "string")
+
+    def to_inputs(columns: InputTexts) -> dict[str, Any]:
+        for name in single:
+            _check_rows(name, len(columns[name]), 1)
+        return {name: column[0] if name in single else column for name, column in columns.items()}
+
+    return TaskTensors(
+        inputs=tuple(_column(name, 1 if name in single else -1) for name in properties),
+        outputs=_JSON,
+        rows="row i of `output` is item i of the result, as JSON",
+        to_inputs=to_inputs,
+        to_outputs=_json_rows,
+        batched=False,
+    )
+
+
+def _object_properties(task: Task) -> Mapping[str, Any]:
+    """Return the properties of a task whose inputs are an object; empty for other inputs."""
+    schema = task.inputs.schema()
+    return schema.get("properties", {}) if schema.get("type") == "object" else {}
+
+
+def detect_task_from_tensors(names: set[str]) -> str | None:
+    """Return the task whose distinctive tensors are all among `names`."""
+    return next((task for needed, task in _signatures().items() if needed <= names), None)
+
+
+@cache
+def _signatures() -> Mapping[frozenset[str], str]:
+    objects = {name: frozenset(_object_properties(task)) for name, task in TASKS.items()}
+    derived = {properties: name for name, properties in objects.items() if properties}
+    return {**derived, **TASK_SIGNATURES}
+
+
+@cache
+def list_parameters(task: str) -> frozenset[str]:
+    """Return the parameters of the task that may be lists."""
     schema = schema_of(TASKS[task].parameters)
     fields: Mapping[str, Any] = schema.get("properties", {})
     return frozenset(name for name, field in fields.items() if _takes_list(field))
@@ -223,15 +226,12 @@ def _takes_list(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "array" or any(map(_takes_list, schema.get("anyOf", ())))
 
 
-LIST_PARAMETERS: Mapping[TaskName, frozenset[str]] = {task: list_parameters(task) for task in TASKS}
-
-
-def bind_tensors(task: TaskName, tensors: Mapping[str, Tensor]) -> BoundTensors:
+def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
     """Each tensor in its role: an input of the task, or one of its parameters.
 
     Raises InvalidField or EmptyInput, also for a tensor without a role.
     """
-    form, left = TASK_TENSORS[task], dict(tensors)
+    form, left = find_task_tensors(task), dict(tensors)
     own = {spec.name for spec in form.inputs}
     known = [name for name in TASKS[task].parameters.model_fields if name not in own]
     parameters = {name: _parameter(task, left.pop(name)) for name in known if name in left}
@@ -277,10 +277,10 @@ def read_column(tensor: Tensor) -> list[str]:
     return texts
 
 
-def _parameter(task: TaskName, tensor: Tensor) -> Any:
+def _parameter(task: str, tensor: Tensor) -> Any:
     values = tensor.values
     plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if tensor.name in LIST_PARAMETERS[task]:
+    if tensor.name in list_parameters(task):
         return plain
     if len(plain) != 1:
         raise InvalidField(f"`{tensor.name}` must have one value", field=tensor.name)

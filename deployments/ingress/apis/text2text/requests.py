@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.types import TaskName
 from deployments.generation.messages import (
     BeamSearchParams,
     GenerationOptions,
@@ -45,14 +44,14 @@ class TextToTextRequest:
     """A parsed and checked body for one task of one model."""
 
     model: RegisteredModel
-    task: TaskName
+    task: str
     tgi_request: GenerateRequest
     parameters: TextToTextParameters
     languages: Languages | None
 
     @classmethod
     def parse(
-        cls, body: Mapping[str, Any], model: RegisteredModel, task: TaskName, *, streams: bool
+        cls, body: Mapping[str, Any], model: RegisteredModel, task: str, *, streams: bool
     ) -> TextToTextRequest:
         """Raises InvalidField, EmptyInput or UnknownParameter."""
         defaults = RouteDefaults(many=True, streams=streams)
@@ -109,7 +108,7 @@ def has_encoder(model: RegisteredModel) -> bool:
     return generation_config is not None and generation_config.encoder_decoder is not None
 
 
-def resolve_generation_task(model: RegisteredModel, requested: TaskName | None) -> TaskName:
+def resolve_generation_task(model: RegisteredModel, requested: str | None) -> str:
     """Return the requested task, else the model's first. Raises WrongTask."""
     return model.tasks[0] if requested is None else require_task(requested, model)
 

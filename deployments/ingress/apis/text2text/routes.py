@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
+from deployments.artifacts.types import TEXT2TEXT_TASKS
 from deployments.ingress.apis.huggingface.requests import parse_stream_flag
 from deployments.ingress.apis.text2text.requests import TextToTextRequest, resolve_generation_task
 from deployments.ingress.apis.text2text.schemas import (
@@ -104,7 +104,7 @@ class TextToTextHandler:
         request: Request,
         body: Mapping[str, Any],
         model: RegisteredModel,
-        path_task: TaskName | None,
+        path_task: str | None,
     ) -> Response:
         """Respond with a list or a stream.
 
@@ -154,7 +154,7 @@ def text2text_body_schemas() -> list[JsonSchema]:
     return [
         {
             **schema,
-            "title": task.value,
+            "title": str(task),
             "properties": {**schema["properties"], "parameters": parameters},
         }
         for task in TEXT2TEXT_TASKS

@@ -119,7 +119,7 @@ class Translation(TypedDict):
 TextToTextAnswer = GeneratedText | Summary | Translation
 
 # Keys of the text in a response.
-TEXT_KEYS: Mapping[TaskName, str] = {
+TEXT_KEYS: Mapping[str, str] = {
     TaskName.TEXT2TEXT_GENERATION: "generated_text",
     TaskName.SUMMARIZATION: "summary_text",
     TaskName.TRANSLATION: "translation_text",

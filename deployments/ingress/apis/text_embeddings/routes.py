@@ -271,7 +271,7 @@ class TextEmbeddingsRoutes:
         self,
         request: Request,
         model: str | None,
-        task: TaskName,
+        task: str,
         inputs: Any,
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:

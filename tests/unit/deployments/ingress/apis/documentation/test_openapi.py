@@ -223,7 +223,7 @@ async def test_every_task_may_stand_in_a_path(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
-    assert task["schema"]["enum"] == [task.value for task in TaskName]
+    assert sorted(task["schema"]["enum"]) == sorted(TaskName)
 
 
 def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:
