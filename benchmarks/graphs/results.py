@@ -167,5 +167,5 @@ def require_accurate(results: GraphResults) -> None:
                 raise BenchmarkError(
                     f"the answers are wrong, so the timings are invalid: {row.system}, "
                     f"{run.split.name}: {'; '.join(row.violations)}",
-                    hint="check it with `python -m build_artifacts verify`, or build it again",
+                    hint="check it with `hundredfold models verify`, or build it again",
                 )
