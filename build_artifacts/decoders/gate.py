@@ -29,7 +29,7 @@ from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
-from deployments.engines.decoder_factory import engine_for
+from deployments.engines.decoder_factory import find_decoder_factory
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
 
@@ -234,7 +234,8 @@ def opened(spec: DecoderSpec, original: DecoderReference) -> DecoderEngine:
     # Nothing else runs while a graph is looked at, so all cores may help.
     hardware = engine_settings(spec.device, usable_cores())
     context = max(longest, throughput_context(spec.max_tokens))
-    return engine_for(spec)(spec, hardware, slots=max(BATCH_SLOTS, len(prompts)), context=context)
+    slots = max(BATCH_SLOTS, len(prompts))
+    return find_decoder_factory(spec)(spec, hardware, slots=slots, context=context)
 
 
 def find_encoder_graph(graph: Path) -> Path | None:

@@ -27,7 +27,7 @@ from build_artifacts.steps.merge import merge
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.engines.base import EngineInfo
-from deployments.engines.graph_io import feeds_of, split
+from deployments.engines.graph_io import build_feeds, split
 from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 
@@ -45,7 +45,7 @@ class Original:
         """One forward pass, on as many threads as torch is set to."""
         import torch
 
-        feeds = feeds_of(batch, self._names, self._metadata.mask_token)
+        feeds = build_feeds(batch, self._names, self._metadata.mask_token)
         inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
         with torch.inference_mode():
             raw = np.asarray(self._rows(**inputs).numpy(), dtype=np.float32)

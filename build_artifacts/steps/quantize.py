@@ -20,7 +20,7 @@ from build_artifacts.recipes import (
     StaticInt8,
 )
 from deployments.batching.batches import collate
-from deployments.engines.graph_io import feeds_of
+from deployments.engines.graph_io import build_feeds
 from deployments.engines.openvino import disable_telemetry
 from deployments.messages import TokenizedItem
 
@@ -254,4 +254,4 @@ def _calibration_feeds(
     items: Sequence[TokenizedItem], names: Sequence[str]
 ) -> Iterator[dict[str, NDArray[np.int64]]]:
     for item in items:
-        yield feeds_of(collate([item]), names, None).arrays
+        yield build_feeds(collate([item]), names, None).arrays

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from build_artifacts.recipes import GraphRewrites
-from deployments.engines.graph_io import feeds_of
+from deployments.engines.graph_io import build_feeds
 from deployments.messages import Batch
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def largest_difference(
         ort.InferenceSession(g, providers=["CPUExecutionProvider"]) for g in (before, after)
     ]
     for batch in batches:
-        feeds = feeds_of(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
+        feeds = build_feeds(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
         old, new = (np.asarray(s.run(None, feeds.arrays)[0], dtype=np.float64) for s in sessions)
         worst = max(worst, float(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12)))
     return worst

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.batching.batches import collate
-from deployments.engines.graph_io import feeds_of
+from deployments.engines.graph_io import build_feeds
 from deployments.messages import TokenizedItem
 
 Matrix = NDArray[np.float32]
@@ -91,7 +91,7 @@ def _read_activations(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     cut = [TokenizedItem(ids[:TOKENS], min(second, TOKENS)) for ids, second in items[:ITEMS]]
-    feeds = feeds_of(collate(cut), [i.name for i in session.get_inputs()], mask_token)
+    feeds = build_feeds(collate(cut), [i.name for i in session.get_inputs()], mask_token)
     found = session.run(ordered, feeds.arrays)
     return {
         name: np.asarray(value, dtype=np.float32).reshape(-1, value.shape[-1])

@@ -73,7 +73,6 @@ class Device(StrEnum):
 
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
-# "transformers" runs the checkpoint itself and supports generative models only.
-EngineName = Literal["onnxruntime", "openvino", "torch", "transformers"]
+EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
 Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or separate MatMuls of transformers

@@ -1,25 +1,27 @@
-"""The engine contract: everything a batch loop may rely on."""
+"""Contracts of engines: what an engine is, the spec of a graph, and an open encoder engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
-from deployments.artifacts.types import Device, ModelHead, Precision
-from deployments.errors import EngineFailed, ManifestInvalid
+from deployments.artifacts.types import Device, EngineName, ModelHead, Precision
+from deployments.config import EncoderSettings, HardwareSettings
+from deployments.engines.decoder import DecoderFactory
+from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
 
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Turn whatever an engine raises into EngineFailed about `name`; the original is the cause.
+    """Raise any exception as EngineFailed about `name`, with the original as its cause.
 
-    Engines share no base class: ONNX Runtime's exceptions derive from Exception directly,
-    OpenVINO's are what pybind makes of C++, torch and safetensors each have their own.
+    Engines share no base class: ONNX Runtime derives its exceptions from Exception, OpenVINO's come
+    from pybind, torch and safetensors each have their own.
     """
     try:
         yield
@@ -29,12 +31,12 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """All that an engine must know of a graph to open it, sealed or not."""
+    """What an engine needs to open a graph, sealed or not."""
 
     path: Path
     device: Device
     precision: Precision
-    engine: Literal["onnxruntime", "openvino", "torch"]
+    engine: EngineName
     options: EngineOptions
     head: ModelHead
     mask_token: int | None = None  # for ModelHead.MASKS
@@ -42,8 +44,6 @@ class GraphSpec:
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
         """The spec of a sealed candidate; `directory` is that of the artifact."""
-        if candidate.engine == "transformers":
-            raise ManifestInvalid(f"{directory}: {candidate.engine} runs models that generate only")
         return cls(
             path=directory / candidate.graph,
             device=candidate.device,
@@ -62,26 +62,55 @@ class GraphSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about an engine, as data."""
+    """Properties of an open encoder engine."""
 
     compute_type: str  # the value of the x-compute-type header, such as "cpu-int8"
-    supports_unpooled: bool = False  # answers batches that ask for the vectors of all tokens
+    supports_unpooled: bool = False  # returns the vectors of all tokens if a batch requests them
 
 
 class EncoderEngine(Protocol):
-    """One loaded graph."""
+    """One open graph."""
 
     info: EngineInfo
 
     def run(self, batch: Batch) -> Outputs:
-        """One blocking forward pass; safe to call from several threads at once.
+        """Run one forward pass. Blocking and thread-safe.
 
-        Raises EngineFailed when the device gave up, and for a batch that asks for `unpooled`
-        where `info` does not say that the engine gives them. Outputs that are not finite are the
-        caller's to refuse, item by item.
+        Raises EngineFailed, also for an unpooled batch without `info.supports_unpooled`. The caller
+        rejects outputs that are not finite, item by item.
         """
         ...
 
     def close(self) -> None:
-        """Give the memory back; the engine cannot be used afterwards."""
+        """Release the memory; the engine cannot be used afterwards."""
         ...
+
+
+class EngineTarget(Protocol):
+    """The part of a candidate or spec that decides whether an engine can run it."""
+
+    @property
+    def engine(self) -> EngineName: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def options(self) -> EngineOptions: ...
+
+
+def _require_nothing(_target: EngineTarget, _hardware: HardwareSettings) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine: what it requires and how it opens encoders and decoders.
+
+    Importing the file of an engine is cheap. Its functions import the runtime.
+    """
+
+    packages: tuple[str, ...]  # Python packages that must be installed
+    # A sentence about a requirement that this process does not meet, or None. Called only if all
+    # packages are installed.
+    missing_requirement: Callable[[EngineTarget, HardwareSettings], str | None] = _require_nothing
+    open_encoder: Callable[[GraphSpec, EncoderSettings], EncoderEngine] | None = None
+    open_decoder: DecoderFactory | None = None

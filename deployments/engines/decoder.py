@@ -1,7 +1,7 @@
-"""The contract of engines that generate: slots of memory, prompts into them, tokens out of them.
+"""Contracts of decoder engines: KV slots, prefill, decode steps and verification.
 
-A decoder remembers what it has read: for each layer the keys and values of every token. That
-memory is laid out in *slots*, one for each request at a time, and stays between calls.
+A decoder caches the keys and values of every computed token, for each layer. The cache is divided
+into KV slots, one per sequence, and persists between calls.
 """
 
 from __future__ import annotations
@@ -17,44 +17,43 @@ from numpy.typing import NDArray
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
 from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precision
+from deployments.config import HardwareSettings
 from deployments.errors import EngineFailed, ManifestInvalid
 
-# The input of a decoder's graph that says from which token on logits are wanted, [1].
+# Graph input [1]: the index of the first token with logits.
 LOGITS_FROM = "logits_from"
-# The input that says whether the tokens are a prompt's, or an answer's; of graphs that compute the
-# two in different ways.
+# Graph input, a boolean: whether the tokens are a prefill or a decode step. Only graphs that
+# compute the two in different ways have it.
 IS_PREFILL = "is_prefill"
 
-# The two arrays that a layer keeps, as its graph's inputs and outputs are called.
+# The two cache arrays of a layer, as in the names of graph inputs and outputs.
 KV_NAMES = ("key", "value")
 
-TokenColumn = NDArray[np.int64]  # [n], one token or one count for each of n slots
-Logits = NDArray[np.float32]  # [V], or [n, V]; valid until the engine's next call
+TokenColumn = NDArray[np.int64]  # [n], a token id or a length for each of n slots
+Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """All that an engine must know of a decoder's graph to open it, sealed or not."""
+    """What an engine needs to open a decoder, sealed or not."""
 
     path: Path
     encoder: Path | None = None
     engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
-    kv_cache_dtype: KvCacheDtype | None = (
-        None  # of keys and values; None: as the engine computes them
-    )
+    kv_cache_dtype: KvCacheDtype | None = None  # None: `compute_precision`
     options: EngineOptions
     generation_config: GenerationConfig
     vocabulary: int  # V
-    max_tokens: int  # of prompt and answer together, that the model was made for
+    max_tokens: int  # of prompt and answer
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
         """The spec of a sealed candidate; `directory` is that of the artifact."""
         if manifest.generation_config is None:
             raise ManifestInvalid(
-                f"{directory}: `generation_config` is missing, and the model generates"
+                f"{directory}: `generation_config` is missing in the manifest of a generative model"
             )
         return cls(
             path=directory / candidate.graph,
@@ -70,11 +69,11 @@ class DecoderSpec:
         )
 
     @property
-    def floats(self) -> Precision:
-        """What is computed in floats, keys and values among it unless `memory` says otherwise."""
+    def compute_precision(self) -> Precision:
+        """Precision of activations, and of the KV cache without `kv_cache_dtype`."""
         if self.precision in ("fp32", "fp16", "bf16"):
             return self.precision
-        # For GPUs whatever has rounded weights multiplies in fp16.
+        # On GPUs quantized weights are multiplied in fp16.
         return "fp16" if self.device is Device.GPU else "fp32"
 
     @property
@@ -85,31 +84,37 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderInfo:
-    """Facts about a decoder, as data."""
+    """Properties of an open decoder."""
 
     compute_type: str
-    slots: int  # requests whose memory it holds at once
-    context: int  # tokens a slot has room for
+    slots: int
+    context: int  # tokens per slot
     vocabulary: int  # V
-    # Tokens that an encoder reads of a prompt. They are no part of the slot, which then holds a
-    # first token that is not the prompt's; such a prompt is read whole. None: without an encoder.
+    # Tokens per prompt of an encoder-decoder model, None for other models. The prompt is not part
+    # of the slot, which starts with the decoder start token, and is not chunked.
     max_source_tokens: int | None = None
-    max_draft_tokens: int = 0  # tokens behind the last one that it can verify; 0: it verifies none
+    max_draft_tokens: int = 0  # per verification; 0: `verify` is not supported
 
 
 def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
-    """Raise EngineFailed for tokens that there is no room for, or that are none.
+    """Raise EngineFailed for tokens beyond the context or the vocabulary.
 
-    A GPU that is sent outside of a tensor refuses whatever comes after.
+    After an access outside a tensor a GPU fails every later call.
     """
-    if start + len(ids) > info.context or max(ids) >= info.vocabulary:
-        raise EngineFailed(f"{info.compute_type}: there is no room, or no such token")
+    if start + len(ids) > info.context:
+        raise EngineFailed(
+            f"{info.compute_type}: {start + len(ids)} tokens exceed the context of {info.context}"
+        )
+    if max(ids) >= info.vocabulary:
+        raise EngineFailed(
+            f"{info.compute_type}: token id {max(ids)}; the maximum is {info.vocabulary - 1}"
+        )
 
 
 class DecoderEngine(Protocol):
-    """One loaded decoder. Not thread-safe: one thread calls it. Every call may raise EngineFailed.
+    """One open decoder. Not thread-safe. Every method may raise EngineFailed.
 
-    What a slot holds beyond the tokens that a caller counts as valid is noise, and is overwritten.
+    The contents of a slot after its valid tokens are undefined and are overwritten.
     """
 
     info: DecoderInfo
@@ -117,30 +122,30 @@ class DecoderEngine(Protocol):
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
-        """Read T tokens into a slot that holds `start` valid ones: the logits after the last, [V].
+        """Prefill T tokens at position `start` of a slot. Return the logits of the last token, [V].
 
-        With `every`, those after each of them, [T, V].
+        With `all_logits` return those of each token, [T, V].
         """
         ...
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        """Read one more token into each of the slots 0 to n-1: the logits after each, [n, V].
+        """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
-        `lengths[i]` tokens of slot i are valid before. A slot that is not meant may take part with
-        any token: it is written where its next token will be.
+        Slot i has `lengths[i]` valid tokens before the call. A slot may take part with any token if
+        its result is ignored: only the position after its valid tokens is overwritten.
         """
         ...
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Read T tokens of an answer into a slot that holds `start` valid ones: [T, V].
+        """Compute T tokens of an answer at position `start` of a slot. Return logits [T, V].
 
-        To the bit what `decode` gives for one after the other. At most `info.max_draft_tokens` of them
-        come behind the first.
+        The logits are bitwise equal to those of T decode steps. T is at most
+        `info.max_draft_tokens` + 1.
         """
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Make the first `tokens` of slot `target` those of slot `source`."""
+        """Copy the first `tokens` of slot `source` to slot `target`."""
         ...
 
     def swap(self, first: int, second: int, tokens: int) -> None:
@@ -148,5 +153,15 @@ class DecoderEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the memory back; the engine cannot be used afterwards."""
+        """Release the memory; the engine cannot be used afterwards."""
+        ...
+
+
+class DecoderFactory(Protocol):
+    """Opens decoders of one engine."""
+
+    def __call__(
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
+    ) -> DecoderEngine:
+        """Open a decoder with `slots` KV slots of `context` tokens. Raises EngineFailed."""
         ...

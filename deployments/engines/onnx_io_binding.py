@@ -1,7 +1,7 @@
-"""ONNX Runtime with memory bound once per bucket, captured as one CUDA graph where there is CUDA.
+"""ONNX Runtime with memory bound once per bucket, captured as CUDA graphs on CUDA.
 
-A pass in a bucket allocates nothing and copies only ids in and answers out; on CUDA its hundreds
-of kernel launches become one. The CPU provider runs the same code without capture.
+A pass in a bucket allocates nothing and copies only ids and outputs. On CUDA one launch replaces
+hundreds of kernel launches. The CPU provider runs the same code without capture.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from deployments.config import EncoderSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.graph_io import (
     Bucket,
+    build_feeds,
     empty_arrays,
-    feeds_of,
-    fill,
-    padded,
+    pad,
     smallest_fitting,
     split,
+    write_padded,
 )
 from deployments.engines.onnx import (
     CUDA,
@@ -42,9 +42,9 @@ from deployments.messages import Batch, Outputs
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Memory of one bucket for one pass at a time."""
+    """Memory of one bucket for one pass."""
 
-    staged: dict[str, NDArray[np.int64]]  # where a batch is padded, on the host
+    staged: dict[str, NDArray[np.int64]]  # padded batch on the host
     inputs: dict[str, ort.OrtValue]  # on the device
     output: ort.OrtValue  # on the device
     binding: ort.IOBinding
@@ -52,7 +52,7 @@ class _Buffers:
 
 
 class _BufferPool:
-    """The buffers of one bucket; who finds none free waits."""
+    """The buffers of one bucket. `acquire` waits until some are free."""
 
     def __init__(self) -> None:
         self._free: SimpleQueue[_Buffers] = SimpleQueue()
@@ -61,7 +61,7 @@ class _BufferPool:
         self._free.put(buffers)
 
     @contextmanager
-    def taken(self) -> Iterator[_Buffers]:
+    def acquire(self) -> Iterator[_Buffers]:
         buffers = self._free.get()
         try:
             yield buffers
@@ -70,71 +70,71 @@ class _BufferPool:
 
 
 class IoBindingEngine:
-    """An Engine that pads batches up to buckets; a batch larger than all of them runs unbound."""
+    """Encoder engine that pads batches to buckets; larger batches run without binding."""
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
         first = providers_for(spec, settings)[0]
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
-        # ONNX Runtime neither captures nor replays on several threads of one session.
-        self._turn: AbstractContextManager[object] = threading.Lock() if captured else nullcontext()
+        # ONNX Runtime cannot capture or replay on several threads of one session.
+        self._session_lock: AbstractContextManager[object] = (
+            threading.Lock() if captured else nullcontext()
+        )
         session = open_session(spec, settings, captured=captured)
         self._inputs = frozenset(i.name for i in session.get_inputs())
         self._outputs = output_names(session)
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
-        self._lines: dict[Bucket, _BufferPool] = {}
+        self._pools: dict[Bucket, _BufferPool] = {}
         with translate_errors(spec.path.name):
             for number, sides in enumerate(spec.options.buckets, start=1):
                 bucket = Bucket(*sides)
-                self._lines[bucket] = _BufferPool()
+                self._pools[bucket] = _BufferPool()
                 for _ in range(1 if captured else settings.concurrent_passes):
                     graph_id = str(number) if captured else UNCAPTURED
                     buffers = self._bind(session, bucket, graph_id)
                     if captured:
-                        self._pass(session, buffers)
-                    self._lines[bucket].add(buffers)
+                        self._run_bound(session, buffers)
+                    self._pools[bucket].add(buffers)
         self._session: ort.InferenceSession | None = session
 
     def run(self, batch: Batch) -> Outputs:
-        """One forward pass, in the smallest bucket that holds the batch. Raises EngineFailed."""
         session = self._session
         if session is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        lines = self._lines
-        feeds = feeds_of(batch, self._inputs, self._mask_token)
-        bucket = smallest_fitting(lines, feeds)
-        wanted = self._outputs.wanted(batch)
+        pools = self._pools
+        feeds = build_feeds(batch, self._inputs, self._mask_token)
+        bucket = smallest_fitting(pools, feeds)
+        output = self._outputs.select(batch)
         with translate_errors(self.info.compute_type):
             if bucket is None or batch.unpooled:
-                # Vectors of tokens are rare and large, so nothing is bound for them. Padded all
-                # the same: TensorRT spends seconds on every shape that it has not met.
-                arrays = padded(feeds, bucket) if bucket else feeds.arrays
-                raw = self._unbound(session, wanted, arrays)
+                # Unpooled outputs are rare and large, so they are not bound. They are padded,
+                # because TensorRT spends seconds on every new shape.
+                arrays = pad(feeds, bucket) if bucket else feeds.arrays
+                raw = self._run_unbound(session, output, arrays)
             else:
-                with lines[bucket].taken() as buffers:
-                    fill(buffers.staged, feeds)
-                    raw = self._pass(session, buffers)
+                with pools[bucket].acquire() as buffers:
+                    write_padded(buffers.staged, feeds)
+                    raw = self._run_bound(session, buffers)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        """Drop the session and its memory."""
         self._session = None
-        self._lines = {}
+        self._pools = {}
 
-    def _unbound(
+    def _run_unbound(
         self, session: ort.InferenceSession, output: str, arrays: dict[str, NDArray[np.int64]]
     ) -> NDArray[np.float32]:
-        with self._turn:
-            answers = session.run([output], arrays, graph_options(UNCAPTURED))
-        return np.asarray(answers[0], dtype=np.float32)
+        with self._session_lock:
+            outputs = session.run([output], arrays, graph_options(UNCAPTURED))
+        return np.asarray(outputs[0], dtype=np.float32)
 
-    def _pass(self, session: ort.InferenceSession, buffers: _Buffers) -> NDArray[np.float32]:
-        with self._turn:
+    def _run_bound(self, session: ort.InferenceSession, buffers: _Buffers) -> NDArray[np.float32]:
+        with self._session_lock:
             for name, value in buffers.inputs.items():
                 value.update_inplace(buffers.staged[name])
             session.run_with_iobinding(buffers.binding, buffers.options)
-            # A copy in any case: on the CPU the array is the very memory of the next pass.
+            # Copy always: on the CPU the array shares memory with the next pass.
             return np.array(buffers.output.numpy(), dtype=np.float32)
 
     def _bind(self, session: ort.InferenceSession, bucket: Bucket, graph_id: str) -> _Buffers:
@@ -142,13 +142,13 @@ class IoBindingEngine:
         binding = session.io_binding()
         inputs = {}
         for name, array in staged.items():
-            # Of a copy: on the CPU the value is the very memory of the array.
+            # Copy: on the CPU the value would share memory with the array.
             inputs[name] = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device)
             binding.bind_ortvalue_input(name, inputs[name])
-        # How large the answer is, the graph says by answering once into memory of its own choice.
-        binding.bind_output(self._outputs.answer, self._device)
-        with self._turn:
+        # An unbound call determines the shape of the output.
+        binding.bind_output(self._outputs.output, self._device)
+        with self._session_lock:
             session.run_with_iobinding(binding, graph_options(UNCAPTURED))
         (output,) = binding.get_outputs()
-        binding.bind_ortvalue_output(self._outputs.answer, output)
+        binding.bind_ortvalue_output(self._outputs.output, output)
         return _Buffers(staged, inputs, output, binding, graph_options(graph_id))

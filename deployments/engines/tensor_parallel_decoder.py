@@ -38,7 +38,8 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_decoder import TorchDecoder, missing_torch_device, on_gpus
+from deployments.engines.torch_decoder import TorchDecoder
+from deployments.engines.torch_engine import missing_torch_device, uses_cuda
 from deployments.errors import EngineFailed, EngineLost
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -82,7 +83,7 @@ class TensorParallelDecoder:
     ) -> None:
         context = min(context, spec.max_tokens)
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
-        if reason := missing_torch_device(spec.options, hardware):
+        if reason := missing_torch_device(spec, hardware):
             raise EngineFailed(reason)
         self._answers = _PROCESSES.RawArray("f", slots * spec.vocabulary)
         self._workers: list[_Worker] = []
@@ -236,7 +237,7 @@ def _open_shard(part: _Part) -> TorchDecoder:
     tensor_parallel_size, hardware = part.spec.options.tensor_parallel_size, part.hardware
     os.environ["LOCAL_RANK"] = str(part.number)  # by which transformers takes a GPU
     how: dict[str, Any] = {"backend": "gloo"}
-    if on_gpus(hardware):
+    if uses_cuda(hardware):
         torch.cuda.set_device(part.number)
         how = {"backend": "nccl", "device_id": torch.device("cuda", part.number)}
     else:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.artifacts.manifest import EngineOptions
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
 from deployments.engines.decoder import (
@@ -34,6 +33,7 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
+from deployments.engines.torch_engine import missing_torch_device, uses_cuda
 from deployments.engines.torch_program import input_names, read_module
 from deployments.engines.transformers_kv import dtype_of, open_checkpoint
 from deployments.errors import EngineFailed
@@ -83,7 +83,7 @@ class TorchDecoder:
     ) -> None:
         context = min(context, spec.max_tokens)
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
-        self._device = _CUDA if on_gpus(hardware) else "cpu"
+        self._device = _CUDA if uses_cuda(hardware) else "cpu"
         # Only where all that a step touches stays where it is, and nobody else is waited for.
         is_still = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
         self._captures = self._device == _CUDA and is_still
@@ -168,7 +168,7 @@ class TorchDecoder:
     def _load(self, spec: DecoderSpec, hardware: HardwareSettings) -> _Loaded:
         import torch
 
-        if reason := missing_torch_device(spec.options, hardware):
+        if reason := missing_torch_device(spec, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.intra_op_threads)
         slots, context, generation_config = (
@@ -204,19 +204,6 @@ class TorchDecoder:
         return self._graphs[key]
 
 
-def missing_torch_device(options: EngineOptions, hardware: HardwareSettings) -> str | None:
-    """Why torch cannot run on the devices of a generator; None when it can."""
-    import torch
-
-    if not on_gpus(hardware):
-        return None
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    if (found := torch.cuda.device_count()) < options.tensor_parallel_size:
-        return f"the model is spread over {options.tensor_parallel_size} GPUs, and the replica has {found}"
-    return None
-
-
 def _open(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
     """What computes, with the memory as its last input."""
     if spec.engine == "transformers":
@@ -232,11 +219,6 @@ def _open(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
         return answered
 
     return run
-
-
-def on_gpus(hardware: HardwareSettings) -> bool:
-    """Whether a generator is to compute on GPUs."""
-    return any("CUDA" in provider for provider in hardware.providers)
 
 
 def _captured(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:

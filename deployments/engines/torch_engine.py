@@ -1,7 +1,7 @@
-"""Torch, for the GPU encoder: half precision, fused attention, optionally compiled.
+"""The engine torch: encoder programs in half precision with fused attention, and decoders.
 
-Compiled code and CUDA graphs belong to the thread that made them (pytorch issue 123177), so an
-engine does everything on one thread of its own; on a GPU two passes at once gain nothing anyway.
+Compiled code and CUDA graphs belong to the thread that created them (pytorch issue 123177), so an
+encoder engine uses one thread. Concurrent passes on a GPU would not be faster.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.config import EncoderSettings
-from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
+from deployments.config import EncoderSettings, HardwareSettings
+from deployments.engines.base import (
+    EngineInfo,
+    EngineKind,
+    EngineTarget,
+    GraphSpec,
+    translate_errors,
+)
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.graph_io import (
     Bucket,
     Feeds,
+    build_feeds,
     empty_arrays,
-    feeds_of,
-    padded,
+    pad,
     smallest_fitting,
     split,
 )
@@ -32,32 +39,33 @@ from deployments.messages import Batch, Outputs
 if TYPE_CHECKING:
     import torch
 
-# What torch.compile's CUDA graphs need per shape: warm up, record, replay.
-_WARMING_PASSES = 3
+# CUDA graphs of torch.compile need three passes per shape: warm up, record, replay.
+_WARM_UP_PASSES = 3
+_CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A program on the device."""
+class _LoadedProgram:
+    """An encoder program on the device."""
 
-    inputs: tuple[str, ...]  # in the order the module takes them
+    inputs: tuple[str, ...]  # in the order of the parameters
     module: Callable[..., torch.Tensor]
-    in_buckets: Callable[..., torch.Tensor]  # the same, compiled where that was asked for
+    in_buckets: Callable[..., torch.Tensor]  # for shapes of buckets; compiled if requested
 
 
 class TorchEngine:
-    """An Engine over one torch program (see torch_program).
+    """Encoder engine for one torch program (torch_program.py).
 
-    Batches are padded up to the smallest bucket that holds them; a larger batch runs as it is,
-    and never compiled, because compiling for its shape would stop the encoder for a minute.
+    A batch is padded to the smallest bucket that fits. A larger batch runs unpadded and uncompiled,
+    because compiling for its shape would block the encoder for a minute.
     """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self.info = EngineInfo(compute_type=spec.compute_type)
         self._head, self._mask_token = spec.head, spec.mask_token
-        self._device = _device(settings)
+        self._device = _CUDA if uses_cuda(settings) else "cpu"
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedProgram | None = None
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
         self._thread = ThreadPoolExecutor(1, "torch")
@@ -69,44 +77,42 @@ class TorchEngine:
             raise
 
     def run(self, batch: Batch) -> Outputs:
-        """One forward pass. Raises EngineFailed."""
         loaded = self._loaded
         if loaded is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        feeds = feeds_of(batch, loaded.inputs, self._mask_token)
+        feeds = build_feeds(batch, loaded.inputs, self._mask_token)
         with translate_errors(self.info.compute_type):
             raw = self._thread.submit(self._pass, loaded, feeds).result()
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        """Drop the module and its memory."""
         self._thread.shutdown()
         self._loaded = None
 
-    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _Loaded:
+    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _LoadedProgram:
         import torch
 
         torch.set_num_threads(settings.intra_op_threads)
         module = read_program(spec.path, self._device)
         inputs = input_names(module)
         if not spec.options.compile:
-            return _Loaded(inputs, module, module)
-        # Beyond the limit torch falls back to running uncompiled, without a word.
+            return _LoadedProgram(inputs, module, module)
+        # Beyond this limit torch silently runs uncompiled code.
         limit = max(torch._dynamo.config.recompile_limit, len(self._buckets) + 1)
         torch._dynamo.config.recompile_limit = limit
         compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
         for bucket in self._buckets:
-            for _ in range(_WARMING_PASSES):
-                self._answer(compiled, inputs, empty_arrays(inputs, bucket))
-        return _Loaded(inputs, module, compiled)
+            for _ in range(_WARM_UP_PASSES):
+                self._compute(compiled, inputs, empty_arrays(inputs, bucket))
+        return _LoadedProgram(inputs, module, compiled)
 
-    def _pass(self, loaded: _Loaded, feeds: Feeds) -> NDArray[np.float32]:
+    def _pass(self, loaded: _LoadedProgram, feeds: Feeds) -> NDArray[np.float32]:
         bucket = smallest_fitting(self._buckets, feeds)
         if bucket is None:
-            return self._answer(loaded.module, loaded.inputs, feeds.arrays)
-        return self._answer(loaded.in_buckets, loaded.inputs, padded(feeds, bucket))
+            return self._compute(loaded.module, loaded.inputs, feeds.arrays)
+        return self._compute(loaded.in_buckets, loaded.inputs, pad(feeds, bucket))
 
-    def _answer(
+    def _compute(
         self,
         module: Callable[..., torch.Tensor],
         inputs: tuple[str, ...],
@@ -119,14 +125,41 @@ class TorchEngine:
             return np.asarray(module(*tensors).float().cpu().numpy())
 
 
-def missing_device(settings: EncoderSettings) -> str | None:
-    """Why torch cannot run on the encoder's device; None when it can."""
+def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
+    """Why torch cannot run `target` on the devices of a replica, or None."""
     import torch
 
-    if _device(settings) == "cuda" and not torch.cuda.is_available():
+    if not uses_cuda(hardware):
+        return None
+    if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    required, actual = target.options.tensor_parallel_size, torch.cuda.device_count()
+    if actual < required:
+        return f"the model needs {required} GPUs (tensor parallelism), the replica has {actual}"
     return None
 
 
-def _device(settings: EncoderSettings) -> str:
-    return "cuda" if any("CUDA" in provider for provider in settings.providers) else "cpu"
+def uses_cuda(hardware: HardwareSettings) -> bool:
+    return any("CUDA" in provider for provider in hardware.providers)
+
+
+def open_torch_decoder(
+    spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
+) -> DecoderEngine:
+    """Open a decoder through torch, on one or more GPUs. Raises EngineFailed."""
+    from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
+    from deployments.engines.torch_decoder import TorchDecoder
+
+    if spec.generation_config.encoder_decoder is not None:
+        raise EngineFailed(f"{spec.path.name}: {spec.engine} does not run encoder-decoder models")
+    is_single = spec.options.tensor_parallel_size == 1
+    engine = TorchDecoder if is_single else TensorParallelDecoder
+    return engine(spec, hardware, slots=slots, context=context)
+
+
+TORCH = EngineKind(
+    packages=("torch",),
+    missing_requirement=missing_torch_device,
+    open_encoder=TorchEngine,
+    open_decoder=open_torch_decoder,
+)

@@ -29,7 +29,7 @@ def dtype_of(spec: DecoderSpec) -> torch.dtype:
     """The type of what is computed in floats, keys and values among it."""
     import torch
 
-    dtype: torch.dtype = getattr(torch, _DTYPES[spec.floats])
+    dtype: torch.dtype = getattr(torch, _DTYPES[spec.compute_precision])
     return dtype
 
 

@@ -33,9 +33,9 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
 from deployments.artifacts.types import Attention, Device, Precision
 from deployments.config import GeneratorSettings
-from deployments.engines import decoder_factory
+from deployments.engines import missing_requirement
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.decoder_factory import missing_requirement, open_decoder
+from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, whole_spec
@@ -152,9 +152,8 @@ def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
 
 
 def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        decoder_factory, "find_spec", lambda name: None if name == "bitsandbytes" else 1
-    )
+    monkeypatch.setattr("deployments.engines.find_spec", lambda name: 1)
+    monkeypatch.setattr("deployments.engines.transformers_engine.find_spec", lambda name: None)
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
         options=EngineOptions(), generation_config=read_checkpoint_metadata(llama).generation_config, vocabulary=9, max_tokens=9,

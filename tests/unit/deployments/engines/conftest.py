@@ -14,8 +14,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
-from deployments.engines.decoder import DecoderEngine, DecoderSpec
-from deployments.engines.decoder_factory import Opening
+from deployments.engines.decoder import DecoderEngine, DecoderFactory, DecoderSpec
 from tests.support.engine_programs import MASK_TOKEN, write_onnx, write_torch
 
 BUCKETS = ((1, 4), (2, 8), (4, 8), (4, 16))
@@ -26,7 +25,7 @@ OpenRows = Callable[..., DecoderEngine]
 
 
 @contextmanager
-def rows_of(engine: Opening, spec: DecoderSpec) -> Iterator[OpenRows]:
+def rows_of(engine: DecoderFactory, spec: DecoderSpec) -> Iterator[OpenRows]:
     """Opens decoders of one spec, with a few short rows, and closes them in the end."""
     with ExitStack() as opened:
 

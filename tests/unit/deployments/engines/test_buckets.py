@@ -7,10 +7,10 @@ from deployments.engines.graph_io import (
     INPUTS,
     Bucket,
     Feeds,
-    feeds_of,
-    fill,
-    padded,
+    build_feeds,
+    pad,
     smallest_fitting,
+    write_padded,
 )
 from tests.support.fakes import build_item
 
@@ -18,7 +18,7 @@ MASK = 9
 
 
 def feeds(*items: list[int]) -> Feeds:
-    return feeds_of(collate([build_item(ids) for ids in items]), INPUTS, MASK)
+    return build_feeds(collate([build_item(ids) for ids in items]), INPUTS, MASK)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_more_masks_than_a_bucket_has_items_do_not_fit() -> None:
 
 
 def test_missing_tokens_are_hidden_and_missing_items_repeat_the_first() -> None:
-    arrays = padded(feeds([1, MASK], [3]), Bucket(3, 4))
+    arrays = pad(feeds([1, MASK], [3]), Bucket(3, 4))
     assert arrays["input_ids"].tolist() == [[1, MASK, 0, 0], [3, 0, 0, 0], [1, MASK, 0, 0]]
     assert arrays["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
     assert arrays["attention_mask"].any(axis=1).all()
@@ -59,12 +59,12 @@ def test_missing_tokens_are_hidden_and_missing_items_repeat_the_first() -> None:
 
 
 def test_mask_positions_follow_their_tokens_into_the_wider_rows() -> None:
-    arrays = padded(feeds([1, 2, 3], [1, MASK]), Bucket(2, 16))
+    arrays = pad(feeds([1, 2, 3], [1, MASK]), Bucket(2, 16))
     assert arrays["mask_positions"].tolist() == [17, 0]
 
 
 def test_nothing_of_the_last_batch_is_left() -> None:
-    arrays = padded(feeds([5] * 8, [6] * 8, [7] * 8), Bucket(4, 8))
-    fill(arrays, feeds([1]))
+    arrays = pad(feeds([5] * 8, [6] * 8, [7] * 8), Bucket(4, 8))
+    write_padded(arrays, feeds([1]))
     assert arrays["input_ids"].tolist() == [[1] + [0] * 7] * 4
     assert arrays["attention_mask"].tolist() == [[1] + [0] * 7] * 4

@@ -16,7 +16,7 @@ from deployments.engines import missing_requirement, open_engine
 from deployments.engines.decoder import DecoderEngine
 from deployments.engines.onnx import missing_provider
 from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.engines.torch_decoder import TorchDecoder, missing_torch_device
+from deployments.engines.torch_decoder import TorchDecoder
 from tests.unit.deployments.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
 from tests.unit.deployments.engines.test_contract import ITEMS, check
 
@@ -79,10 +79,10 @@ def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["program", "checkpoint", "offloaded"])
 def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("torch", reason="`torch` is not installed")
+    torch = pytest.importorskip("torch", reason="`torch` is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
     on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
-    if reason := missing_torch_device(EngineOptions(), on_gpu):
-        pytest.skip(reason)
     from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec
     from tests.support.tiny_decoders import tiny_llama
 

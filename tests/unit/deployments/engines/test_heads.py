@@ -7,7 +7,7 @@ import pytest
 
 from deployments.artifacts.types import ModelHead
 from deployments.batching.batches import collate
-from deployments.engines.graph_io import OutputNames, check_inputs, feeds_of, split
+from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
 from deployments.errors import EngineFailed
 from tests.support.fakes import build_item
 
@@ -16,25 +16,25 @@ BATCH = collate([build_item([1, MASK, 2]), build_item([3]), build_item([MASK, MA
 
 
 def test_a_graph_gets_what_it_reads_and_nothing_else() -> None:
-    assert feeds_of(BATCH, ["input_ids"], None).arrays.keys() == {"input_ids"}
-    feeds = feeds_of(BATCH, ["attention_mask", "input_ids"], None)
+    assert build_feeds(BATCH, ["input_ids"], None).arrays.keys() == {"input_ids"}
+    feeds = build_feeds(BATCH, ["attention_mask", "input_ids"], None)
     assert feeds.arrays["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert feeds.mask_counts == ()
 
 
 def test_mask_positions_are_flat_indices_in_order() -> None:
-    feeds = feeds_of(BATCH, ["input_ids", "mask_positions"], MASK)
+    feeds = build_feeds(BATCH, ["input_ids", "mask_positions"], MASK)
     assert feeds.arrays["mask_positions"].tolist() == [1, 6, 7]
     assert feeds.mask_counts == (1, 0, 2)
 
 
 def test_padding_is_no_mask_token_whatever_its_id() -> None:
-    assert feeds_of(BATCH, ["input_ids", "mask_positions"], 0).mask_counts == (0, 0, 0)
+    assert build_feeds(BATCH, ["input_ids", "mask_positions"], 0).mask_counts == (0, 0, 0)
 
 
 def test_a_batch_without_mask_tokens_feeds_one_position_that_nobody_gets() -> None:
     batch = collate([build_item([1, 2])])
-    feeds = feeds_of(batch, ["input_ids", "mask_positions"], MASK)
+    feeds = build_feeds(batch, ["input_ids", "mask_positions"], MASK)
     assert feeds.arrays["mask_positions"].tolist() == [0]
     (rows,) = split(ModelHead.MASKS, np.ones((1, 5), np.float32), batch, feeds.mask_counts)
     assert rows.shape == (0, 5)
@@ -59,7 +59,7 @@ def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
     assert [row.tolist() for row in rows] == [
         row.tolist() for row in split(ModelHead.TOKENS, raw, BATCH, ())
     ]
-    with pytest.raises(EngineFailed, match="is due"):
+    with pytest.raises(EngineFailed, match="expected at least"):
         split(ModelHead.VECTOR, raw[:, 0], batch, ())
 
 
@@ -71,13 +71,13 @@ def test_the_first_output_is_the_answer_and_tokens_go_by_name(
     outputs: list[str], tokens: str | None
 ) -> None:
     names = OutputNames.of(outputs)
-    assert (names.answer, names.tokens) == (outputs[0], tokens)
-    assert names.wanted(BATCH) == outputs[0]
+    assert (names.output, names.tokens) == (outputs[0], tokens)
+    assert names.select(BATCH) == outputs[0]
     if tokens is None:
-        with pytest.raises(EngineFailed, match="vectors of tokens"):
-            names.wanted(replace(BATCH, unpooled=True))
+        with pytest.raises(EngineFailed, match="no unpooled output"):
+            names.select(replace(BATCH, unpooled=True))
     else:
-        assert names.wanted(replace(BATCH, unpooled=True)) == tokens
+        assert names.select(replace(BATCH, unpooled=True)) == tokens
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_first_output_is_the_answer_and_tokens_go_by_name(
     ],
 )
 def test_an_answer_that_is_too_small_is_refused(head: ModelHead, shape: tuple[int, ...]) -> None:
-    with pytest.raises(EngineFailed, match="is due"):
+    with pytest.raises(EngineFailed, match="expected at least"):
         split(head, np.zeros(shape, np.float32), BATCH, (1, 0, 2))
 
 

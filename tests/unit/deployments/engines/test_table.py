@@ -1,14 +1,14 @@
-"""Which engines there are, and what happens where one is missing."""
+"""The table of engines: requirements, errors, and adding an engine."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
-from deployments.artifacts.manifest import Candidate, EngineOptions
+from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import (
@@ -19,15 +19,15 @@ from deployments.engines import (
     missing_requirement,
     open_engine,
 )
-from deployments.errors import EngineFailed, ManifestInvalid
-from tests.support.artifacts import tiny_manifest
+from deployments.errors import EngineFailed
 
 CPU = EncoderSettings()
 CUDA = EncoderSettings(providers=("CUDAExecutionProvider",))
-ABACUS = EncoderSettings(providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
+UNKNOWN_PROVIDER = EncoderSettings(providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
+ENCODERS = [name for name, kind in ENGINES.items() if kind.open_encoder is not None]
 
 
-def spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
+def build_spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
     return GraphSpec(
         path=Path("nowhere/model.graph"),
         device=Device.CPU,
@@ -38,44 +38,51 @@ def spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
     )
 
 
-def test_every_engine_that_a_manifest_may_name_is_known() -> None:
-    for_text = {"transformers"}  # engines/decoders.py
-    assert set(ENGINES) | for_text == set(get_args(get_type_hints(Candidate)["engine"]))
+def test_import_of_the_table_loads_no_runtime() -> None:
+    code = "import sys, deployments.engines; print(*{m.partition('.')[0] for m in sys.modules})"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not set(output.stdout.split()) & {"onnxruntime", "openvino", "torch", "transformers"}
 
 
-def test_an_engine_that_only_generates_runs_no_graph() -> None:
-    manifest = tiny_manifest(devices=(Device.GPU,))
-    (candidate,) = manifest.candidates
-    other = candidate.model_copy(update={"engine": "transformers"})
-    with pytest.raises(ManifestInvalid, match="transformers runs models that generate only"):
-        GraphSpec.of(Path("somewhere"), manifest, other)
+def test_open_engine_with_unknown_engine_fails() -> None:
+    assert not can_run(build_spec("abacus"), CPU)
+    with pytest.raises(EngineFailed, match="engine `abacus` is unknown; known are onnxruntime, "):
+        open_engine(build_spec("abacus"), CPU)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
-def test_an_engine_without_its_package_is_left_out_by_name(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_engine_with_decoder_engine_fails() -> None:
+    reason = "transformers does not run encoder models"
+    assert missing_requirement(build_spec("transformers"), CPU) == reason
+    with pytest.raises(EngineFailed, match=reason):
+        open_engine(build_spec("transformers"), CPU)
+
+
+@pytest.mark.parametrize("engine", ENCODERS)
+def test_missing_package_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, engine, None)
-    assert missing_requirement(spec(engine), CPU) == f"the package `{engine}` is not installed"
-    assert not can_run(spec(engine), CPU)
+    spec = build_spec(engine)
+    assert missing_requirement(spec, CPU) == f"the package `{engine}` is not installed"
+    assert not can_run(spec, CPU)
     with pytest.raises(EngineFailed, match=rf"model\.graph: the package `{engine}`"):
-        open_engine(spec(engine), CPU)
+        open_engine(spec, CPU)
 
 
-def test_a_provider_that_is_not_there_is_named() -> None:
-    assert can_run(spec("onnxruntime"), CPU)
+def test_missing_provider_is_named() -> None:
+    assert can_run(build_spec("onnxruntime"), CPU)
     assert (
-        missing_requirement(spec("onnxruntime"), ABACUS)
+        missing_requirement(build_spec("onnxruntime"), UNKNOWN_PROVIDER)
         == "onnxruntime has no `AbacusExecutionProvider` here"
     )
-    tensorrt = EngineOptions(providers=("AbacusExecutionProvider", "CPUExecutionProvider"))
-    assert not can_run(spec("onnxruntime", tensorrt), CPU)
+    options = EngineOptions(providers=UNKNOWN_PROVIDER.providers)
+    assert not can_run(build_spec("onnxruntime", options), CPU)
     with pytest.raises(EngineFailed, match="`AbacusExecutionProvider`"):
-        check_providers(ABACUS)
+        check_providers(UNKNOWN_PROVIDER)
     check_providers(CPU)
 
 
-def test_torch_on_a_gpu_encoder_needs_a_gpu() -> None:
+def test_torch_with_cuda_provider_requires_cuda() -> None:
     torch = pytest.importorskip("torch")
-    assert can_run(spec("torch"), CPU)
-    assert can_run(spec("torch"), CUDA) == torch.cuda.is_available()
+    assert can_run(build_spec("torch"), CPU)
+    assert can_run(build_spec("torch"), CUDA) == torch.cuda.is_available()

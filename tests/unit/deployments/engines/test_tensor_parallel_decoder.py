@@ -190,7 +190,11 @@ def test_gpus_that_are_missing_are_counted(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
-    said = "is spread over 2 GPUs, and the replica has 1" if found else "sees no CUDA device"
+    said = (
+        "the model needs 2 GPUs .tensor parallelism., the replica has 1"
+        if found
+        else "sees no CUDA device"
+    )
     with pytest.raises(EngineFailed, match=said):
         open_decoder(spec, on_gpus)
     with pytest.raises(EngineFailed, match=said):

@@ -19,7 +19,7 @@ from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines import torch_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
-    engine_for,
+    find_decoder_factory,
     kv_bytes_per_token,
     open_decoder,
     select_candidate,
@@ -220,12 +220,12 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
     assert (decoder.info.slots, decoder.info.context) == (3, 64)
     assert decoder.loaded.memory.shape[1] == 3
     decoder.close()
-    with pytest.raises(EngineFailed, match="openvino does not generate"):
-        engine_for(replace(spec, engine="openvino"))
+    with pytest.raises(EngineFailed, match="openvino does not run generative models"):
+        find_decoder_factory(replace(spec, engine="openvino"))
     source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
     behind_encoder = spec.generation_config.model_copy(update={"encoder_decoder": source})
-    with pytest.raises(EngineFailed, match=f"{spec.engine} does not generate"):
-        engine_for(replace(spec, generation_config=behind_encoder))
+    with pytest.raises(EngineFailed, match=f"{spec.engine} does not run encoder-decoder models"):
+        open_decoder(replace(spec, generation_config=behind_encoder), settings)
 
 
 def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
@@ -262,7 +262,9 @@ def test_a_device_that_is_missing_is_named(spec: DecoderSpec) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_the_candidate_is_the_fastest_that_this_process_can_run(tmp_path: Path) -> None:
     manifest = ArtifactManifest.read(seal_tiny_decoder(tmp_path))
-    (onnx,) = manifest.candidates
+    (sealed,) = manifest.candidates
+    options = EngineOptions(providers=("CPUExecutionProvider",))
+    onnx = sealed.model_copy(update={"options": options})
     by_torch = onnx.model_copy(update={"engine": "torch"})
     both = manifest.model_copy(update={"candidates": (by_torch, onnx)})
     on_gpu = GeneratorSettings(providers=("CUDAExecutionProvider",))

@@ -1,0 +1,43 @@
+"""The engine ONNX Runtime: encoders, decoders and encoder-decoders on any execution provider."""
+
+from __future__ import annotations
+
+from deployments.config import EncoderSettings, HardwareSettings
+from deployments.engines.base import EncoderEngine, EngineKind, EngineTarget, GraphSpec
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
+
+
+def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
+    from deployments.engines.onnx import missing_provider
+
+    missing = missing_provider(target.options.providers or hardware.providers)
+    return f"onnxruntime has no `{missing}` here" if missing else None
+
+
+def _open_encoder(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
+    if spec.options.buckets:
+        from deployments.engines.onnx_io_binding import IoBindingEngine
+
+        return IoBindingEngine(spec, settings)
+    from deployments.engines.onnx import OnnxEngine
+
+    return OnnxEngine(spec, settings)
+
+
+def _open_decoder(
+    spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
+) -> DecoderEngine:
+    from deployments.engines.onnx_decoder import OnnxDecoder
+    from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
+
+    has_encoder = spec.generation_config.encoder_decoder is not None
+    engine = OnnxEncoderDecoder if has_encoder else OnnxDecoder
+    return engine(spec, hardware, slots=slots, context=context)
+
+
+ONNXRUNTIME = EngineKind(
+    packages=("onnxruntime",),
+    missing_requirement=_missing_requirement,
+    open_encoder=_open_encoder,
+    open_decoder=_open_decoder,
+)

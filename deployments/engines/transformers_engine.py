@@ -1,0 +1,23 @@
+"""The engine transformers: decoder checkpoints as transformers runs them, on one or more GPUs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from deployments.config import HardwareSettings
+from deployments.engines.base import EngineKind, EngineTarget
+from deployments.engines.torch_engine import missing_torch_device, open_torch_decoder
+
+
+def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
+    # bitsandbytes computes with quantized weights.
+    if target.precision in ("int8", "nf4") and find_spec("bitsandbytes") is None:
+        return "the package `bitsandbytes` is not installed"
+    return missing_torch_device(target, hardware)
+
+
+TRANSFORMERS = EngineKind(
+    packages=("torch", "transformers", "accelerate"),
+    missing_requirement=_missing_requirement,
+    open_decoder=open_torch_decoder,
+)
