@@ -1,4 +1,4 @@
-"""From a body of the Hugging Face routes to what is asked."""
+"""Request bodies of the Hugging Face routes."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from typing import Any
 from deployments.errors import InvalidField, MalformedBody, UnknownParameter
 from deployments.tasks import TASKS, list_task_names
 
-# Top-level keys every body may have. `stream` is sent by clients out of habit.
+# Top-level keys of every task. Some clients always send `stream`.
 ENVELOPE_KEYS = frozenset({"inputs", "parameters", "options", "stream", "model"})
-# Clients before 0.30, and those of text-embeddings-inference, send these in place of `inputs`.
+# huggingface_hub before 0.30 and clients of text-embeddings-inference send these without `inputs`.
 LEGACY_INPUT_KEYS = ("source_sentence", "sentences", "question", "context", "query", "texts")
-# Parameters newer clients write at the top level.
+# Newer clients send parameters at the top level.
 TASK_PARAMETER_KEYS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 
 
 def parse_task(name: str | None) -> str | None:
-    """The task named in the path. Raises InvalidField."""
+    """Parse the task of a path. Raises InvalidField."""
     if name is None:
         return None
     names = list_task_names()
     if name not in names:
         known = ", ".join(f"`{task}`" for task in names)
-        raise InvalidField(f"`{name}` is not a task; known: {known}", field="task")
+        raise InvalidField(f"`{name}` is not a task. Known tasks: {known}", field="task")
     return name
 
 
 def parse_envelope(body: Any) -> Mapping[str, Any]:
-    """The body as an object: a bare text or list, as very old clients send it, is `inputs`.
-
-    Raises MalformedBody.
-    """
+    """Wrap a text or a list, which very old clients send, as `inputs`. Raises MalformedBody."""
     if isinstance(body, str | list):
         return {"inputs": body}
     if not isinstance(body, dict):
@@ -40,45 +37,38 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
 
 
 def parse_task_inputs(body: Mapping[str, Any]) -> Any:
-    """`inputs`, or the task keys other clients put in its place. Raises InvalidField."""
+    """Return `inputs`, or an object of the legacy keys. Raises InvalidField."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs
-    lifted = {key: body[key] for key in LEGACY_INPUT_KEYS if key in body}
-    if not lifted:
+    legacy_inputs = {key: body[key] for key in LEGACY_INPUT_KEYS if key in body}
+    if not legacy_inputs:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
-    return lifted
+    return legacy_inputs
 
 
 def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters`, with those that newer clients write at the top level.
+    """Merge `parameters` and top-level keys of an encoder task.
 
-    Raises InvalidField, or UnknownParameter for a top-level key no task knows.
+    Raises InvalidField, or UnknownParameter for a top-level key unknown to all tasks.
     """
-    given = merge_parameters(
-        {key: value for key, value in body.items() if key not in LEGACY_INPUT_KEYS}
-    )
-    for key in body:
-        if (
-            key not in TASK_PARAMETER_KEYS
-            and key not in ENVELOPE_KEYS
-            and key not in LEGACY_INPUT_KEYS
-        ):
-            raise UnknownParameter(f"`{key}` is not known here", field=key)
-    return given
+    known = TASK_PARAMETER_KEYS.union(ENVELOPE_KEYS, LEGACY_INPUT_KEYS)
+    if unknown := next((key for key in body if key not in known), None):
+        raise UnknownParameter(f"`{unknown}` is not a parameter of any task", field=unknown)
+    return merge_parameters({k: v for k, v in body.items() if k not in LEGACY_INPUT_KEYS})
 
 
 def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters`, and all that stands beside it. Raises InvalidField."""
+    """Merge `parameters` and other top-level keys. Raises InvalidField."""
     nested = body.get("parameters")
     if nested is not None and not isinstance(nested, dict):
         raise InvalidField("`parameters` must be an object", field="parameters")
-    loose = {key: value for key, value in body.items() if key not in ENVELOPE_KEYS}
-    return {**loose, **(nested or {})}
+    top_level = {key: value for key, value in body.items() if key not in ENVELOPE_KEYS}
+    return {**top_level, **(nested or {})}
 
 
 def parse_stream_flag(body: Mapping[str, Any]) -> bool:
-    """Whether events are to be answered. Raises InvalidField."""
+    """Raises InvalidField."""
     streams = body.get("stream")
     if streams is not None and not isinstance(streams, bool):
         raise InvalidField("`stream` must be a boolean", field="stream")

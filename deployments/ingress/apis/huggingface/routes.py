@@ -1,13 +1,13 @@
-"""The Hugging Face Inference API: task routes, one model per path.
+"""Routes of the Hugging Face Inference API: one model per path.
 
-POST /  /v1  /invocations               the body's `model`, else the default one
-POST /models/{id}                       the model's own task, or the one the body is meant for
-POST /models/{id}/pipeline/{task}       a named task
+POST /  /v1  /invocations               `model` of the body, else the default model
+POST /models/{id}                       the task of the model, or the task that the body matches
+POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
 
-Models that generate text are asked, and answer, in the dialect of `text_generation`; those with an
-encoder by their tasks, such as summarization.
+Requests and responses of decoder models have the format of text_generation, those of
+encoder-decoder models the format of text2text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ from deployments.ingress.apis.model_list import (
     build_short_path_list,
     is_loaded,
 )
-from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
+from deployments.ingress.apis.response_headers import (
+    INFERENCE_HEADERS,
+    inference_headers,
+    retry_headers,
+)
 from deployments.ingress.apis.text2text.requests import has_encoder, resolve_generation_task
 from deployments.ingress.apis.text2text.routes import (
     TEXT2TEXT_EXAMPLE,
@@ -72,11 +76,11 @@ from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 from deployments.tasks.text_classification import LabelScore
 
-# huggingface_hub reads zero-shot answers as lists from 1.2 on, and as objects before.
+# huggingface_hub reads zero-shot responses as lists since 1.2, before as objects.
 HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LIST_SINCE_VERSION = (1, 2)
 
-# Every task's, and what zero-shot answers are presented as.
+# list[LabelScore] is the list form of zero-shot responses.
 RESPONSE_TYPES = (
     *(task.response_type for task in TASKS.values()),
     list[LabelScore],
@@ -90,33 +94,39 @@ EXAMPLES: Mapping[str, Any] = {
 
 
 class HuggingFaceRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "Hugging Face"
 
     def __init__(self, service: InferenceService, generation: GenerationService) -> None:
         self._service = service
-        self._writing = TextGenerationRoutes(service, generation)
-        self._rewriting = TextToTextHandler(self._writing, generation)
+        self._text_generation = TextGenerationRoutes(service, generation)
+        self._text2text = TextToTextHandler(self._text_generation, generation)
 
     def operations(self) -> Sequence[Operation]:
-        """Longest suffix first: a model id may itself contain slashes."""
+        """Longest suffix first: a model id may contain slashes."""
         return (
-            self._task("Ask the default model", "/", "/v1", "/invocations"),
-            self._task(
-                "Ask a model for a named task",
+            self._task_operation("Run the default model", "/", "/v1", "/invocations"),
+            self._task_operation(
+                "Run a task of a model",
                 "/models/{id:path}/pipeline/{task}",
                 "/pipeline/{task}/{id:path}",
             ),
-            self._read("Every configured model, also the refused ones", "/models", self.models),
-            self._read("Whether a model can answer now", "/models/{id:path}/health", self.health),
-            self._read("Whether a model is loaded, and on what", "/status/{id:path}", self.status),
-            self._read("One model", "/models/{id:path}/info", self.info),
-            self._task("Ask a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
-            self._read("One model", "/models/{id:path}", self.info),
+            self._get_operation(
+                "List all configured models, including rejected ones", "/models", self.models
+            ),
+            self._get_operation("Health of a model", "/models/{id:path}/health", self.health),
+            self._get_operation(
+                "Load state and device of a model", "/status/{id:path}", self.status
+            ),
+            self._get_operation("One model", "/models/{id:path}/info", self.info),
+            self._task_operation("Run a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
+            self._get_operation("One model", "/models/{id:path}", self.info),
         )
 
-    def _task(self, summary: str, *paths: str, **examples: Mapping[str, Any]) -> Operation:
+    def _task_operation(
+        self, summary: str, *paths: str, **examples: Mapping[str, Any]
+    ) -> Operation:
         return Operation(
             method="POST",
             paths=paths,
@@ -127,10 +137,10 @@ class HuggingFaceRoutes:
             examples={**EXAMPLES, **examples},
             events=EVENT_SCHEMA,
             runs_model=True,
-            headers={**TGI_HEADERS, **REPLY_HEADERS},
+            headers={**TGI_HEADERS, **INFERENCE_HEADERS},
         )
 
-    def _read(self, summary: str, path: str, handler: Any) -> Operation:
+    def _get_operation(self, summary: str, path: str, handler: Any) -> Operation:
         return Operation(
             method="GET",
             paths=(path,),
@@ -144,13 +154,12 @@ class HuggingFaceRoutes:
         return True
 
     async def infer(self, request: Request) -> Response:
-        """Run a task."""
         body = parse_envelope(await read_json(request, self._service.settings.limits))
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         task = parse_task(request.path_params.get("task"))
-        if (writer := self._writer(body, model_id, task)) is not None:
-            return await self._written(request, body, writer, task)
-        reply = await self._service.infer(
+        if (generative_model := self._find_generative_model(body, model_id, task)) is not None:
+            return await self._generate(request, body, generative_model, task)
+        response = await self._service.infer(
             InferenceRequest(
                 inputs=parse_task_inputs(body),
                 model_id=model_id,
@@ -160,29 +169,29 @@ class HuggingFaceRoutes:
             )
         )
         return json_response(
-            format_for_client(reply, options, request.headers.get("user-agent", "")),
-            headers=reply_headers(reply),
+            format_for_client(response, options, request.headers.get("user-agent", "")),
+            headers=inference_headers(response),
         )
 
-    async def _written(
+    async def _generate(
         self,
         request: Request,
         body: Mapping[str, Any],
-        writer: RegisteredModel,
+        generative_model: RegisteredModel,
         task: str | None,
     ) -> Response:
-        if has_encoder(writer):
-            return await self._rewriting.handle_envelope(request, body, writer, task)
-        return await self._writing.handle_envelope(request, body, writer.ref.id)
+        if has_encoder(generative_model):
+            return await self._text2text.handle_envelope(request, body, generative_model, task)
+        return await self._text_generation.handle_envelope(request, body, generative_model.ref.id)
 
-    def _writer(
+    def _find_generative_model(
         self, body: Mapping[str, Any], model_id: str | None, task: str | None
     ) -> RegisteredModel | None:
-        """The model that generates text and is meant, if one is.
+        """Return the generative model for the request, None for an encoder model.
 
-        Where no model is named, a stream of a text means the first that generates. Otherwise the
-        first model of all is the default, unless a body is plainly meant for another's task.
-        Raises UnknownModel or ArtifactError, or WrongTask naming what the model can do.
+        Without a model id, a stream of a text selects the first generative model. Otherwise the
+        first model is the default, unless the body matches a task of an encoder model. Raises
+        UnknownModel, ArtifactError or WrongTask.
         """
         if model_id is not None:
             model = self._service.registry.find(model_id)
@@ -191,34 +200,31 @@ class HuggingFaceRoutes:
                 return model
             return None
         models = list(self._service.registry.open_models())
-        writers = [model for model in models if model.is_generative]
-        if task is not None or not writers:
+        generative_models = [model for model in models if model.is_generative]
+        if task is not None or not generative_models:
             return None
         if body.get("stream") is True and isinstance(body.get("inputs"), str):
-            return writers[0]
+            return generative_models[0]
         inputs = body if body.get("inputs") is None else body["inputs"]
-        question = InferenceRequest(inputs=inputs, parameters=merge_parameters(body))
+        inference_request = InferenceRequest(inputs=inputs, parameters=merge_parameters(body))
         others = [model for model in models if not model.is_generative]
-        if models[0].is_generative and not any(detect_task(question, m) for m in others):
+        if models[0].is_generative and not any(detect_task(inference_request, m) for m in others):
             return models[0]
         return None
 
     async def models(self, request: Request) -> Response:
-        """Every configured model, also the refused ones."""
         return json_response(build_short_path_list(self._service))
 
     async def info(self, request: Request) -> Response:
-        """One model."""
         model = self._service.registry.find(model_in_path(request) or "")
         return json_response(build_model_facts(model, self._service.monitor))
 
     async def status(self, request: Request) -> Response:
-        """What huggingface_hub before 0.35 asks for."""
+        """huggingface_hub before 0.35 requests this route."""
         model = self._service.registry.find(model_in_path(request) or "")
         return json_response(build_model_status(model, self._service.monitor))
 
     async def health(self, request: Request) -> Response:
-        """200 when the model can answer now."""
         model_id = model_in_path(request) or ""
         model = self._service.registry.find(model_id)
         if not is_loaded(model, self._service.monitor):
@@ -226,7 +232,7 @@ class HuggingFaceRoutes:
         return json_response({"status": "ok"})
 
     def error_response(self, error: ServeError) -> Response:
-        """`error` is a string, or a list for a bad field, as the hosted API answered."""
+        """`error` is a list for invalid fields, as in the hosted API, else a string."""
         body: dict[str, Any] = {"error": error.message, "code": error.code}
         if isinstance(error, InvalidField):
             body["error"] = [error.message]
@@ -241,19 +247,16 @@ class HuggingFaceRoutes:
 
 @cache
 def any_body_schema() -> JsonSchema:
-    """A body for any of the tasks."""
-    own = [envelope_schema(task) for task in TASKS]
-    return {"anyOf": [*own, *text2text_body_schemas(), envelope_body_schema()]}
+    encoder_tasks = [envelope_schema(task) for task in TASKS]
+    return {"anyOf": [*encoder_tasks, *text2text_body_schemas(), envelope_body_schema()]}
 
 
 @cache
 def any_response_schema() -> JsonSchema:
-    """An answer to any of them."""
-    return {"anyOf": [schema_of(kind) for kind in RESPONSE_TYPES]}
+    return {"anyOf": [schema_of(response_type) for response_type in RESPONSE_TYPES]}
 
 
 def envelope_schema(name: str) -> JsonSchema:
-    """The whole body of a task."""
     task = TASKS[name]
     return {
         "title": str(name),
@@ -267,19 +270,18 @@ def envelope_schema(name: str) -> JsonSchema:
     }
 
 
-def format_for_client(reply: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
-    """The answer in the shape this client's generation reads; only zero-shot has two."""
-    value = reply.result.value
-    if reply.task is not TaskName.ZERO_SHOT_CLASSIFICATION:
+def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
+    """Return the value in the form that the client version reads; only zero-shot has two."""
+    value = response.result.value
+    if response.task is not TaskName.ZERO_SHOT_CLASSIFICATION:
         return value
     client = HUB_CLIENT.search(user_agent)
     old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION
     if old_client if options.legacy_format is None else options.legacy_format:
         return value
-    return [pair_labels(one) for one in value] if isinstance(value, list) else pair_labels(value)
+    return list(map(pair_labels, value)) if isinstance(value, list) else pair_labels(value)
 
 
 def pair_labels(classified: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One text's labels and scores, paired."""
     pairs = zip(classified["labels"], classified["scores"], strict=True)
     return [{"label": label, "score": score} for label, score in pairs]

@@ -35,7 +35,11 @@ from deployments.ingress.apis.open_inference.metadata import (
 from deployments.ingress.apis.open_inference.requests import parse_tensor_request
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsResponse
 from deployments.ingress.apis.open_inference.task_tensors import find_task_tensors
-from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
+from deployments.ingress.apis.response_headers import (
+    INFERENCE_HEADERS,
+    inference_headers,
+    retry_headers,
+)
 from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.errors import rename_error_fields
@@ -83,10 +87,10 @@ class OpenInferenceRoutes:
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may itself contain slashes."""
         return (
-            _read("The server and what it can do", self.server, "/v2"),
-            _read("Whether this process answers", self.live, "/v2/health/live"),
-            _read("Whether requests can be answered", self.ready, "/v2/health/ready"),
-            _read(
+            _get_operation("The server and what it can do", self.server, "/v2"),
+            _get_operation("Whether this process answers", self.live, "/v2/health/live"),
+            _get_operation("Whether requests can be answered", self.ready, "/v2/health/ready"),
+            _get_operation(
                 "Statistics of every model",
                 self.all_stats,
                 "/v2/models/stats",
@@ -101,7 +105,7 @@ class OpenInferenceRoutes:
                 response=schema_of(InferResponse),
                 examples=EXAMPLES,
                 runs_model=True,
-                headers=REPLY_HEADERS,
+                headers=INFERENCE_HEADERS,
             ),
             _model_read("/ready", "Whether a model can answer now", self.model_ready),
             _tensors_read("/config", "Triton's configuration of a model", self.config, _OBJECT),
@@ -174,12 +178,12 @@ class OpenInferenceRoutes:
         form = find_task_tensors(asked.task)
         wanted = select_outputs(message, [spec.name for spec in form.outputs])
         with rename_error_fields(asked.names):
-            reply = await self._service.infer(asked.question)
+            response = await self._service.infer(asked.question)
         head = {"model_name": model.ref.id, "model_version": model.ref.version}
         if message.id is not None:
             head["id"] = message.id
-        outputs = form.to_outputs(reply.result.value)
-        return infer_response(head, outputs, wanted, reply_headers(reply))
+        outputs = form.to_outputs(response.result.value)
+        return infer_response(head, outputs, wanted, inference_headers(response))
 
     async def model_ready(self, request: Request) -> Response:
         """200 when the model can answer now, else 503."""
@@ -271,7 +275,7 @@ class OpenInferenceRoutes:
         return body
 
 
-def _read(summary: str, handler: Handler, *paths: str, response: Any = None) -> Operation:
+def _get_operation(summary: str, handler: Handler, *paths: str, response: Any = None) -> Operation:
     return Operation(
         method="GET",
         paths=paths,
@@ -282,7 +286,7 @@ def _read(summary: str, handler: Handler, *paths: str, response: Any = None) -> 
 
 
 def _model_read(suffix: str, summary: str, handler: Handler, response: Any = None) -> Operation:
-    return _read(summary, handler, VERSION + suffix, MODEL + suffix, response=response)
+    return _get_operation(summary, handler, VERSION + suffix, MODEL + suffix, response=response)
 
 
 def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:

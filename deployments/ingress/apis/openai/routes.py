@@ -47,9 +47,9 @@ from deployments.ingress.apis.openai.schemas import (
 from deployments.ingress.apis.openai.streaming import error_encoder
 from deployments.ingress.apis.response_headers import (
     GENERATION_HEADERS,
-    REPLY_HEADERS,
+    INFERENCE_HEADERS,
     generation_headers,
-    reply_headers,
+    inference_headers,
     retry_headers,
     stream_headers,
 )
@@ -93,7 +93,7 @@ class OpenAIRoutes:
                 response=schema_of(EmbeddingsResponse),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
                 runs_model=True,
-                headers=REPLY_HEADERS,
+                headers=INFERENCE_HEADERS,
             ),
             Operation(
                 method="POST",
@@ -163,7 +163,7 @@ class OpenAIRoutes:
                 "model": response.model.ref.id,
                 "usage": build_embeddings_usage(response),
             },
-            headers=reply_headers(response),
+            headers=inference_headers(response),
         )
 
     async def chat(self, request: Request) -> Response:

@@ -1,1 +1,1 @@
-"""Rerank, in the dialects clients know."""
+"""Rerank API of Cohere, Jina, Infinity and text-embeddings-inference."""

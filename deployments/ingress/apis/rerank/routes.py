@@ -1,8 +1,7 @@
-"""Ranking in the dialects that its clients speak, and Infinity's classification.
+"""Routes of the rerank APIs, and of Infinity's classification.
 
-POST /rerank  /v1/rerank  /v2/rerank          `texts`: text-embeddings-inference's list
-                                              `documents`: results as Cohere, Jina and Infinity
-                                              give them
+POST /rerank  /v1/rerank  /v2/rerank          `texts`: response of text-embeddings-inference
+                                              `documents`: response of Cohere, Jina, Infinity
 POST /models/{id}/rerank  .../v1/rerank  .../v2/rerank
 POST /classify  /models/{id}/classify         Infinity
 """
@@ -31,7 +30,11 @@ from deployments.ingress.apis.rerank.schemas import (
     build_ranked_document,
     document_text,
 )
-from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
+from deployments.ingress.apis.response_headers import (
+    INFERENCE_HEADERS,
+    inference_headers,
+    retry_headers,
+)
 from deployments.ingress.apis.text_embeddings.routes import tei_response_headers
 from deployments.ingress.http.api import Operation, parse_body, schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
@@ -40,7 +43,7 @@ from deployments.ingress.http.request_options import model_in_body, model_in_pat
 from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
 from deployments.tasks.ranking import RankedText, RankingParameters
 
-# What our own request calls differently.
+# Fields of an InferenceRequest and their names in the body.
 TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
 DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
@@ -50,7 +53,7 @@ ANIMALS = ["A dog barks.", "A cat purrs."]
 
 
 class RerankRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "Rerank"
 
@@ -58,13 +61,13 @@ class RerankRoutes:
         self._service = service
 
     def operations(self) -> Sequence[Operation]:
-        """The per-model forms must stand before the Hugging Face family's greedy path."""
+        """Register before the Hugging Face API, whose model paths match these paths too."""
         return (
             Operation(
                 method="POST",
                 paths=(*RERANK_PATHS, *(f"/models/{{id:path}}{path}" for path in RERANK_PATHS)),
                 handler=self.rerank,
-                summary="Texts, or documents, in the order in which they answer a query",
+                summary="Rank texts or documents by relevance to a query",
                 body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
                 response={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
                 examples={
@@ -72,18 +75,18 @@ class RerankRoutes:
                     "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
                 },
                 runs_model=True,
-                headers=REPLY_HEADERS,
+                headers=INFERENCE_HEADERS,
             ),
             Operation(
                 method="POST",
                 paths=("/classify", "/models/{id:path}/classify"),
                 handler=self.classify,
-                summary="Labels of texts",
+                summary="Classify texts",
                 body=schema_of(ClassifyBody),
                 response=schema_of(ClassifyResponse),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
                 runs_model=True,
-                headers=REPLY_HEADERS,
+                headers=INFERENCE_HEADERS,
             ),
         )
 
@@ -96,7 +99,7 @@ class RerankRoutes:
         return path in own or (path.startswith("/models/") and path.endswith(own))
 
     async def rerank(self, request: Request) -> Response:
-        """A list for `texts`; an object, best `top_n` only, for `documents`."""
+        """Return a list for `texts`, and an object with the best `top_n` for `documents`."""
         body = await read_json_object(request, self._service.settings.limits)
         if body.get("texts") is not None:
             return await self._rank_texts(request, parse_body(TextsBody, body))
@@ -109,31 +112,31 @@ class RerankRoutes:
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
         with rename_error_fields(TEXTS_FIELDS):
-            reply = await self._rank(request, body, body.texts, parameters)
-        return json_response(reply.result.value, headers=tei_response_headers(reply))
+            response = await self._rank(request, body, body.texts, parameters)
+        return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
         texts = [document_text(document) for document in body.documents]
         parameters = body.model_dump(include={"raw_scores"}, exclude_none=True)
         with rename_error_fields(DOCUMENTS_FIELDS):
-            reply = await self._rank(request, body, texts, parameters)
-        shown = texts if body.return_documents else None
+            response = await self._rank(request, body, texts, parameters)
+        returned_texts = texts if body.return_documents else None
         bare = self._is_tei_path(request)
         version = "2" if request.url.path.endswith("/v2/rerank") else "1"
-        told = build_rerank_envelope(reply)
-        ranked = {
-            **told,
+        envelope = build_rerank_envelope(response)
+        content = {
+            **envelope,
             "object": "rerank",
             "results": [
-                build_ranked_document(one, shown, bare=bare)
-                for one in reply.result.value[: body.top_n]
+                build_ranked_document(ranked, returned_texts, bare=bare)
+                for ranked in response.result.value[: body.top_n]
             ],
             "meta": {
                 "api_version": {"version": version},
-                "tokens": {"input_tokens": told["usage"]["prompt_tokens"]},
+                "tokens": {"input_tokens": envelope["usage"]["prompt_tokens"]},
             },
         }
-        return json_response(ranked, headers=reply_headers(reply))
+        return json_response(content, headers=inference_headers(response))
 
     async def _rank(
         self,
@@ -153,12 +156,12 @@ class RerankRoutes:
         )
 
     async def classify(self, request: Request) -> Response:
-        """All labels of each text, best first."""
+        """Return all labels of each text, best first."""
         raw = await read_json_object(request, self._service.settings.limits)
         body = parse_body(ClassifyBody, raw)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(CLASSIFY_FIELDS):
-            reply = await self._service.infer(
+            response = await self._service.infer(
                 InferenceRequest(
                     inputs=body.input,
                     model_id=model_in_path(request) or model_in_body(body.model),
@@ -167,24 +170,24 @@ class RerankRoutes:
                     options=read_options(None, request.headers),
                 )
             )
-        answer = {**build_rerank_envelope(reply), "object": "classify", "data": reply.result.value}
-        return json_response(answer, headers=reply_headers(reply))
+        envelope = build_rerank_envelope(response)
+        content = {**envelope, "object": "classify", "data": response.result.value}
+        return json_response(content, headers=inference_headers(response))
 
     def _is_tei_path(self, request: Request) -> bool:
-        """Whether the path is text-embeddings-inference's too."""
+        """Whether text-embeddings-inference has this path too."""
         return not self.owns(request.url.path)
 
     def error_response(self, error: ServeError) -> Response:
-        """OpenAI's error object, and its sentence also where Cohere's clients read it."""
+        """Cohere's clients read `message`, the others `error`."""
         body = {"message": error.message, "error": build_openai_error(error)}
         return json_response(body, status=error.status, headers=retry_headers(error))
 
 
-def build_rerank_envelope(reply: InferenceResponse) -> RerankEnvelope:
-    """What the answer says of itself."""
+def build_rerank_envelope(response: InferenceResponse) -> RerankEnvelope:
     return RerankEnvelope(
         id=str(uuid.uuid4()),
         created=int(time.time()),
-        model=reply.model.ref.id,
-        usage=build_embeddings_usage(reply),
+        model=response.model.ref.id,
+        usage=build_embeddings_usage(response),
     )

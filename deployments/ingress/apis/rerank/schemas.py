@@ -1,4 +1,4 @@
-"""Bodies and answers of ranking and classification, as several services have them."""
+"""Request bodies and responses of ranking and classification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deployments.tasks.text_classification import LabelScore
 
 
 class TextsBody(RankingParameters):
-    """The body of `/rerank` in text-embeddings-inference's dialect."""
+    """Body of `/rerank` of text-embeddings-inference."""
 
     model_config = LENIENT
 
@@ -25,7 +25,7 @@ class TextsBody(RankingParameters):
 
 
 class RerankDocument(BaseModel):
-    """A document in an object; only its text is read."""
+    """A document as an object. Keys other than `text` are ignored."""
 
     model_config = LENIENT
 
@@ -33,46 +33,44 @@ class RerankDocument(BaseModel):
 
 
 class DocumentsBody(BaseModel):
-    """The body of `/rerank` as Cohere, Jina and Infinity write it."""
+    """Body of `/rerank` of Cohere, Jina and Infinity."""
 
     model_config = LENIENT
 
     query: NonEmptyText
     documents: Many[text_or(RerankDocument)]  # type: ignore[valid-type]
     model: str | None = None
-    top_n: Annotated[int, Field(ge=1)] | None = None  # by default all
+    top_n: Annotated[int, Field(ge=1)] | None = None  # default: all
     return_documents: bool | None = None
     raw_scores: bool | None = None
-    # For clients that send it; documents are cut to what the model reads, which is less.
+    # Ignored: documents are truncated to the maximum of the model, which is lower.
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 
 class ClassifyBody(BaseModel):
-    """The body of Infinity's `/classify`."""
+    """Body of `/classify` of Infinity."""
 
     model_config = LENIENT
 
-    input: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # a type made by a function
+    input: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # built by a function
     model: str | None = None
     raw_scores: bool | None = None
 
 
 class DocumentText(TypedDict):
-    """A document given back."""
-
     text: str
 
 
 class RankedDocument(TypedDict):
-    """A document by its place in the request, and how well it answers the query."""
+    """`index` is the position of the document in the request."""
 
     index: int
     relevance_score: float
-    document: NotRequired[DocumentText | str]  # `/rerank` gives the bare text, as Infinity
+    document: NotRequired[DocumentText | str]  # a text on `/rerank`, as by Infinity
 
 
 class RerankEnvelope(TypedDict):
-    """What an answer says of itself."""
+    """Fields that rerank and classification responses share."""
 
     id: str
     created: int  # seconds since the epoch
@@ -81,31 +79,30 @@ class RerankEnvelope(TypedDict):
 
 
 class RerankResponse(RerankEnvelope):
-    """The answer where `documents` were sent."""
+    """Response to `documents`."""
 
     object: Literal["rerank"]
     results: list[RankedDocument]
-    meta: dict[str, Any]  # Cohere's: the version of its API, and tokens
+    meta: dict[str, Any]  # Cohere's API version and token counts
 
 
 class ClassifyResponse(RerankEnvelope):
-    """The answer of `/classify`."""
+    """Response of `/classify`."""
 
     object: Literal["classify"]
     data: list[list[LabelScore]]
 
 
 def document_text(document: str | RerankDocument) -> str:
-    """What of a document is ranked."""
     return document if isinstance(document, str) else document.text
 
 
 def build_ranked_document(
-    ranked: RankedText, shown: list[str] | None, *, bare: bool
+    ranked: RankedText, texts: list[str] | None, *, bare: bool
 ) -> RankedDocument:
-    """One result, with its document where documents are `shown`; `bare` without an object."""
-    told = RankedDocument(index=ranked["index"], relevance_score=ranked["score"])
-    if shown is not None:
-        text = shown[ranked["index"]]
-        told["document"] = text if bare else DocumentText(text=text)
-    return told
+    """Include the document if `texts` are given: as a text if `bare`, else as an object."""
+    document = RankedDocument(index=ranked["index"], relevance_score=ranked["score"])
+    if texts is not None:
+        text = texts[ranked["index"]]
+        document["document"] = text if bare else DocumentText(text=text)
+    return document

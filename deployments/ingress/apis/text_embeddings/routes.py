@@ -34,7 +34,11 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.ingress.apis.model_list import build_model_list
-from deployments.ingress.apis.response_headers import REPLY_HEADERS, reply_headers, retry_headers
+from deployments.ingress.apis.response_headers import (
+    INFERENCE_HEADERS,
+    inference_headers,
+    retry_headers,
+)
 from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
     EmbedAllBody,
@@ -152,29 +156,29 @@ class TextEmbeddingsRoutes:
 
     async def embed(self, request: Request) -> Response:
         """Vectors, one for each text, of length 1 unless `normalize` says otherwise."""
-        body = await self._read(request, EmbedBody)
+        body = await self._get_operation(request, EmbedBody)
         with rename_error_fields(TEI_FIELD_NAMES):
-            reply = await self._infer(
+            response = await self._infer(
                 request,
                 body.model,
                 TaskName.FEATURE_EXTRACTION,
                 parse_token_ids(body.inputs),
                 {"normalize": True, **task_parameters(body, EmbeddingParameters)},
             )
-        return json_response(reply.result.value, headers=tei_response_headers(reply))
+        return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def embed_all(self, request: Request) -> Response:
         """Vectors as they are, one for each token, special ones included."""
-        body = await self._read(request, EmbedAllBody)
+        body = await self._get_operation(request, EmbedAllBody)
         with rename_error_fields(TEI_FIELD_NAMES):
-            reply = await self._infer(
+            response = await self._infer(
                 request,
                 body.model,
                 TaskName.TOKEN_EMBEDDINGS,
                 parse_token_ids(body.inputs),
                 task_parameters(body, SimilarityParameters),
             )
-        return json_response(reply.result.value, headers=tei_response_headers(reply))
+        return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def embed_sparse(self, request: Request) -> Response:
         """Refused: nothing sealed here has a SPLADE head."""
@@ -184,37 +188,37 @@ class TextEmbeddingsRoutes:
 
     async def predict(self, request: Request) -> Response:
         """All labels, best first: flat for one text or pair, nested for a list of these."""
-        body = await self._read(request, PredictBody)
+        body = await self._get_operation(request, PredictBody)
         given = body.inputs
         batch = isinstance(given, list) and isinstance(given[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(TEI_FIELD_NAMES):
-            reply = await self._infer(
+            response = await self._infer(
                 request,
                 body.model,
                 TaskName.TEXT_CLASSIFICATION,
                 [text_or_pair(one) for one in given] if batch else text_or_pair(given),
                 {**task_parameters(body, TextParameters), **function},
             )
-        labels = reply.result.value
-        return json_response(labels if batch else labels[0], headers=tei_response_headers(reply))
+        labels = response.result.value
+        return json_response(labels if batch else labels[0], headers=tei_response_headers(response))
 
     async def similarity(self, request: Request) -> Response:
         """Cosines of one sentence with others."""
-        body = await self._read(request, SimilarityBody)
+        body = await self._get_operation(request, SimilarityBody)
         asked = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-        reply = await self._infer(
+        response = await self._infer(
             request,
             body.model,
             TaskName.SENTENCE_SIMILARITY,
             body.inputs.model_dump(),
             {"truncate": True, **asked},
         )
-        return json_response(reply.result.value, headers=tei_response_headers(reply))
+        return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of each text, and where they stand in it."""
-        body = await self._read(request, TokenizeBody)
+        body = await self._get_operation(request, TokenizeBody)
         question = InferenceRequest(
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
@@ -231,7 +235,7 @@ class TextEmbeddingsRoutes:
 
     async def decode(self, request: Request) -> Response:
         """The text of each sequence of token ids."""
-        body = await self._read(request, DecodeBody)
+        body = await self._get_operation(request, DecodeBody)
         question = InferenceRequest(
             inputs=token_sequences(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
@@ -264,7 +268,7 @@ class TextEmbeddingsRoutes:
             )
         )
 
-    async def _read(self, request: Request, kind: type[B]) -> B:
+    async def _get_operation(self, request: Request, kind: type[B]) -> B:
         return parse_body(kind, await read_json_object(request, self._service.settings.limits))
 
     async def _infer(
@@ -286,7 +290,7 @@ class TextEmbeddingsRoutes:
         )
 
     async def _unsupported_error(self, request: Request, why: str) -> ServeError:
-        body = await self._read(request, EmbedBody)
+        body = await self._get_operation(request, EmbedBody)
         model = self._service.find_model(
             InferenceRequest(
                 inputs=None,
@@ -306,18 +310,18 @@ def select_model_id(request: Request, named: str | None) -> str | None:
     return model_in_path(request) or model_in_body(named)
 
 
-def tei_response_headers(reply: InferenceResponse) -> dict[str, str]:
+def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
     """Where the time went, in whole milliseconds, beside what every family tells."""
-    timings = reply.result.timings
+    timings = response.result.timings
     told = {
-        "x-compute-time": reply.total_s,
-        "x-total-time": reply.total_s,
+        "x-compute-time": response.total_s,
+        "x-total-time": response.total_s,
         "x-tokenization-time": timings.tokenize_s,
         "x-queue-time": timings.queue_s,
         "x-inference-time": timings.forward_s,
     }
     times = {name: str(round(seconds * 1e3)) for name, seconds in told.items()}
-    return {**reply_headers(reply), **times}
+    return {**inference_headers(response), **times}
 
 
 def _post(
@@ -332,5 +336,5 @@ def _post(
         response=schema_of(answer),
         examples=EXAMPLES.get(name, {}),
         runs_model=True,
-        headers=REPLY_HEADERS,
+        headers=INFERENCE_HEADERS,
     )

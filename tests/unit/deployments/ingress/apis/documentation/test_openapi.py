@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.documentation.components import Components, infer_schema
-from deployments.ingress.apis.response_headers import REPLY_HEADERS
+from deployments.ingress.apis.response_headers import INFERENCE_HEADERS
 from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models
 from tests.support.artifacts import EMBEDDER, tiny_manifest
 from tests.support.decoder_artifacts import DECODER
@@ -173,9 +173,9 @@ async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) ->
         reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
         embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
     own = {"content-type", "content-length"}
-    assert set(REPLY_HEADERS) == set(reply.headers) - own == set(embedded.headers) - own
-    assert headers_told(document, "/v1/embeddings") == set(REPLY_HEADERS)
-    assert headers_told(document, "/models/{id}") > set(REPLY_HEADERS)
+    assert set(INFERENCE_HEADERS) == set(reply.headers) - own == set(embedded.headers) - own
+    assert headers_told(document, "/v1/embeddings") == set(INFERENCE_HEADERS)
+    assert headers_told(document, "/models/{id}") > set(INFERENCE_HEADERS)
     for path in ("/models/{id}", "/v2/models/{id}/infer"):
         asked = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
         assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
