@@ -1,1 +1,1 @@
-"""Checkpoints: what is on disk, what it says of itself, how torch loads it."""
+"""Checkpoints on disk: validation, metadata and loading with torch."""

@@ -1,4 +1,4 @@
-"""A LoRA adapter on disk: what it was trained for, and what is refused."""
+"""LoRA adapters: validation, task and labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deployments.artifacts.types import TaskName
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
-# Our addition to peft's files: the labels of a classifier in id order, as a JSON list of strings.
+# Extension of peft's format: labels of a classifier in id order, as a JSON list of strings.
 LABELS_NAME = "labels.json"
 
 _TASKS = {
@@ -33,21 +33,23 @@ _TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A checked adapter, pinned by the digest of its files."""
+    """Validated adapter, pinned by the digest of its files."""
 
     directory: Path
     revision: str
     task: TaskName
-    labels: tuple[str, ...]  # empty where the directory has no labels.json
+    labels: tuple[str, ...]  # empty without labels.json
 
     @property
     def name(self) -> str:
-        """What a manifest calls it."""
         return self.directory.name
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """The adapter in `directory`. Raises SourceNotFound, UnsafeSource or UnsupportedModel."""
+    """Read the adapter in `directory`.
+
+    Raises SourceNotFound, UnsafeSource or UnsupportedModel.
+    """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
         raise SourceNotFound(
@@ -69,7 +71,7 @@ def read_adapter(directory: Path) -> Adapter:
 
 
 def _read_task(config: Mapping[str, Json]) -> TaskName | None:
-    """From the task type, or from the class of the base model where peft was told no type."""
+    """Read the task type, or derive it from the class of the base model when peft stored none."""
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
     mapping = config.get("auto_mapping") or {}

@@ -1,4 +1,4 @@
-"""What must be known of architectures beyond their configs: tasks, limits, and who is refused."""
+"""Properties of architectures that configs do not state: tasks, limits and unsupported models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
 
 
-# Tasks by the end of the class that a checkpoint, or an adapter, names.
+# Task by suffix of the class in a checkpoint or an adapter; the first match counts.
 _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForSequenceClassification": TaskName.TEXT_CLASSIFICATION,
     "ForTokenClassification": TaskName.TOKEN_CLASSIFICATION,
@@ -28,14 +28,15 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 
 
 def parse_task_class(name: str) -> TaskName | None:
-    """The task of a transformers class such as `BertForMaskedLM`; None for one without."""
+    """Return the task of a transformers class such as `BertForMaskedLM`, None if it has none."""
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
 
 
 def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
-    """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
+    """Raise UnsupportedModel, with the architecture and the reason, unless the encoder compiler
+    supports it.
 
-    `pooled`: the checkpoint says how its token vectors are pooled, so a decoder is no generator.
+    `pooled`: the checkpoint configures pooling of token vectors, so a decoder serves as an encoder.
     """
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
         raise UnsupportedModel(
@@ -50,19 +51,19 @@ def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
 
 
 def read_architecture(config: TransformersConfig) -> str:
-    """The class that the checkpoint names, else the kind of its config."""
+    """Return the class in the checkpoint's config, or the model type."""
     return str((config.architectures or [config.model_type])[0])
 
 
 def read_max_positions(config: TransformersConfig) -> int | None:
-    """How many tokens the position embeddings reach, None where the config does not say."""
+    """Return the number of position embeddings, None when the config does not state it."""
     positions = getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     return positions - skipped(config) if positions and skipped else positions
 
 
 def min_trace_tokens(config: TransformersConfig) -> int:
-    """The shortest length that the tracer can be promised."""
+    """Return the lower bound of the dynamic token axis during tracing."""
     return _MIN_TRACE_TOKENS.get(config.model_type, 2)
 
 
@@ -71,7 +72,7 @@ def _is_encoder(config: TransformersConfig) -> bool:
 
     if _generates_only(config):
         return False
-    # BERT and its kin are in both tables: they can be used as decoders.
+    # Models such as BERT are in both tables, because they can be configured as decoders.
     masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -80,7 +81,7 @@ def _generates_only(config: TransformersConfig) -> bool:
     return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
 
 
-Reason = tuple[str, str]  # why, and what to do instead
+Reason = tuple[str, str]  # reason and hint
 
 
 def _is_supported(_config: TransformersConfig) -> Reason | None:
@@ -111,13 +112,13 @@ _UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
     "big_bird": _check_big_bird,
 }
 
-# MobileBERT puts each token's neighbours beside it; the tracer takes one neighbour for a special
-# case. The graph itself is right for two tokens as well.
+# MobileBERT concatenates neighboring tokens, and tracing with two tokens specializes on one
+# neighbor. The exported graph is correct for two tokens.
 _MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
-# Models whose positions start after the padding id, as RoBERTa's do.
+# Offset of the first position for models that number positions after the padding id.
 _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
-    "mpnet": lambda _: 2,  # fixed in its code, whatever the file says
+    "mpnet": lambda _: 2,  # fixed in the model code; the config has no effect
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
          "data2vec-text", "longformer", "xmod", "esm", "ibert", "luke", "markuplm"),

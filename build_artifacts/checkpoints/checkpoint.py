@@ -1,7 +1,7 @@
-"""A checkpoint on disk: which of its files count, what they weigh, and what is refused.
+"""Checkpoints on disk: relevant files, digests and safety checks.
 
-Safetensors and JSON only. Pickled weights and remote code would run somebody else's program in the
-build, so they are refused by name, before anything is loaded.
+The build reads safetensors and JSON only. Pickled weights and remote code would execute foreign
+programs, so checks reject them by name before anything is loaded.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
-# What is fetched from a hub or a wheel, and what a revision is computed from.
+# Files that the build downloads and hashes into the revision.
 HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
 
-Json = Any  # a parsed JSON value; the checkpoint's own files are the edge
+Json = Any  # parsed JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk, pinned. `directory` holds modules.json where there is one.
+    """Model on disk, pinned to a revision. `directory` contains modules.json if the model has one.
 
-    With `gguf` the weights are in that file still, and `directory` holds everything else.
+    With `gguf` that file contains the weights and `directory` all other files.
     """
 
     directory: Path
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> Path:
-        """The directory of config.json, tokenizer.json and the weights."""
+        """Directory of config.json, tokenizer.json and the weights."""
         modules = read_json(self.directory / MODULES_NAME, default=[])
         if not modules:
             return self.directory
@@ -63,7 +63,7 @@ class Checkpoint:
             ) from exc
 
     def module(self, path: str) -> Path:
-        """The directory of a sentence-transformers module. Raises UnsafeSource."""
+        """Return the directory of a sentence-transformers module. Raises UnsafeSource."""
         try:
             return resolve_inside(self.directory, path)
         except PathOutsideArtifact as exc:
@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 def unreadable_source(path: Path, reason: str) -> SourceUnreadable:
-    """The error for a file or directory that is there and cannot be read."""
+    """Build the error for an existing path that cannot be read."""
     return SourceUnreadable(
         f"`{path}` cannot be read: {reason}",
         hint="check its owner and permissions; download or copy it again when it is incomplete",
@@ -82,13 +82,14 @@ def unreadable_source(path: Path, reason: str) -> SourceUnreadable:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether there is a file to read; False where nothing is.
+    """Return whether `path` is a readable file; False when nothing exists there.
 
-    Raises SourceUnreadable for what is in its place: a directory, a link to nothing, a pipe, a file
-    of somebody else.
+    Raises SourceUnreadable for a directory, a broken link, a pipe or missing permissions.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # opening a pipe would block until a writer connects
     except FileNotFoundError as exc:
         if path.is_symlink():
             raise unreadable_source(path, f"a link to nothing, `{path.readlink()}`") from exc
@@ -106,7 +107,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def read_json(path: Path, default: Json = None) -> Json:
-    """The JSON value in `path`, `default` where there is none.
+    """Return the JSON value in `path`, or `default` when the file is missing.
 
     Raises UnsupportedModel or SourceUnreadable.
     """
@@ -121,14 +122,14 @@ def read_json(path: Path, default: Json = None) -> Json:
 
 
 def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
-    """The error for a file that is not what its name says."""
+    """Build the error for a file with invalid content."""
     return UnsupportedModel(
         f"`{path.name}` is damaged: {reason}", hint="download or save the checkpoint again"
     )
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """The JSON object in `path`, empty where there is no such file.
+    """Return the JSON object in `path`, empty when the file is missing.
 
     Raises UnsupportedModel or SourceUnreadable.
     """
@@ -139,9 +140,10 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Relative name and path of every file that counts, in order; hidden ones do not.
+    """Yield relative name and path of every file that the digest covers, sorted, without hidden
+    files.
 
-    Raises SourceUnreadable for a directory or a file that cannot be read.
+    Raises SourceUnreadable.
     """
     found = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):
@@ -158,7 +160,7 @@ def _raise_unreadable(error: OSError) -> Never:
 
 
 def content_digest(directory: Path) -> str:
-    """Hex digest of the names and bytes of the files that count. Raises SourceUnreadable."""
+    """Return the hex digest of the names and contents of `hashed_files`. Raises SourceUnreadable."""
     digest = hashlib.sha256()
     for name, path in hashed_files(directory):
         try:
@@ -170,7 +172,7 @@ def content_digest(directory: Path) -> str:
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Refuse what must not be built; the tokenizer is looked at elsewhere.
+    """Reject unsafe and incomplete checkpoints. Tokenizers are checked elsewhere.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
@@ -191,7 +193,7 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
             raise UnsafeSource(
                 f"`{name}` asks for remote code (`auto_map`), which is never run", hint=hint
             )
-    # transformers takes a name with a slash for a repository of kernels.
+    # transformers interprets a name with a slash as a hub repository of kernels.
     for key in ("attn_implementation", "_attn_implementation"):
         if "/" in str(read_object(weights / CONFIG_NAME).get(key)):
             raise UnsafeSource(
@@ -223,7 +225,7 @@ def _is_native(model_type: str) -> bool:
 
 
 def check_weights(directory: Path, stem: str) -> None:
-    """Refuse `directory` unless `<stem>.safetensors` or its shards are there and whole.
+    """Check that `<stem>.safetensors` or all of its shards exist and are complete.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
@@ -237,7 +239,7 @@ def check_weights(directory: Path, stem: str) -> None:
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
-    """The tensors that a weight index promises, by shard."""
+    """Return the tensors of each shard according to the weight index."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise corrupt_file(index, "no `weight_map` from tensors to files")

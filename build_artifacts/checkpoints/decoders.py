@@ -1,4 +1,4 @@
-"""Can a checkpoint be built to generate text, and what do its files say of texts and chats?"""
+"""Decoder checkpoints: supported architectures, generation config and chat template."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
-# What onnxruntime-genai's model builder writes as a graph of attention over keys and values alone
-# (it knows others, with images or recurrent layers, whose memory the server does not keep); GPT-2.
+# Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2. The
+# builder also exports models with images or recurrent layers; the server does not support their
+# state.
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
     "GPT2LMHeadModel",
 )  # fmt: skip
-# Tokens by which chat templates end a turn. Configs often name the end of a text only.
+# Tokens that end a turn in chat templates. Configs often list only the end-of-text token.
 _TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -39,15 +40,18 @@ _TURN_ENDS = (
     "<|eom_id|>",
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
-# What that file may say of drawing tokens.
+# Sampling parameters in generation_config.json.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-_TOKENIZER_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
+_TOKENIZER_FILES = (
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)  # later files override earlier ones
 
 
 def check_decoder(config: TransformersConfig) -> int | None:
-    """Raise UnsupportedModel, naming the architecture and why, for what cannot be built.
+    """Raise UnsupportedModel, with the architecture and the reason, unless it can be built.
 
-    Returns a limit on the tokens of a text that the graph has and the config does not tell.
+    Returns a context limit of the graph that the config does not state, or None.
     """
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
@@ -62,14 +66,17 @@ def check_decoder(config: TransformersConfig) -> int | None:
             "the original",
             hint="build from the checkpoint that it was made from",
         )
-    # Two tables of rotations, of which the graph takes one by the room there is, not by the text.
+    # The graph selects one of two RoPE tables by the capacity of the cache, not by the text length.
     rope = getattr(config, "rope_parameters", None) or {}
     is_split = rope.get("rope_type") == "longrope"
     return int(config.original_max_position_embeddings) if is_split else None
 
 
 def read_generation_config(weights: Path, config: TransformersConfig) -> GenerationConfig:
-    """The shape of the memory, and the words. Raises UnsupportedModel, SourceUnreadable."""
+    """Read the KV cache shape, end tokens and sampling defaults.
+
+    Raises UnsupportedModel or SourceUnreadable.
+    """
     heads = config.num_attention_heads
     special = special_tokens(weights)
     return GenerationConfig(
@@ -84,7 +91,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 
 def _read_defaults(weights: Path) -> GenerationDefaults:
-    """How tokens are drawn by the checkpoint. Raises UnsupportedModel or SourceUnreadable."""
+    """Read the sampling defaults. Raises UnsupportedModel or SourceUnreadable."""
     value = read_object(weights / GENERATION_CONFIG_NAME)
     return GenerationDefaults(
         **{name: value[name] for name in _SAMPLING_FIELDS if _is_valid_default(name, value)}
@@ -92,7 +99,7 @@ def _read_defaults(weights: Path) -> GenerationDefaults:
 
 
 def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
-    """Whether `name` is said, and no way to say nothing, such as a `top_k` of 0."""
+    """Return whether `name` has a valid value. A `top_k` of 0, for example, means unset."""
     try:
         GenerationDefaults.model_validate({name: value[name]}, strict=True)
     except (KeyError, ValidationError):
@@ -101,7 +108,7 @@ def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
 
 
 def special_tokens(weights: Path) -> dict[str, str]:
-    """Tokens by the names that chat templates use, such as {"bos_token": "<s>"}."""
+    """Read special tokens by their names in chat templates, such as {"bos_token": "<s>"}."""
     found = {}
     for file in _TOKENIZER_FILES:
         for name, value in read_object(weights / file).items():
@@ -112,7 +119,7 @@ def special_tokens(weights: Path) -> dict[str, str]:
 
 
 def read_chat_template(weights: Path) -> str | None:
-    """The template that writes a chat as a prompt, None where the checkpoint has none.
+    """Return the chat template, None when the checkpoint has none.
 
     Raises UnsupportedModel or SourceUnreadable.
     """
@@ -125,13 +132,13 @@ def read_chat_template(weights: Path) -> str | None:
         except OSError as exc:
             raise unreadable_source(path, str(exc.strerror)) from exc
     value = read_object(weights / "tokenizer_config.json").get("read_chat_template")
-    if isinstance(value, list):  # several by name
+    if isinstance(value, list):  # several named templates
         value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
     return value if isinstance(value, str) else None
 
 
 def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
-    """Every id by which the checkpoint's files let a text, or a turn of a chat, end."""
+    """Return all token ids that end a text or a chat turn."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
@@ -153,6 +160,6 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
 
 
 def iterate_token_ids(value: Json) -> Iterator[int]:
-    """One id, or several, or none."""
+    """Yield the ids of a value that holds one id, several or none."""
     values: list[Any] = value if isinstance(value, list) else [value]
     yield from (value for value in values if isinstance(value, int) and value >= 0)

@@ -1,4 +1,4 @@
-"""What the files of a model with an encoder say of the texts it reads and writes."""
+"""Encoder-decoder checkpoints: supported model types and generation config."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from deployments.artifacts.types import TEXT2TEXT_TASKS
 from deployments.errors import ArtifactError
 from deployments.tokenization.encodings import open_tokenizer
 
-# Of models whose positions are relative, and have no end: what T5 was trained with.
+# Source limit of models with unbounded relative positions: the training length of T5.
 UNBOUNDED_TOKENS = 512
 
-# What `decoders/written/` knows, by `model_type` of config.json: the model builder knows none.
+# Values of `model_type` with a graph builder in `decoders/graphs/`.
 SUPPORTED = (
     "bart", "plbart", "mbart", "blenderbot", "marian", "pegasus", "m2m_100", "t5", "mt5",
 )  # fmt: skip
@@ -42,7 +42,7 @@ GenerationSettings = Any  # a transformers.GenerationConfig; the library is not 
 
 
 def check_encoder_decoder(config: TransformersConfig) -> None:
-    """Raise UnsupportedModel, naming the architecture, for what no graphs can be written of."""
+    """Raise UnsupportedModel, with the architecture, unless a graph builder supports it."""
     if config.model_type not in SUPPORTED:
         raise UnsupportedModel(
             f"`{read_architecture(config)}` cannot be built: there are no graphs for an encoder and "
@@ -52,7 +52,7 @@ def check_encoder_decoder(config: TransformersConfig) -> None:
 
 
 def load_generation_settings(weights: Path, config: TransformersConfig) -> GenerationSettings:
-    """What transformers would generate by: a file of its own, or config.json."""
+    """Load the generation config of transformers, from its own file or from config.json."""
     from transformers import GenerationConfig
 
     if is_plain_file(weights / GENERATION_CONFIG_NAME):
@@ -63,7 +63,7 @@ def load_generation_settings(weights: Path, config: TransformersConfig) -> Gener
 def read_encoder_decoder_config(
     weights: Path, config: TransformersConfig, max_source_tokens: int
 ) -> GenerationConfig:
-    """The shape of the memory, what answers begin and end with, and how they are searched for.
+    """Read the KV cache shape, the start and end tokens and the generation defaults.
 
     Raises UnsupportedModel.
     """
@@ -116,17 +116,17 @@ def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
 
 
 def read_vocabulary_size(config: TransformersConfig) -> int:
-    """Of the answers, which may have words of their own."""
+    """Return the size of the output vocabulary, which may differ from the input's."""
     own = getattr(config, "decoder_vocab_size", None)
     shared = getattr(config, "share_encoder_decoder_embeddings", True)
     return int(config.vocab_size if own is None or shared else own)
 
 
 def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
-    """Tokens that no answer may have."""
+    """Yield the tokens that no answer may contain."""
     yield from iterate_token_ids(generation.suppress_tokens)
     for words in generation.bad_words_ids or ():
-        if len(words) == 1:  # longer ones forbid a sequence, not a token
+        if len(words) == 1:  # longer entries forbid a sequence, not a token
             yield int(words[0])
 
 
@@ -141,14 +141,14 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
         length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
         early_stopping=generation.early_stopping or False,
         no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
-        # Both count the token that answers start after.
+        # Both limits include the start token.
         min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
         max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
     )
 
 
 def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
-    """What is put before a text, by task; translation has one only where it is not ambiguous."""
+    """Return the prefix per task; none for translation when several language pairs have one."""
     value = getattr(config, "task_specific_params", None) or {}
     found: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:

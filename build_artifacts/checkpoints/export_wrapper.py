@@ -1,4 +1,4 @@
-"""A torch model made to answer what its head says, the same way for export and for verification."""
+"""Wrapper around a torch model that returns the tensor of its head, for export and reference."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from build_artifacts.checkpoints.sentences import Pooling
 from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
-# (the model's output, mask [B, T]) -> what the forward of `wrap_for_export` returns
+# (model output, mask [B, T]) -> return value of the wrapped forward
 OutputFunction = Callable[[Any, Any], Any]
 
 
 def wrap_for_export(
     model: TorchModel, head: ModelHead, pooling: Pooling | None = None, *, with_tokens: bool = False
 ) -> TorchModel:
-    """`model`, its weights shared, with a forward that returns one float32 tensor and nothing else.
+    """Return a model with shared weights whose forward returns one float32 tensor.
 
-    VECTOR and LABELS give [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors are
-    pooled and not normalised (the server normalises); the other heads give logits. The inputs are
-    those of `input_names`. A model of vectors returns, `with_tokens`, what it pools as well: a pair
-    of [B, W] and [B, T, W], the latter in the model's own type.
+    VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors are
+    pooled but not normalized, because the server normalizes them; other heads return logits.
+    `input_names` lists the inputs. With `with_tokens`, a VECTOR model returns a pair: the pooled
+    [B, W] and the unpooled [B, T, W] in the model's dtype.
     """
     answer = _POOLED[pooling] if head is ModelHead.VECTOR else _OUTPUT_FUNCTIONS[head]
     if with_tokens and head is ModelHead.VECTOR:
@@ -36,10 +36,9 @@ def wrap_for_export(
 
 
 def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
-    """What the model's rows are computed from, int64 [B, T].
+    """Return the names of the inputs, int64 [B, T].
 
-    But for `mask_positions` of the head MASKS: [M], the flat indices into B * T of the tokens to
-    answer for.
+    The head MASKS adds `mask_positions`, [M]: flat indices into B * T of the tokens to predict.
     """
     names = ["input_ids", "attention_mask"]
     if _has_token_types(model):
@@ -50,13 +49,13 @@ def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
 
 
 def _has_token_types(model: TorchModel) -> bool:
-    """Whether the segment of a token changes the answer."""
+    """Return whether token types affect the output."""
     asked = "token_type_ids" in inspect.signature(type(model).forward).parameters
     return asked and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def _export_class(base: type, answer: OutputFunction) -> type:
-    """A subclass of `base`: the exporter knows architectures by their classes, not by wrappers."""
+    """Create a subclass of `base`: the exporter identifies architectures by class."""
     inner: Any = base
 
     def forward(
@@ -78,10 +77,10 @@ def _export_class(base: type, answer: OutputFunction) -> type:
 
 @contextmanager
 def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
-    """Meanwhile `encoder` hands on the vectors at `positions` only, as one text of M tokens.
+    """Make `encoder` return only the vectors at `positions`, as one text of M tokens.
 
-    So that the product with the vocabulary, wider than the rest of the model, is computed for
-    the mask tokens and for nothing else. Everything is handed on while `positions` is None.
+    The vocabulary projection, the widest product of the model, then runs for mask tokens only. None
+    keeps all vectors.
     """
     if positions is None:
         yield
@@ -101,14 +100,14 @@ def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
 
 def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
-        # As it is: a conversion would be a pass over all of it, whether somebody asks or not.
+        # In the model's dtype: a conversion would cost a pass over the tensor even when unused.
         return pool(out, mask), out.last_hidden_state
 
     return both
 
 
 def _mean(out: Any, mask: Any) -> Any:
-    # In float32 whatever the model's type: a sum over 512 half-precision values loses digits.
+    # In float32: a sum over 512 half-precision values loses digits.
     weight = mask.unsqueeze(-1).float()
     return (out.last_hidden_state.float() * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
 

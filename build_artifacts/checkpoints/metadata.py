@@ -1,4 +1,4 @@
-"""What the manifest says of a model, read from its own files and never guessed."""
+"""Model metadata of the manifest, read from the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -48,24 +48,23 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    """The part of a manifest that describes the model rather than the build."""
+    """Model-specific fields of a manifest."""
 
     tasks: tuple[TaskName, ...]
     architecture: str
     max_tokens: int
-    output_width: int  # values of one row: embedding size, labels, 2 ends of a span, or vocabulary
+    output_width: int  # values per output row: embedding size, labels, 2 span ends or vocabulary
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
     normalize: bool = False
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
-    mask_token: int | None = None  # id, where the head is MASKS
-    generation_config: GenerationConfig | None = None  # where the head is NEXT_TOKEN
+    mask_token: int | None = None  # token id, head MASKS only
+    generation_config: GenerationConfig | None = None  # head NEXT_TOKEN only
 
     @property
     def head(self) -> ModelHead:
-        """What the model answers."""
         return TASK_HEADS[self.tasks[0]]
 
     @property
@@ -80,10 +79,10 @@ class CheckpointMetadata:
 def select_tasks(
     checkpoint: Checkpoint, adapter: Adapter | None, requested: TaskName | None
 ) -> tuple[TaskName, ...]:
-    """The tasks to build for: those asked for, else what the files say. Raises UnsupportedModel.
+    """Return the tasks to build: `requested`, or the task that the files state.
 
-    Zero-shot classification is built as text classification: the graph is the same, and a server
-    asks any classifier that judges entailment both ways.
+    Zero-shot classification is built as text classification, because the graphs are equal. The
+    server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel.
     """
     task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
     if task is TaskName.ZERO_SHOT_CLASSIFICATION:
@@ -103,7 +102,7 @@ def select_tasks(
 
 
 def _select_label_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
-    """A single score ranks as well as it classifies; several labels cannot rank."""
+    """Add ranking to classifiers with a single score, and classification to rankers."""
     if labels == 1:
         other = {TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING} - {task}
         return (task, *other)
@@ -153,7 +152,7 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
 
 
 def read_metadata(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> CheckpointMetadata:
-    """What a merged checkpoint says of itself. Raises UnsupportedModel."""
+    """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     head = TASK_HEADS[tasks[0]]
     if tasks[0] in TEXT2TEXT_TASKS:
@@ -198,8 +197,8 @@ def _label_metadata(
 
 
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
-    # A single label is no regression unless the config says so: transformers' pipeline puts its
-    # logit through a sigmoid.
+    # A single label means regression only if the config says so: transformers' pipeline applies a
+    # sigmoid to its logit.
     if config.problem_type == "regression":
         return "regression"
     several = config.problem_type == "multi_label_classification"
@@ -281,7 +280,7 @@ def _embedding_metadata(
 def _read_max_tokens(
     checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
 ) -> int:
-    """The longest input in tokens, special tokens included: the tightest of the stated limits."""
+    """Return the smallest stated limit of input tokens, including special tokens."""
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
     limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
@@ -294,12 +293,12 @@ def _read_max_tokens(
 
 
 def _is_limit(value: Json) -> bool:
-    # Tokenizers without a limit of their own write 10**30.
+    # Tokenizers without a limit store 10**30.
     return isinstance(value, int | float) and 0 < value < 10**9
 
 
 def _read_mask_token(weights: Path) -> int:
-    """The id of the mask token by the tokenizer's own files. Raises UnsupportedModel."""
+    """Return the id of the mask token in the tokenizer's files. Raises UnsupportedModel."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))

@@ -1,4 +1,4 @@
-"""Loading torch models: safetensors only, no network, and never with invented weights."""
+"""Loading of torch models: safetensors only, offline, and without randomly initialized weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
-# Weights a checkpoint may lack: vectors are pooled without the model's own pooler, which some
-# classifiers do use.
+# Weights that a checkpoint may lack. Pooling of vectors does not use the model's pooler; some
+# classifiers do.
 _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
@@ -20,7 +20,7 @@ _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
 
 
-# The loader of transformers for each head.
+# Loader class of transformers per head.
 LOADERS: Mapping[ModelHead, str] = {
     ModelHead.VECTOR: "AutoModel",
     ModelHead.LABELS: "AutoModelForSequenceClassification",
@@ -39,17 +39,17 @@ def load_model(
     has_encoder: bool = False,
     quantization: Any = None,
 ) -> TorchModel:
-    """The model in `weights` with its head, on the CPU and in evaluation mode.
+    """Load the model in `weights` on the CPU in evaluation mode.
 
-    `has_encoder`: of those that generate, one that reads its prompts with an encoder.
-    `quantization`: how transformers rounds the weights, such as its BitsAndBytesConfig. Raises
-    UnsupportedModel when it cannot be read or lacks weights that would then be random.
+    `has_encoder` selects the encoder-decoder class for NEXT_TOKEN. `quantization` is a config of
+    transformers, such as BitsAndBytesConfig. Raises UnsupportedModel when loading fails or weights
+    are missing.
     """
     import torch
     import transformers
 
     how = {}
-    if quantization is not None:  # which would else take a GPU, and not give its memory back
+    if quantization is not None:  # transformers would otherwise use a GPU and keep its memory
         how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:
@@ -80,5 +80,5 @@ def _find_used(keys: Iterable[str], head: ModelHead) -> list[str]:
 
 
 def first_line(exc: BaseException) -> str:
-    """The first line of an exception's text, or its type when it has none."""
+    """Return the first line of the message, or the exception type without a message."""
     return (str(exc).strip() or type(exc).__name__).splitlines()[0]

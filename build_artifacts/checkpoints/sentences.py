@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say of an embedding model, and of a cross-encoder."""
+"""Configuration files of sentence-transformers: embedding models and cross-encoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 Pooling = Literal["mean", "cls", "last"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
-# Poolings by their older name, a flag, and their newer one.
+# Pooling modes by their older name, a flag, and their newer name.
 _POOLINGS: Mapping[str, Pooling] = {
     "mean_tokens": "mean",
     "mean": "mean",
@@ -33,7 +33,7 @@ _POOLINGS: Mapping[str, Pooling] = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """How token vectors become the vector of a text."""
+    """Pooling, normalization and prompts of an embedding model."""
 
     pooling: Pooling
     normalize: bool
@@ -42,7 +42,7 @@ class EmbeddingConfig:
 
 
 def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
-    """The mean of the vectors where the checkpoint says nothing else. Raises UnsupportedModel."""
+    """Read the embedding config; the default pooling is the mean. Raises UnsupportedModel."""
     modules = _modules(checkpoint)
     config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     prompts = dict(config_file.get("prompts") or {})
@@ -58,7 +58,7 @@ def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
 
 
 def read_max_seq_length(weights: Path) -> Json:
-    """`max_seq_length`, None where it is not said. Raises UnsupportedModel."""
+    """Read `max_seq_length`, None when absent. Raises UnsupportedModel."""
     sentence = read_object(weights / "sentence_bert_config.json")
     if sentence.get("do_lower_case"):
         _check_lowercases(weights)
@@ -66,19 +66,19 @@ def read_max_seq_length(weights: Path) -> Json:
 
 
 def is_cross_encoder(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint was saved by sentence-transformers as a CrossEncoder."""
+    """Return whether sentence-transformers saved the checkpoint as a CrossEncoder."""
     config = read_object(checkpoint.weights / CONFIG_NAME)
     value = config.get("sentence_transformers") or {}
     config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     return (
         "activation_fn" in value
-        or "sbert_ce_default_activation_function" in config  # before version 4
+        or "sbert_ce_default_activation_function" in config  # before sentence-transformers 4
         or config_file.get("model_type") == "CrossEncoder"
     )
 
 
 def _modules(checkpoint: Checkpoint) -> dict[str, str]:
-    """Directory of each sentence-transformers module by its kind."""
+    """Return the directory of each sentence-transformers module by type."""
     kinds: dict[str, str] = {}
     for module in read_json(checkpoint.directory / MODULES_NAME, default=[]):
         kind = str(module["type"]).rpartition(".")[2]

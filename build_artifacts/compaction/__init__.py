@@ -1,1 +1,1 @@
-"""Removing what a pruning method set to zero: `find` what is constant, `compact` the model."""
+"""Compaction of pruned models: `find` locates constant channels, `compact` removes them."""

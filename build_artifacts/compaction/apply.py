@@ -1,4 +1,4 @@
-"""Taking what `find` found out of a model, before it is exported."""
+"""Removal of constant heads and channels from a model before export."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from build_artifacts.errors import BuildError
 
 
 class CompactionMismatch(BuildError):
-    """The compaction was found in another model; this one was not touched."""
+    """The compaction belongs to another model. The model is unchanged."""
 
     code = "compaction_misfit"
 
 
 def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
-    """`model` without what `compaction` names, changed in place; its answers stay the same.
+    """Remove the parts in `compaction` from `model`, in place. Outputs stay the same.
 
-    The model may be loaded in another precision than the one `find` saw. It can be run and
-    exported, not saved: its configuration still has the old sizes. Raises CompactionMismatch.
+    The model may have another precision than in `find`. It can run and be exported, but not saved:
+    its config has the old sizes. Raises CompactionMismatch.
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)

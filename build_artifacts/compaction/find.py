@@ -1,4 +1,4 @@
-"""Which heads and feed-forward rows of a loaded encoder are constant."""
+"""Search for constant attention heads and feed-forward channels of an encoder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from build_artifacts.compaction.plan import Compaction, LayerReduction
 
 
 def find(model: TorchModel) -> Compaction:
-    """What `compact` may remove from `model`, an fp32 encoder with any head on top.
+    """Find what `compact` may remove from `model`, an fp32 encoder with any head.
 
-    Only exact zeros count. At least one head and one feed-forward row stay in every layer. An
-    unknown architecture gives an empty compaction.
+    Only exact zeros count. Each layer retains at least one head and one feed-forward channel.
+    Unknown architectures return an empty compaction.
     """
     layers = encoder_layers(model)
     reductions = tuple(
@@ -30,7 +30,7 @@ def find(model: TorchModel) -> Compaction:
 
 
 def parameter_count(model: TorchModel) -> int:
-    """Weights and biases of `model`; tied ones count once."""
+    """Count weights and biases; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -1,10 +1,10 @@
-"""An encoder's layers as what they have in common: channels made by one matrix, read by another.
+"""Uniform view of encoder layers: groups of channels between two linear layers.
 
-An attention head is a unit of as many channels as it is wide, a feed-forward row a unit of one.
-A channel is constant when its row in `source` is zero, or when its column in `sink` is: attention
-weights sum to one, so the context of a head whose values are all its bias is that bias, and a
-feed-forward row that sees nothing is its activated bias. What it adds moves to the bias of `sink`.
-Zero queries or keys make a head average its values, which is no constant.
+A group is an attention head or a single feed-forward channel. A channel is constant when its row in
+`source` or its column in `sink` is zero. Attention weights sum to one, so a head with zero value
+weights always returns its value bias. A feed-forward channel with zero weights returns its
+activated bias. Removal adds this contribution to the bias of `sink`. Zero queries or keys make a
+head average its values, which is not constant.
 """
 
 from __future__ import annotations
@@ -17,43 +17,42 @@ from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layouts import LAYOUTS, ArchitectureLayout
 
 Linear = Any  # a torch.nn.Linear with a bias
-TorchTensor = Any  # a torch.TorchTensor
+TorchTensor = Any  # a torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelGroups:
-    """The heads, or the feed-forward rows, of one layer."""
+    """Attention heads or feed-forward channels of one layer."""
 
-    source: Linear  # weight [units * width, inputs]
-    sink: Linear  # weight [outputs, units * width]
-    paired_linears: tuple[Linear, ...]  # shaped like `source`; they lose the same rows
+    source: Linear  # weight [groups * width, inputs]
+    sink: Linear  # weight [outputs, groups * width]
+    paired_linears: tuple[Linear, ...]  # same shape as `source`; they lose the same rows
     activation: Callable[[TorchTensor], TorchTensor]
-    width: int  # channels per unit
+    width: int  # channels per group
 
     @property
     def count(self) -> int:
-        """How many units there are."""
         return int(self.source.out_features) // self.width
 
     @property
     def parameters(self) -> int:
-        """Weights and biases that go with one unit."""
+        """Weights and biases per group."""
         inputs = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
         return int(inputs + self.sink.out_features) * self.width
 
     def constant(self) -> tuple[int, ...]:
-        """ChannelGroups that add the same to every token of every input."""
+        """Return the groups whose contribution is the same for every token."""
         channels = (self.source.weight == 0).all(dim=1) | (self.sink.weight == 0).all(dim=0)
         units = channels.view(-1, self.width).all(dim=1)
         return tuple(units.nonzero().flatten().tolist())
 
     def removable(self) -> tuple[int, ...]:
-        """The constant units without the first where all are: a matrix keeps at least one unit."""
+        """Return the constant groups, except the first when all are constant."""
         constant = self.constant()
         return constant[1:] if len(constant) == self.count else constant
 
     def remove(self, units: Sequence[int]) -> None:
-        """Take constant units out, in place; what they add goes to the bias of `sink`."""
+        """Remove constant groups in place and add their contribution to the bias of `sink`."""
         import torch
 
         if not units:
@@ -62,7 +61,7 @@ class ChannelGroups:
         gone[list(units)] = True
         gone = gone.repeat_interleave(self.width)
         with torch.no_grad():
-            # Summed in double precision: thousands of rows may add up in one bias.
+            # In double precision: the bias may sum thousands of channels.
             added = self.activation(self.source.bias.float())[gone].double()
             bias = self.sink.bias.double() + self.sink.weight[:, gone].double() @ added
             self.sink.bias.copy_(bias)
@@ -76,7 +75,7 @@ class ChannelGroups:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """One layer of a model, opened up."""
+    """One layer of a model with its channel groups."""
 
     layout: ArchitectureLayout
     attention: Any  # torch.nn.Module
@@ -84,7 +83,7 @@ class EncoderLayer:
     ffn_channels: ChannelGroups
 
     def remove_heads(self, heads: Sequence[int]) -> None:
-        """Take constant heads out, in place, and let the attention module know."""
+        """Remove constant heads in place and update the sizes in the attention module."""
         if not heads:
             return
         kept = [head for head in range(self.heads.count) if head not in heads]
@@ -96,7 +95,7 @@ class EncoderLayer:
 
 
 def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
-    """The layers of `model`; none when its architecture is unknown or built otherwise."""
+    """Return the layers of `model`; empty for unknown architectures or different modules."""
     layout = LAYOUTS.get(model.config.model_type)
     if layout is None:
         return ()
@@ -111,7 +110,7 @@ def _open_layer(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
 
     modules = dict(layer.named_modules())
     scores = (*layout.scores, *(path for path in layout.optional_scores if path in modules))
-    # Exactly this type: a subclass (quantised, with an adapter) computes something else.
+    # Exactly this type: subclasses, quantized or with an adapter, compute something else.
     linears = {
         path: module
         for path, module in modules.items()
@@ -150,7 +149,7 @@ def _replace(linear: Linear, name: str, values: TorchTensor) -> None:
 
 
 def _select_heads(attention: Any, place: int, kept: list[int]) -> None:
-    """Give `attention` only the `kept` heads of its positional argument [B, heads, T, T]."""
+    """Slice the per-head argument of `attention`, [B, heads, T, T], to the `kept` heads."""
 
     def select(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*args[:place], args[place][:, kept], *args[place + 1 :])

@@ -1,7 +1,7 @@
-"""Where an encoder's layers keep their attention and their feed-forward network, as data.
+"""Module names of attention and feed-forward networks by architecture.
 
-Left out on purpose: ALBERT (one set of weights serves every layer), gated feed-forward networks
-and fused projections (ModernBERT, NomicBERT, GTE), bottlenecks (MobileBERT).
+Not supported: ALBERT (layers share weights), gated feed-forward networks and fused projections
+(ModernBERT, NomicBERT, GTE), bottlenecks (MobileBERT).
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchitectureLayout:
-    """Names inside an architecture; dotted paths start at a layer, `layers` at the bare encoder.
+    """Module paths of an architecture, relative to a layer; `layers` is relative to the encoder.
 
-    Heads lie side by side: head h of width w owns rows h * w to (h + 1) * w of each projection
-    and the same columns of `attention_output`.
+    Head h of width w owns rows h * w to (h + 1) * w of each projection and the same columns of
+    `attention_output`.
     """
 
     layers: str = "encoder.layer"
-    attention: str = "attention.self"  # the module that knows how many heads it has
+    attention: str = "attention.self"  # module with the number of heads
     scores: tuple[str, ...] = ("attention.self.query", "attention.self.key")
-    # More projections of this kind, which a checkpoint's settings may leave out.
+    # Further projections of this kind that some configs disable.
     optional_scores: tuple[str, ...] = ()
     value: str = "attention.self.value"
     attention_output: str = (
-        "attention.output.dense"  # takes the heads' contexts back to the hidden size
+        "attention.output.dense"  # projects the heads' outputs to the hidden size
     )
     ffn_up: str = "intermediate.dense"
     activation: str = "intermediate.intermediate_act_fn"
     ffn_down: str = "output.dense"
-    # What `attention` calls its number of heads, the width of one, and the product of the two.
+    # Attributes of `attention`: number of heads, width of a head, and their product.
     heads: str = "num_attention_heads"
     head_width: str = "attention_head_size"
     all_heads_width: str = "all_head_size"
-    # Place of a positional argument of `attention` with one slice per head, [B, heads, T, T].
+    # Index of a positional argument of `attention` with one slice per head, [B, heads, T, T].
     per_head_argument: int | None = None
 
 
@@ -59,7 +59,7 @@ _MPNET = replace(
     scores=("attention.attn.q", "attention.attn.k"),
     value="attention.attn.v",
     attention_output="attention.attn.o",
-    per_head_argument=2,  # the relative position bias, computed once for all layers
+    per_head_argument=2,  # relative position bias, computed once for all layers
 )
 
 _DEBERTA_V2 = replace(
@@ -69,7 +69,7 @@ _DEBERTA_V2 = replace(
     value="attention.self.value_proj",
 )
 
-# By `model_type`.
+# Keys are `model_type`.
 LAYOUTS: Mapping[str, ArchitectureLayout] = {
     "bert": _BERT,
     "camembert": _BERT,

@@ -1,4 +1,4 @@
-"""What a compaction removes, as a value that can be written down and read back."""
+"""Serializable description of the parts that a compaction removes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Indices = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_ascending)]
 
 
 class LayerReduction(FrozenModel):
-    """What one layer loses, counted from 0 as the layer was loaded."""
+    """Parts to remove from one layer; indices refer to the layer before the removal."""
 
     layer: NonNegativeInt
     heads: Indices = ()
-    ffn_channels: Indices = ()  # of the feed-forward network's first matrix
+    ffn_channels: Indices = ()  # rows of `ffn_up`
 
     @model_validator(mode="after")
     def _removes_something(self) -> Self:
@@ -33,13 +33,13 @@ class LayerReduction(FrozenModel):
 
 
 class Compaction(FrozenModel):
-    """Heads and feed-forward rows of an encoder that answer the same whatever the input.
+    """Attention heads and feed-forward channels of an encoder with constant output.
 
-    `reductions` names only layers that lose something, in their order. An architecture without a known
-    layout counts no heads and no rows. Parameters are the whole model's, its head included.
+    `reductions` lists only affected layers, in ascending order. Unknown architectures count no
+    heads and no channels. Parameters include the head of the model.
     """
 
-    architecture: str  # the configuration's `model_type`
+    architecture: str  # `model_type` of the config
     reductions: tuple[LayerReduction, ...] = ()
     heads_before: NonNegativeInt
     ffn_channels_before: NonNegativeInt
@@ -53,23 +53,22 @@ class Compaction(FrozenModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is removed."""
         return not self.reductions
 
     @property
     def heads_after(self) -> int:
-        """Attention heads that stay, over all layers."""
+        """Remaining attention heads of all layers."""
         return self.heads_before - sum(len(reduction.heads) for reduction in self.reductions)
 
     @property
     def ffn_channels_after(self) -> int:
-        """Feed-forward rows that stay, over all layers."""
+        """Remaining feed-forward channels of all layers."""
         return self.ffn_channels_before - sum(
             len(reduction.ffn_channels) for reduction in self.reductions
         )
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the removed parts in one line."""
         if self.is_empty:
             return "nothing to remove"
         return (

@@ -1,1 +1,1 @@
-"""Where checkpoints come from: one file per kind of source."""
+"""Sources of checkpoints, one module per kind."""

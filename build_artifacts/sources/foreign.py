@@ -1,4 +1,4 @@
-"""Weights in formats that are never read, told by their names, each with the reason."""
+"""Detection of weight formats that the build does not read, by file name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 GGUF_SUFFIX = ".gguf"
-# What a trainer leaves beside the weights; pickled, too, but not weights.
+# File stems that trainers write next to the weights; pickled, but not weights.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
 def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
-    """Why the weights among the files `names` of `where` are refused, None where none are foreign.
-
-    One safetensors file is enough for None: then the others do not matter.
-    """
+    """Return the error for a directory without safetensors; None if it has some or no weights."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if any(name.endswith(".safetensors") for name in files):
         return None

@@ -1,8 +1,8 @@
-"""SOURCE is one GGUF file: on this machine, in a Python package, or in a repository of the hub.
+"""SOURCE as a GGUF file: local, in a Python package, or in a hub repository.
 
-What the file says besides its weights, that is config, tokenizer and chat template, is written as
-the files of a transformers checkpoint. The weights are read later, by `steps/dequantise.py`: it
-takes a while, and a version that is in the store already does not need them.
+Writes config, tokenizer and chat template as files of a transformers checkpoint.
+`steps/dequantize.py` reads the weights later, because this is slow and unnecessary for a version
+that the store already has.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ _MAGIC = b"GGUF"
 
 
 def is_gguf(ref: str) -> bool:
-    """Whether a SOURCE names a GGUF file, by its ending."""
     return ref.lower().endswith(GGUF_SUFFIX)
 
 
 def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
-    """The checkpoint in a GGUF file, pinned by the file's digest; its other files go to `scratch`.
+    """Return the checkpoint, pinned by the digest of the GGUF file; other files go to `scratch`.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
@@ -53,7 +52,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
-    """The file, what comes before its digest in the revision, and the id of the model."""
+    """Return the file, the prefix of its digest in the revision, and the model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)
@@ -71,7 +70,7 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
 
 
 def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
-    """`ORGANISATION/NAME[@REVISION]/PATH.gguf`."""
+    """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`."""
     model_id, revision, path = _parse_ref(ref)
     if not MODEL_ID.fullmatch(model_id) or not path:
         raise SourceNotFound(
@@ -96,7 +95,7 @@ def _parse_ref(ref: str) -> tuple[str, str, str]:
 
 
 def _write_descriptions(file: Path, into: Path) -> None:
-    """config.json, tokenizer.json and what else transformers reads from the file's header."""
+    """Write config.json and the tokenizer files from the header of the GGUF file."""
     from transformers import AutoConfig, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
@@ -104,7 +103,7 @@ def _write_descriptions(file: Path, into: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(**place, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True)
-    except Exception as exc:  # whatever the reader met in the file
+    except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
             hint="build from the safetensors checkpoint that the GGUF file was made from",

@@ -1,4 +1,4 @@
-"""SOURCE is a model id on a Hugging Face hub, optionally `ID@REVISION`."""
+"""SOURCE as a model id on a Hugging Face hub, optionally `ID@REVISION`."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import ModelSource
 
-# The cache of downloads cannot take more, whatever the network does.
+# Errors of the local download cache, independent of the network.
 _CACHE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
 class HubListing:
-    """One commit of a model on the hub."""
+    """Files of a model at one commit."""
 
     commit: str
     files: tuple[str, ...]
 
 
 class Hub(Protocol):
-    """What is needed of a hub."""
+    """Operations of a model hub that the build needs."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
-        """The commit that `revision` (default: the main branch) stands for now."""
+        """Resolve `revision` (default: the main branch) to a commit. Raises SourceNotFound."""
         ...
 
     def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
-        """A directory with the files of `commit` that match."""
+        """Download the files that match `patterns` and return their directory.
+
+        Raises SourceNotFound.
+        """
         ...
 
 
 class HuggingFaceHub:
-    """The hub that huggingface_hub is configured for, with its cache and its credentials."""
+    """Hub configured for huggingface_hub, with its cache and credentials."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
-        """Raises SourceNotFound."""
         from huggingface_hub import HfApi
 
         with hub_errors(model_id):
@@ -51,7 +53,6 @@ class HuggingFaceHub:
         return HubListing(str(info.sha), names)
 
     def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
-        """Raises SourceNotFound."""
         from huggingface_hub import snapshot_download
 
         with hub_errors(model_id):
@@ -59,7 +60,7 @@ class HuggingFaceHub:
 
 
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
-    """The checkpoint of a hub model, pinned to one commit; only files that count are fetched."""
+    """Download the hashed files of a hub model at one commit."""
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
     if not any(name.endswith(".safetensors") for name in listing.files):
@@ -74,7 +75,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 
 @contextmanager
 def hub_errors(model_id: str) -> Iterator[None]:
-    """Give the hub's failures our name; the original stays as the cause."""
+    """Translate errors of huggingface_hub to BuildError."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 

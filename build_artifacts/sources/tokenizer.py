@@ -1,9 +1,9 @@
-"""A checkpoint's tokenizer.json, made from its vocabulary where it has none.
+"""Creation of tokenizer.json from a vocabulary, for checkpoints without it.
 
-The server reads tokenizer.json only. transformers makes one from `vocab.txt` (BERT and its kin) and
-from `vocab.json` with `merges.txt` (RoBERTa and its kin), but for a class that does not read those
-files it invents a vocabulary of five special tokens without a word. So what it made counts only
-when it holds exactly the tokens and ids of the files.
+The server reads tokenizer.json only. transformers converts `vocab.txt` (BERT) and `vocab.json` with
+`merges.txt` (RoBERTa). For classes that do not read these files it silently creates a vocabulary of
+five special tokens. The conversion is therefore valid only if its tokens and ids equal those of the
+files.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 _WORDS_NAME = "vocab.txt"
 _PAIRS_NAME = "vocab.json"
 _ADDED_NAME = "added_tokens.json"
-# Vocabularies that need a package this project does without.
+# Vocabulary formats that require packages outside our dependencies.
 _UNREAD = ("*.model", "*.tiktoken", "bpe.codes")
 
 VocabularyFiles = dict[str, int]  # token -> id
 
 
 def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
-    """`checkpoint` when it has a tokenizer.json, else the same with one, laid out under `into`.
+    """Return `checkpoint` if it has a tokenizer.json, otherwise a copy with one under `into`.
 
-    That one has links to the files of `checkpoint`. Raises SourceNotFound, SourceUnreadable or
+    The copy links to the files of `checkpoint`. Raises SourceNotFound, SourceUnreadable or
     UnsupportedModel.
     """
     tokenizer = write_fast_tokenizer(checkpoint.weights, into / "tokenizer")
@@ -52,7 +52,7 @@ def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
 
 
 def write_fast_tokenizer(weights: Path, into: Path) -> Path:
-    """The checkpoint's own tokenizer.json, or one made of its vocabulary in `into`.
+    """Return the checkpoint's tokenizer.json, or write one to `into`.
 
     Raises SourceNotFound, SourceUnreadable or UnsupportedModel.
     """
@@ -67,7 +67,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
         )
     try:
         tokenizer = _convert(weights)
-    except Exception as exc:  # each tokenizer class raises whatever it met in the files
+    except Exception as exc:  # tokenizer classes may raise any exception
         raise _no_tokenizer_error(
             weights, f", and `{name}` cannot be converted: {first_line(exc)}"
         ) from exc
@@ -89,7 +89,7 @@ def _no_tokenizer_error(weights: Path, why: str) -> SourceNotFound:
 
 
 def _convert(weights: Path) -> Any:
-    """A `tokenizers.Tokenizer`: from the checkpoint's own files, without network and their code."""
+    """Return a `tokenizers.Tokenizer`, built offline and without remote code."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(

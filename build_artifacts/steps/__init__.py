@@ -1,1 +1,1 @@
-"""The steps of a build: a value in, a value out."""
+"""Build steps: functions from files to files."""

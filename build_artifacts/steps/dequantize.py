@@ -1,4 +1,4 @@
-"""Weights in a GGUF file become a transformers checkpoint in fp32."""
+"""Conversion of GGUF weights to a transformers checkpoint in fp32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from build_artifacts.errors import UnsupportedModel
 
 
 def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
-    """The checkpoint under `into`, its weights as safetensors. Raises UnsupportedModel."""
+    """Write the checkpoint to `into`, with its weights as safetensors. Raises UnsupportedModel."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -25,7 +25,7 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as exc:  # whatever the reader met in the file
+    except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
             hint="build from the safetensors checkpoint that the GGUF file was made from",
@@ -36,7 +36,7 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         )
     config = loaded.config
     config.__dict__.pop("quantization_config", None)
-    # What came from a GGUF file counts as quantised, and cannot be saved.
+    # transformers treats a model loaded from GGUF as quantized and does not save it.
     with torch.device("meta"):
         model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict(), assign=True)

@@ -1,8 +1,8 @@
-"""BuildStep 3: a torch model becomes an ONNX graph that answers what its head says.
+"""Export of an encoder model to an ONNX graph.
 
-The graph's inputs are those of `rows.input_names`, its first output is what `rows.wrap_for_export` gives,
-in float32. A graph of vectors has a second one, `tokens`: what it pools. It costs nothing where
-engines do not ask for it. Batch, length and number of masks are dynamic.
+`input_names` lists the inputs. The first output is that of `wrap_for_export`, in float32. VECTOR
+models have a second output `tokens`, the unpooled vectors; engines that do not request it do not
+compute it. Batch, length and number of masks are dynamic.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Graph = Any  # an onnx_ir.Graph; the library is not typed
 
 
 def batch_rope_tables(graph: Graph) -> None:
-    """Give every RotaryEmbedding of opset 23 its angles once per item of the batch, in place.
+    """Expand the RoPE tables of all opset-23 RotaryEmbedding nodes to the batch, in place.
 
-    The exporter's fusion hands it angles [1, T, D/2], which the operator's definition and ONNX
-    Runtime refuse for a batch of more than one.
+    The exporter's fusion provides tables [1, T, D/2]. The operator's definition and ONNX Runtime
+    reject them for batches larger than one.
     """
     import onnx_ir
 
@@ -46,18 +46,18 @@ def batch_rope_tables(graph: Graph) -> None:
 
 
 MAX_BATCH = 4096
-# What the exporter calls the one output of a graph that has one.
+# The exporter's name for a single output.
 MAIN_OUTPUT = "output"
-# One protobuf message, which is one file without external data, holds less than this.
+# A graph file without external data is one protobuf message, limited to 2 GiB.
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
 def export(
     model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe, graph: Path
 ) -> Path:
-    """Write the graph of `model`, which is left as it was, to `graph`. Raises UnsupportedModel.
+    """Write the graph of `model` to `graph`; `model` stays unchanged.
 
-    The model must have been loaded in the recipe's dtype.
+    The model must have the dtype of the recipe. Raises UnsupportedModel.
     """
     import onnx_ir
     from transformers.exporters import OnnxConfig, OnnxExporter
@@ -76,7 +76,7 @@ def export(
     try:
         rows = wrap_for_export(model, metadata.head, metadata.pooling, with_tokens=True)
         program = OnnxExporter().export(rows, inputs, config=config).program
-    except Exception as exc:  # exporters raise whatever the tracer met in the model's code
+    except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
             f"`{metadata.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
             hint="the log has the whole story; another architecture may work",
@@ -92,7 +92,7 @@ def export(
 def build_example_inputs(
     names: tuple[str, ...], min_tokens: int, max_tokens: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Example inputs of 2 x 9 tokens, and which of their dimensions vary how far."""
+    """Return example inputs of 2 x 9 tokens and their dynamic dimensions."""
     import torch
 
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)

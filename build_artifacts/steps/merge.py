@@ -1,4 +1,4 @@
-"""BuildStep 2: a checkpoint and a LoRA adapter become one checkpoint."""
+"""Merge of a LoRA adapter into a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from deployments.artifacts.types import TASK_HEADS, ModelHead
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
-    """The checkpoint with the adapter added to its weights, written under `into` in fp32.
+    """Write the checkpoint with merged adapter weights to `into`, in fp32.
 
-    Raises UnsupportedModel when the adapter does not fit, or leaves a new head untrained.
+    Raises UnsupportedModel when the adapter does not fit or lacks weights of a new head.
     """
     is_head = TASK_HEADS[adapter.task] is not ModelHead.VECTOR
-    # A head replaces pooling: what the checkpoint says of sentence embeddings holds no more.
+    # A head replaces pooling, so the sentence-transformers config no longer applies.
     root = checkpoint.weights if is_head else checkpoint.directory
     for name, path in hashed_files(root):
         if not _is_weight(name) and not (is_head and name == MODULES_NAME):
@@ -82,7 +82,7 @@ def _read_labels(weights: Path) -> list[str]:
 
 
 def _check_complete(model: TorchModel, adapter: Adapter) -> None:
-    """Every weight the adapter adds must come from its file, or it would be random."""
+    """Reject an adapter file that lacks weights, which would be random."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 

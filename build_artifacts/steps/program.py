@@ -1,4 +1,4 @@
-"""A torch model becomes a program of its own, for the encoders that run torch rather than ONNX."""
+"""Export of an encoder model to a traced torch program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) -> None:
-    """Write the program of `model`, which is left as it was. Raises UnsupportedModel."""
+    """Write the program of `model` to `path`; `model` stays unchanged. Raises UnsupportedModel."""
     from transformers.exporters import DynamoConfig, DynamoExporter
 
     names = input_names(model, metadata.head)
@@ -40,7 +40,7 @@ def write_traced(
     *,
     in_place: bool = False,
 ) -> None:
-    """Write what `trace` makes of a model, as `write_program` does. Raises UnsupportedModel."""
+    """Write the result of `trace` with `write_program`. Raises UnsupportedModel."""
     import torch
 
     try:
@@ -48,7 +48,7 @@ def write_traced(
             write_program(trace(), path, in_place=in_place)
     except OSError:
         raise
-    except Exception as exc:  # exporters raise whatever the tracer met in the model's code
+    except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
             f"`{metadata.architecture}` cannot become a torch program: {first_line(exc)}",
             hint="the log has the whole story; its ONNX graphs are not affected",

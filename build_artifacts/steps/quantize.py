@@ -1,4 +1,4 @@
-"""A float graph becomes an int8 graph: dynamic, static, or in its weights only."""
+"""int8 quantization of float graphs: dynamic, static or weights only."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from deployments.messages import TokenizedItem
 if TYPE_CHECKING:
     import onnx
 
-# CalibrationMethod keeps every activation of every item it has seen, so few and not too long ones.
+# Calibration stores all activations of all items, so their number and length are limited.
 CALIBRATION_ITEMS = 24
 CALIBRATION_TOKENS = 128
-# onnxruntime looks for the range whose 128 levels say most about a histogram. In its own default
-# of 128 bins there is but one such range, the whole; the time grows with the square of the bins.
+# Entropy calibration searches the range whose 128 levels lose the least information. ONNX Runtime's
+# default of 128 histogram bins allows a single range. The time grows with the square of the bins.
 _ENTROPY_BINS = 512
-# Of a float graph that NNCF is given: at 1.3 GB (BERT-large) it took 17 GB of memory.
+# Maximum size of a float graph for NNCF: 1.3 GB (BERT-large) took 17 GB of memory.
 MAX_NNCF_BYTES = 600 << 20
-# Rows of a weight that share a scale where a node is kept from int8: smaller blocks are slower.
+# Rows of a weight that share a scale in excluded nodes; smaller blocks are slower.
 EXCLUDED_BLOCK_SIZE = 128
 
 
@@ -47,17 +47,17 @@ def quantize(
     items: Sequence[TokenizedItem],
     excluded_nodes: Collection[str] = (),
 ) -> None:
-    """Write a quantised copy of the float `graph` to `into`.
+    """Write a quantized copy of the float `graph` to `into`.
 
-    `items` are what activation ranges are taken from, where the scheme needs ranges. The nodes
-    `excluded_nodes` stay out of it; their weights become int8 in small blocks, which costs half the time of
-    float and next to none of its accuracy. Raises UnsupportedModel.
+    Static schemes calibrate activation ranges with `items`. `excluded_nodes` keep float
+    activations; their weights become int8 in small blocks, which takes half the time of float at
+    nearly the same accuracy. Raises UnsupportedModel.
     """
     try:
         _quantize_graph(graph, scheme, into, items, excluded_nodes)
     except OSError:
         raise
-    except Exception as exc:  # quantisers raise whatever they met in a graph they do not expect
+    except Exception as exc:  # quantizers raise any exception on unexpected graphs
         raise UnsupportedModel(
             f"{type(scheme).__name__} does not work on this graph: {first_line(exc)}",
             hint="the log has the whole story; the other graphs are not affected",
@@ -89,8 +89,8 @@ def _load_graph(graph: Path) -> onnx.ModelProto:
     import onnx
 
     model = onnx.load(graph)
-    # onnxruntime transposes the weights of Gemm and leaves their recorded shapes as they were,
-    # which its own shape inference then refuses. Without the record it infers them afresh.
+    # ONNX Runtime transposes Gemm weights but keeps their recorded shapes, which its shape
+    # inference then rejects. Without recorded shapes it infers them.
     del model.graph.value_info[:]
     return model
 
@@ -147,11 +147,11 @@ def _quantize_static(
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=methods[scheme.calibration],
-            # Symmetric weights, because that is what int8 kernels of other engines ask for too.
+            # Symmetric weights: int8 kernels of other engines require them.
             extra_options={
                 "WeightSymmetric": True,
                 "MatMulConstBOnly": True,
-                # A rounded output would be rounded again by whoever reads it.
+                # Consumers quantize the output themselves; this avoids rounding twice.
                 "OpTypesToExcludeOutputQuantization": ["MatMul"],
                 **_FLOAT,
             },
@@ -190,7 +190,7 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
     disable_telemetry()
     import nncf
 
-    # It wants every shape recorded, and finds them itself only when asked.
+    # NNCF requires recorded shapes and does not infer them.
     model = onnx.shape_inference.infer_shapes(_load_graph(graph))
     chosen = _truncate_to_equal_length(items)
     feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
@@ -204,14 +204,14 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
     onnx.save(quantised, into)
 
 
-# What onnxruntime takes a tensor for whose type its shape inference cannot tell.
+# ONNX Runtime's default for tensors without an inferred type.
 _FLOAT = {"DefaultTensorType": 1}
 
 
 def _quantize_weights(
     model: onnx.ModelProto, block: int, nodes: Collection[str] | None, into: Path
 ) -> None:
-    """`MatMulNBits` in place of the MatMuls with constant weights, or of `nodes` among them."""
+    """Replace MatMuls with constant weights, or those in `nodes`, by `MatMulNBits`."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     quantizer = MatMulNBitsQuantizer(
@@ -219,7 +219,7 @@ def _quantize_weights(
         bits=8,
         block_size=block,
         is_symmetric=True,
-        accuracy_level=4,  # int8 products
+        accuracy_level=4,  # int8 MatMuls
         nodes_to_include=None if nodes is None else list(nodes),
     )
     quantizer.process()
@@ -227,13 +227,12 @@ def _quantize_weights(
 
 
 class _CalibrationReader:
-    """What onnxruntime's calibration reads: one item per pass, then None."""
+    """Data reader for ONNX Runtime's calibration, one item per forward pass."""
 
     def __init__(self, items: Sequence[TokenizedItem], names: Sequence[str]) -> None:
         self._feeds = _calibration_feeds(items, names)
 
     def get_next(self) -> dict[str, NDArray[np.int64]] | None:
-        """The inputs of the next pass."""
         return next(self._feeds, None)
 
     def __iter__(self) -> Iterator[dict[str, NDArray[np.int64]]]:
@@ -241,7 +240,7 @@ class _CalibrationReader:
 
 
 def _truncate_to_equal_length(items: Sequence[TokenizedItem]) -> list[TokenizedItem]:
-    """Items cut to one length, their last token kept: the histograms cannot be of two shapes."""
+    """Truncate items to one length but keep the last token: histograms require equal shapes."""
     chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
     length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))
     return [

@@ -1,4 +1,4 @@
-"""BuildStep 1: a SOURCE becomes a checked checkpoint on disk, pinned to one revision."""
+"""Resolution of SOURCE to a validated local checkpoint, pinned to one revision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deployments.artifacts.store import MODEL_ID
 
 
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
-    """The checkpoint `ref` names; what has to be unpacked or converted goes under `scratch`.
+    """Return the checkpoint of `ref`. Unpacked and converted files go to `scratch`.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """

@@ -1,7 +1,7 @@
-"""Changes to an exported graph that make it leaner and leave its answers alone.
+"""Rewrites of an exported graph that reduce its work without changing its outputs.
 
-Each one looks for the exact shape that the exporter writes and touches nothing else, so a graph of
-another architecture passes through as it is.
+Each rewrite matches the exact pattern of the exporter. Graphs of other architectures stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deployments.messages import Batch
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Changes the model in place; the number of places it changed.
+# Changes the model in place; returns the number of matches.
 Rewrite = Callable[["ir.Model"], int]
 
 _ORT_DOMAIN = "com.microsoft"
@@ -27,7 +27,7 @@ _SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)  # [B, T, N, D] <-> [B, N, T, D]
 
 
 def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
-    """Write a copy of `graph` with `rewrites` applied in order; the number of changed places."""
+    """Write a copy of `graph` with `rewrites` applied in order; return the number of matches."""
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -35,7 +35,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
     changed = 0
     for name in rewrites.names:
         changed += REWRITES[name](model)
-        RemoveUnusedNodesPass()(model)  # what is no longer read must not count as a reader
+        RemoveUnusedNodesPass()(model)  # dead nodes must not count as consumers
     ir.save(model, into)
     return changed
 
@@ -43,10 +43,10 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
 def largest_difference(
     before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
 ) -> float:
-    """How far the second graph's answers are from the first one's, as a share of the largest.
+    """Return the maximum difference between the outputs, relative to the largest output.
 
-    Shapes in a graph do not tell a mask that hides padding from one that hides what is far away,
-    so a rewrite is only believed when the answers say so too.
+    Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
+    only equal outputs prove a rewrite correct.
     """
     import onnxruntime as ort
 
@@ -62,9 +62,9 @@ def largest_difference(
 
 
 def drop_empty_rows(model: ir.Model) -> int:
-    """Take out the selection that zeroes the attention of rows with nothing to attend to.
+    """Remove the Where that zeroes attention for rows without any token to attend to.
 
-    torch defines such rows; here every item has at least one token, so none exists.
+    torch defines such rows. Every item here has at least one token.
     """
     changed = 0
     for node in _find_nodes(model, "Where"):
@@ -78,9 +78,9 @@ def drop_empty_rows(model: ir.Model) -> int:
 
 
 def pack_heads(model: ir.Model) -> int:
-    """Let `Attention` take [B, T, N x D] as the projections give it, without four transposes.
+    """Feed `Attention` with [B, T, N x D] from the projections and remove four transposes.
 
-    ONNX operator `Attention` (opset 23): 3-D inputs with `q_num_heads` and `kv_num_heads`.
+    The ONNX operator `Attention` (opset 23) takes 3-D inputs with `q_num_heads` and `kv_num_heads`.
     """
     import onnx_ir as ir
 
@@ -104,10 +104,10 @@ def pack_heads(model: ir.Model) -> int:
 
 
 def use_flash_attention(model: ir.Model) -> int:
-    """Where no item of the batch is padded, attend without a mask, which has a faster kernel.
+    """Attend without a mask when no item of the batch is padded.
 
-    ONNX Runtime's `MultiHeadAttention` keeps no [T, T] scores in memory when it is given no mask:
-    a tenth faster from 256 tokens on, as measured for MiniLM. Needs heads packed.
+    Without a mask, ONNX Runtime's `MultiHeadAttention` does not materialize the [T, T] scores. For
+    MiniLM this is 10 % faster from 256 tokens on. Requires `pack_heads`.
     """
     import onnx_ir as ir
 
@@ -131,7 +131,7 @@ def use_flash_attention(model: ir.Model) -> int:
 
 
 def _add_branches(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> None:
-    """Put an If in place of `attention`: without its mask, and as it is."""
+    """Replace `attention` by an If with two branches: without a mask and unchanged."""
     import onnx_ir as ir
 
     scale = attention.attributes.get("scale")
@@ -159,7 +159,7 @@ def _build_subgraph(node: ir.Node) -> ir.Graph:
 
 
 def _rename_node(node: ir.Node, name: str) -> ir.Node:
-    """`node` and its output under a name of their own: branches share the graph's namespace."""
+    """Rename a node and its output: branches share the graph's namespace."""
     node.name = node.outputs[0].name = name
     return node
 
@@ -183,7 +183,7 @@ def _replace_uses(old: ir.Value, new: ir.Value) -> None:
 
 
 def _find_split_source(value: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """The [B, T, N x D] value that `value` [B, N, T, D] was made from, and N."""
+    """Return the [B, T, N x D] source of `value` [B, N, T, D], and N."""
     split = _find_transpose_source(value)
     if split is None or split.shape is None:
         return None
@@ -195,7 +195,7 @@ def _find_split_source(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
-    """The value that a transposition of heads and tokens made into `value`."""
+    """Return the input of the Transpose between heads and tokens that produces `value`."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Transpose":
         return None
@@ -208,7 +208,7 @@ def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
 
 
 def _find_joined(value: ir.Value) -> ir.Value | None:
-    """The [B, T, N x D] value that is made from `value` [B, N, T, D] and from nothing else."""
+    """Return the [B, T, N x D] value that is the only use of `value` [B, N, T, D]."""
     transpose = _find_only_user(value)
     if transpose is None or _find_transpose_source(transpose.outputs[0]) is not value:
         return None

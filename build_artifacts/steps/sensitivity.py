@@ -1,10 +1,9 @@
-"""Which matrix products lose most to int8: the order in which they are kept out of it.
+"""Ranking of MatMuls by int8 error: the order of exclusion from quantization.
 
-Every product with constant weights is computed from the float graph's own activations twice, as it
-is and with both sides rounded as dynamic int8 rounds them; the order is that of the relative error,
-largest first. One pass over a few items, instead of a new graph per node. (The idea of ranking
-layers by signal to quantisation noise: Lin, Talathi, Annapureddy, "Fixed Point Quantization of Deep
-Convolutional Networks", 2016.)
+Computes each MatMul with constant weights twice on the float graph's activations: in float, and
+with both operands rounded as in dynamic int8. The rank is the relative error, largest first. One
+forward pass suffices, instead of one graph per node. Ranking layers by signal-to-quantization-noise
+follows Lin, Talathi, Annapureddy, "Fixed Point Quantization of Deep Convolutional Networks", 2016.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from deployments.messages import TokenizedItem
 Matrix = NDArray[np.float32]
 
 ITEMS = 6
-TOKENS = 64  # of each item: enough to meet the outliers, few enough for a large model
+TOKENS = 64  # per item: enough to include outliers, few enough for large models
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class _MatMul:
 def rank_by_sensitivity(
     graph: Path, items: Sequence[TokenizedItem], mask_token: int | None
 ) -> list[str]:
-    """Names of the quantisable MatMul nodes of the float `graph`, the most sensitive first."""
+    """Return the names of quantizable MatMuls, most sensitive first."""
     import onnx
     from onnx import numpy_helper
 
@@ -56,7 +55,7 @@ def rank_by_sensitivity(
 
 
 def relative_error(activations: Matrix, weights: Matrix) -> float:
-    """How far int8 takes `activations` [N, K] times `weights` [K, M] from the float product."""
+    """Return the relative error of int8 for `activations` [N, K] times `weights` [K, M]."""
     exact = activations @ weights
     rounded = _round_to_int8(activations) @ _round_to_int8(weights, per_column=True)
     scale = float(np.linalg.norm(exact))
@@ -64,7 +63,7 @@ def relative_error(activations: Matrix, weights: Matrix) -> float:
 
 
 def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
-    """`values` on a grid of 255 steps between their extremes, zero included."""
+    """Round to a grid of 255 steps between the extremes, including zero."""
     axis = 0 if per_column else None
     low = np.minimum(values.min(axis=axis), 0)
     step = np.maximum(np.maximum(values.max(axis=axis), 0) - low, 1e-12) / 255
@@ -76,7 +75,7 @@ def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
 def _read_activations(
     model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
-    """Values inside the graph for one padded batch, [tokens, K] each, by name."""
+    """Return inner values for one padded batch by name, [tokens, K] each."""
     import onnx
     import onnxruntime as ort
     from onnx import helper
