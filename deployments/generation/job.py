@@ -28,7 +28,7 @@ from deployments.generation.messages import (
 from deployments.generation.prompt_lookup import PromptLookupDrafter
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
-from deployments.tokenization.detokenizer import Detokenizer, single
+from deployments.tokenization.detokenizer import Detokenizer, token_text
 
 _NUMBERS = count()
 
@@ -69,7 +69,7 @@ class ModelContext:
     def build_token(self, token: int, logprob: float | None) -> Token:
         """A token with its text in isolation."""
         special = self.is_special(token)
-        text = "" if special else single(self.tokenizer, token)
+        text = "" if special else token_text(self.tokenizer, token)
         return Token(token, text, logprob, special)
 
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
@@ -252,7 +252,7 @@ class SamplingJob(Job):
         alternatives = tuple(
             TopLogprob(
                 id_,
-                single(self._model.tokenizer, id_),
+                token_text(self._model.tokenizer, id_),
                 top_logprob,
                 self._model.is_special(id_),
             )

@@ -124,7 +124,7 @@ def label_words(tokens: WindowTokens, rule: WordRule) -> LabelledSpans:
 
     def word(i: int) -> str:
         pieces = [tokens.word(piece) for piece in range(bounds[i], bounds[i + 1])]
-        return tokens.vocabulary.joined(pieces)
+        return tokens.vocabulary.join(pieces)
 
     scores = _WORD_SCORES[rule](tokens.scores, firsts)
     return _build_spans(scores, tokens.offsets[firsts, 0], tokens.offsets[bounds[1:] - 1, 1], word)
@@ -211,7 +211,7 @@ def group_entities(
                 {
                     "entity_group": kind,
                     "score": float(scores[i]),
-                    "word": vocabulary.joined(words),
+                    "word": vocabulary.join(words),
                     "start": int(units.starts[first]),
                     "end": int(units.ends[end - 1]),
                 }

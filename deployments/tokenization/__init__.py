@@ -1,1 +1,1 @@
-"""Text to token ids."""
+"""Tokenization: text to token ids and back."""

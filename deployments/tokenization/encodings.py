@@ -1,7 +1,7 @@
-"""Too many tokens cut to as many as a model reads.
+"""Encodings of the `tokenizers` library as items, and truncation of long items.
 
-The tokenizer library cuts too, and keeps what it cut off as further encodings: of a pair, each rest
-of one segment with each rest of the other. Two segments of 100 kB ask for gigabytes that way.
+The library can truncate too. For a pair it also returns every remainder of one segment combined
+with every remainder of the other: two segments of 100 kB would need gigabytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from deployments.messages import TokenizedItem, Truncation
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of an artifact. Raises ArtifactError.
+    """Open the tokenizer of an artifact without truncation and padding. Raises ArtifactError.
 
-    Files of the wild set their own truncation and padding; both are switched off here, because
-    limits belong to the manifest and padding to the batch.
+    Tokenizer files often configure both. Here limits come from the manifest, padding from the
+    batch.
     """
     path = directory / TOKENIZER_NAME
     try:
@@ -33,36 +33,37 @@ def open_tokenizer(directory: Path) -> Tokenizer:
 
 
 def build_item(encoding: Encoding, *, pair: bool) -> TokenizedItem:
-    """The engine's part of an encoding; the second segment of a `pair` is what has the type 1."""
+    """Convert an encoding; the second segment of a `pair` has type id 1."""
     ids = np.array(encoding.ids, dtype=np.int32)
     types = encoding.type_ids if pair else []
-    # Tokenizers of RoBERTa's kind give both segments the type 0: their models know no types.
+    # RoBERTa tokenizers give both segments type 0, because their models have no segment types.
     return TokenizedItem(ids, types.index(1) if 1 in types else len(ids))
 
 
-def truncate_item(encoding: Encoding, most: int, keep: Truncation) -> TokenizedItem:
-    """At most `most` tokens of a text or a pair, special tokens among them.
+def truncate_item(encoding: Encoding, max_tokens: int, side: Truncation) -> TokenizedItem:
+    """Truncate a text or pair to `max_tokens`, special tokens included.
 
-    `keep` says whether the start or the end of each segment is kept.
+    `side` selects whether each segment keeps its start or its end.
     """
-    segments = np.array([-1 if one is None else one for one in encoding.sequence_ids])
-    places = [np.flatnonzero(segments == segment) for segment in (0, 1)]
-    room = most - (len(segments) - sum(map(len, places)))
-    kept = segments == -1
-    for own, count in zip(places, longest_first(len(places[0]), len(places[1]), room), strict=True):
-        kept[own[:count] if keep is Truncation.KEEP_START else own[len(own) - count :]] = True
-    ids = np.array(encoding.ids, dtype=np.int32)[kept]
-    second = np.flatnonzero(np.array(encoding.type_ids)[kept] == 1)
+    segments = np.array([-1 if i is None else i for i in encoding.sequence_ids])
+    positions = [np.flatnonzero(segments == segment) for segment in (0, 1)]
+    available = max_tokens - (len(segments) - sum(map(len, positions)))
+    counts = longest_first(len(positions[0]), len(positions[1]), available)
+    mask = segments == -1
+    for own, count in zip(positions, counts, strict=True):
+        mask[own[:count] if side is Truncation.KEEP_START else own[len(own) - count :]] = True
+    ids = np.array(encoding.ids, dtype=np.int32)[mask]
+    second = np.flatnonzero(np.array(encoding.type_ids)[mask] == 1)
     return TokenizedItem(ids, int(second[0]) if len(second) else len(ids))
 
 
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens two segments may keep: the longer one loses until both are as long."""
+def longest_first(first: int, second: int, available: int) -> tuple[int, int]:
+    """Return the tokens each of two segments keeps; the longer one loses tokens first."""
     shorter = min(first, second)
-    if first + second <= room:
+    if first + second <= available:
         return first, second
-    if 2 * shorter > room:
-        # Of an odd token more the longer one has the use.
-        less, more = room // 2, room - room // 2
+    if 2 * shorter > available:
+        # The longer segment gets the odd token.
+        less, more = available // 2, available - available // 2
         return (more, less) if first > second else (less, more)
-    return (room - shorter, shorter) if first > second else (shorter, room - shorter)
+    return (available - shorter, shorter) if first > second else (shorter, available - shorter)

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to token ids, with a memory of those seen before."""
+"""Texts and pairs of texts to token ids, with a cache of recent texts."""
 
 from __future__ import annotations
 
@@ -19,61 +19,60 @@ from deployments.messages import (
     count_characters,
 )
 from deployments.tokenization.encodings import build_item, open_tokenizer, truncate_item
-from deployments.tokenization.windows import Window, WindowTokenizer
+from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 
-# What one remembered encoding costs besides its text and ids: dict slot, key and array objects.
+# Bytes of a cache entry besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
-# Of one call, all texts together: what an encoder's whole line holds. A thousand questions about one
-# small context, in windows of a few tokens, would be a million.
+# Windows of all texts of one call: the size of an encoder's queue. A thousand questions about one
+# context, in windows of a few tokens, would make a million.
 MAX_CALL_WINDOWS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTexts:
-    """One call's items, and how many of them were cut to fit."""
+    """The items of one call."""
 
     items: list[TokenizedItem]
-    truncated: int
-    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item where the call asked for them
+    truncated: int  # items that were shortened to fit
+    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a windowing
 
 
 class CachingTokenizer:
-    """One model's tokenizer. Not thread-safe: give it one thread."""
+    """The tokenizer of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, max_tokens: int, cache_bytes: int = 0) -> None:
         self.max_tokens = max_tokens
         self._directory = directory
         self._plain = open_tokenizer(directory)
-        self._windowing: WindowTokenizer | None = None  # opened when a task first asks for layouts
+        self._windowing: WindowTokenizer | None = None  # opened on first use
         self._cache = TokenCache(cache_bytes)
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Texts looked up in the cache so far, and how many of them it had."""
+        """Return the cache look-ups and hits so far."""
         return self._cache.lookups, self._cache.hits
 
     def resize_cache(self, cache_bytes: int) -> None:
-        """Bound the cache anew; drops what no longer fits."""
+        """Change the limit of the cache and evict entries above it."""
         self._cache.resize(cache_bytes)
 
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
-        """Tokens of every text of every call, special tokens included.
+        """Tokenize every text of every call, special tokens included.
 
-        A pair is joined the way the tokenizer's own template says. All texts go to the tokenizer
-        in one go, but for calls with a windowing. A call with a text longer than `max_tokens`
-        becomes InputTooLong, unless it asked for truncation or windows, and one with a text of no
-        tokens at all EmptyInput; its neighbours are not affected.
+        The tokenizer's template joins pairs. All calls without windowing share one call of the
+        library. A text above `max_tokens`, without truncation or windows, turns its call into
+        InputTooLong; a text without tokens turns it into EmptyInput. Other calls are not affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
-        encoded = iter(self._tokenize_texts(plain))
+        plain_items = iter(self._tokenize_texts(plain))
         outcomes: list[TokenizedTexts | ServeError] = []
         for call in calls:
             try:
                 if call.windowing is None:
-                    own = list(islice(encoded, len(call.texts)))
-                    outcome = self._within_limit(call, own)
+                    items = list(islice(plain_items, len(call.texts)))
+                    outcome = self._apply_limit(call, items)
                 else:
-                    outcome = self._in_windows(call, call.windowing)
+                    outcome = self._split_into_windows(call, call.windowing)
                 _check_tokens(call, outcome)
                 outcomes.append(outcome)
             except ServeError as error:
@@ -81,60 +80,62 @@ class CachingTokenizer:
         return outcomes
 
     def _tokenize_texts(self, texts: list[Text]) -> list[TokenizedItem]:
-        found: list[TokenizedItem | None] = [self._cache.get(text) for text in texts]
-        missing = [i for i, item in enumerate(found) if item is None]
-        fresh = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
-        for i, encoding in zip(missing, fresh, strict=True):
+        items: list[TokenizedItem | None] = [self._cache.get(text) for text in texts]
+        missing = [i for i, item in enumerate(items) if item is None]
+        encodings = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
+        for i, encoding in zip(missing, encodings, strict=True):
             item = build_item(encoding, pair=_is_pair(texts[i]))
             self._cache.put(texts[i], item)
-            found[i] = item
-        return [item for item in found if item is not None]
+            items[i] = item
+        return [item for item in items if item is not None]
 
-    def _within_limit(self, call: Call, encoded: list[TokenizedItem]) -> TokenizedTexts:
+    def _apply_limit(self, call: Call, items: list[TokenizedItem]) -> TokenizedTexts:
         truncated = 0
-        for i, item in enumerate(encoded):
+        for i, item in enumerate(items):
             if len(item.ids) <= self.max_tokens:
                 continue
             if call.truncation is Truncation.REFUSE:
                 raise InputTooLong(
-                    f"`{call.fields[i]}` has {len(item.ids)} tokens, the model reads at most "
-                    f"{self.max_tokens}; shorten it or ask for truncation",
+                    f"`{call.fields[i]}` has {len(item.ids)} tokens; the maximum is "
+                    f"{self.max_tokens}. Shorten it or request truncation.",
                     field=call.fields[i],
                 )
             (whole,) = self._plain.encode_batch_fast([call.texts[i]])
-            encoded[i] = truncate_item(whole, self.max_tokens, call.truncation)
+            items[i] = truncate_item(whole, self.max_tokens, call.truncation)
             truncated += 1
-        return TokenizedTexts(encoded, truncated)
+        return TokenizedTexts(items, truncated)
 
-    def _in_windows(self, call: Call, windowing: Windowing) -> TokenizedTexts:
+    def _split_into_windows(self, call: Call, windowing: Windowing) -> TokenizedTexts:
         if self._windowing is None:
             self._windowing = WindowTokenizer(self._directory, self.max_tokens)
-        windows: list[Window] = []
+        windows: list[TokenWindow] = []
         truncated = 0
         for i, text in enumerate(call.texts):
             try:
-                own, cut = self._windowing.windows(text, i, windowing, call.truncation)
+                text_windows, is_truncated = self._windowing.windows(
+                    text, i, windowing, call.truncation
+                )
             except InputTooLong as error:
                 field = call.fields[i]
                 raise InputTooLong(f"`{field}` {error.message}", field=field) from None
-            windows += own
+            windows += text_windows
             if len(windows) > MAX_CALL_WINDOWS:
                 raise InputTooLong(
-                    f"`{call.fields[i]}` and the texts before it make more than "
-                    f"{MAX_CALL_WINDOWS} windows; send fewer or shorter texts, or ask for larger "
-                    "windows or a smaller stride",
+                    f"`{call.fields[i]}` and the texts before it need {len(windows)} windows; the "
+                    f"maximum is {MAX_CALL_WINDOWS}. Send fewer or shorter texts, or set larger "
+                    "windows or a smaller stride.",
                     field=call.fields[i],
                 )
-            truncated += cut
+            truncated += is_truncated
         items = [item for item, _ in windows]
-        return TokenizedTexts(items, truncated, tuple(layout for _, layout in windows))
+        return TokenizedTexts(items, truncated, tuple(offsets for _, offsets in windows))
 
 
-def _check_tokens(call: Call, encoded: TokenizedTexts) -> None:
-    """Raise EmptyInput for a text of blanks, of a tokenizer that adds no special tokens."""
-    for i, item in enumerate(encoded.items):
+def _check_tokens(call: Call, texts: TokenizedTexts) -> None:
+    """Raise EmptyInput for blank texts if the tokenizer adds no special tokens."""
+    for i, item in enumerate(texts.items):
         if not len(item.ids):
-            field = call.fields[encoded.token_offsets[i].text if encoded.token_offsets else i]
+            field = call.fields[texts.token_offsets[i].text if texts.token_offsets else i]
             raise EmptyInput(f"`{field}` has no tokens", field=field)
 
 
@@ -143,7 +144,7 @@ def _is_pair(text: Text) -> bool:
 
 
 class TokenCache:
-    """Encodings of recent texts, least recently used out first, bounded in bytes."""
+    """Tokens of recent texts; evicts the least recently used above `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -153,7 +154,6 @@ class TokenCache:
         self._entries: OrderedDict[Text, TokenizedItem] = OrderedDict()
 
     def get(self, text: Text) -> TokenizedItem | None:
-        """The remembered tokens of `text`, or None."""
         self.lookups += 1
         item = self._entries.get(text)
         if item is not None:
@@ -162,7 +162,7 @@ class TokenCache:
         return item
 
     def put(self, text: Text, item: TokenizedItem) -> None:
-        """Remember `item`, unless it alone exceeds the bound."""
+        """Cache `item` unless it alone exceeds the limit."""
         size = _entry_bytes(text, item)
         if size > self.max_bytes or text in self._entries:
             return
@@ -171,7 +171,6 @@ class TokenCache:
         self._evict()
 
     def resize(self, max_bytes: int) -> None:
-        """Change the bound."""
         self.max_bytes = max_bytes
         self._evict()
 

@@ -1,4 +1,4 @@
-"""Texts of tasks that answer in characters: items with layouts, long texts in windows."""
+"""Items with token offsets, for tasks that return character positions; long texts in windows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from deployments.messages import (
 )
 from deployments.tokenization.encodings import build_item, open_tokenizer
 
-# Of one text. A window per two tokens of a long text would be more work than a request may ask for.
+# Per text. A window for every two tokens of a long text would be too much work for one request.
 MAX_WINDOWS = 1024
 
-Window = tuple[TokenizedItem, TokenOffsets]
+TokenWindow = tuple[TokenizedItem, TokenOffsets]
 
 
 class WindowTokenizer:
-    """One model's tokenizer with offsets, which cost half as much again as ids alone.
-
-    Not thread-safe.
-    """
+    """The tokenizer of one model with offsets, 50 % slower than ids alone. Not thread-safe."""
 
     def __init__(self, directory: Path, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -36,73 +33,76 @@ class WindowTokenizer:
 
     def windows(
         self, text: Text, index: int, windowing: Windowing, truncation: Truncation
-    ) -> tuple[list[Window], bool]:
-        """The windows of text `index`, and whether some of it was cut off.
+    ) -> tuple[list[TokenWindow], bool]:
+        """Return the windows of text `index`, and whether the text was truncated.
 
-        Raises InputTooLong, without a field, when the text needs more than one window and neither
-        a stride nor truncation was asked for, or more than MAX_WINDOWS of them.
+        Raises InputTooLong, without a field, if the text exceeds one window and the request has
+        neither a stride nor truncation, or if it needs more than MAX_WINDOWS windows.
         """
-        most = min(windowing.tokens or self._max_tokens, self._max_tokens)
-        text, cut = self._truncate_first_segment(text, windowing.first_tokens)
+        max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
+        text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)
         encoding = self._encode(text)
-        if len(encoding.ids) <= most:
-            return [_window(encoding, text, index)], cut
+        if len(encoding.ids) <= max_tokens:
+            return [_window(encoding, text, index)], is_truncated
         if windowing.stride is not None:
-            return self._strided(text, encoding, index, most, windowing.stride), cut
+            return self._slide(text, encoding, index, max_tokens, windowing.stride), is_truncated
         if truncation is Truncation.REFUSE:
             raise InputTooLong(
-                f"has {len(encoding.ids)} tokens, the model reads at most {most}; shorten it, ask "
-                "for truncation or, where the task has it, set a stride"
+                f"has {len(encoding.ids)} tokens; the maximum is {max_tokens}. Shorten it, request "
+                "truncation or, if the task supports it, set a stride."
             )
         side = "left" if truncation is Truncation.KEEP_END else "right"
-        self._tokenizer.enable_truncation(most, direction=side)
+        self._tokenizer.enable_truncation(max_tokens, direction=side)
         return [_window(self._encode(text), text, index)], True
 
-    def _strided(
-        self, text: Text, whole: Encoding, index: int, most: int, stride: int
-    ) -> list[Window]:
+    def _slide(
+        self, text: Text, whole: Encoding, index: int, max_tokens: int, stride: int
+    ) -> list[TokenWindow]:
         pair = not isinstance(text, str)
         windowed_segment = 1 if pair else 0
         tokens = sum(segment == windowed_segment for segment in whole.sequence_ids)
-        room = most - (len(whole.ids) - tokens)  # what the special tokens and the question leave
-        if room < 2:
-            raise InputTooLong(f"finds no room beside its first part in windows of {most} tokens")
-        stride = min(stride, room // 2)
-        count = -(-(tokens - stride) // (room - stride))
+        # Special tokens and the first segment of a pair are part of every window.
+        available = max_tokens - (len(whole.ids) - tokens)
+        if available < 2:
+            raise InputTooLong(
+                f"has no space next to its first segment in windows of {max_tokens} tokens"
+            )
+        stride = min(stride, available // 2)
+        count = -(-(tokens - stride) // (available - stride))
         if count > MAX_WINDOWS:
             raise InputTooLong(
-                f"has {tokens} tokens, which make {count} windows of {most}; "
-                f"at most {MAX_WINDOWS} are read"
+                f"has {tokens} tokens and needs {count} windows of {max_tokens} tokens; the maximum "
+                f"is {MAX_WINDOWS} windows"
             )
         strategy = "only_second" if pair else "only_first"
-        self._tokenizer.enable_truncation(most, stride=stride, strategy=strategy)
+        self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
         first = self._encode(text)
         return [_window(encoding, text, index) for encoding in (first, *first.overflowing)]
 
-    def _truncate_first_segment(self, text: Text, most: int | None) -> tuple[Text, bool]:
-        if isinstance(text, str) or most is None:
+    def _truncate_first_segment(self, text: Text, max_tokens: int | None) -> tuple[Text, bool]:
+        if isinstance(text, str) or max_tokens is None:
             return text, False
-        words = self._tokenizer.encode(text[0], add_special_tokens=False)
-        if len(words.ids) <= most:
+        first = self._tokenizer.encode(text[0], add_special_tokens=False)
+        if len(first.ids) <= max_tokens:
             return text, False
-        return (text[0][: words.offsets[most - 1][1]], text[1]), True
+        return (text[0][: first.offsets[max_tokens - 1][1]], text[1]), True
 
     def _encode(self, text: Text) -> Encoding:
-        """With the truncation that is set, which is taken back."""
+        """Encode with the current truncation, then switch it off."""
         try:
             return self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
         finally:
             self._tokenizer.no_truncation()
 
 
-def _window(encoding: Encoding, text: Text, index: int) -> Window:
-    layout = TokenOffsets(
+def _window(encoding: Encoding, text: Text, index: int) -> TokenWindow:
+    offsets = TokenOffsets(
         text=index,
         offsets=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
         segments=np.array(_numbers(encoding.sequence_ids), dtype=np.int8),
         words=_words(encoding),
     )
-    return build_item(encoding, pair=not isinstance(text, str)), layout
+    return build_item(encoding, pair=not isinstance(text, str)), offsets
 
 
 def _words(encoding: Encoding) -> NDArray[np.int32]:

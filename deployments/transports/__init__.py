@@ -1,1 +1,1 @@
-"""How the ingress reaches tokenizer and encoders: in process for tests, by Ray handles in service."""
+"""Clients of tokenizer, encoders and generators: in process for tests, Ray handles in service."""

@@ -1,10 +1,11 @@
-"""What the ingress needs of the other deployments."""
+"""Clients of the ingress for the other deployments."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from deployments.errors import ServeError
 from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
@@ -14,38 +15,46 @@ from deployments.messages import (
     TokenizeRequest,
 )
 
+T = TypeVar("T")
+
 
 class EncoderClient(Protocol):
-    """Tokenizer and one encoder, as one hop."""
+    """Tokenizer and one encoder as one hop."""
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
-        """One outcome per call, in order.
+        """Return one outcome per call, in order.
 
-        Raises Overloaded when a waiting line on the way is full, EngineFailed when a replica was
-        lost and the second try failed too.
+        Raises Overloaded if a queue is full, EngineFailed if the replica was lost twice.
         """
         ...
 
 
 class TokenizerClient(Protocol):
-    """The tokenizer by itself. Raises as EncoderClient does, and what its answer is when an error."""
+    """The tokenizer alone. Raises like EncoderClient, and the ServeError of the request."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        """The tokens of each text, in order."""
+        """Return the tokens of each text, in order."""
         ...
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        """The text of each sequence, in order."""
+        """Return the text of each sequence, in order."""
         ...
 
 
 class GeneratorClient(Protocol):
-    """A generator of one kind of device. Raises ServeError."""
+    """Generators of one kind of device. Raises ServeError."""
 
     async def complete(self, call: GenerationCall) -> Completion:
-        """The whole answer; a cancelled caller's slot is free within one step."""
+        """Return the whole answer. Cancelling releases the KV slot within one step."""
         ...
 
     def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """One Started, then chunks until one is finished; closing it frees the slot."""
+        """Yield one Started, then chunks until one is finished. Closing releases the KV slot."""
         ...
+
+
+def unwrap(outcome: T | ServeError) -> T:
+    """Return the outcome of a replica, or raise it if it is an error."""
+    if isinstance(outcome, ServeError):
+        raise outcome
+    return outcome

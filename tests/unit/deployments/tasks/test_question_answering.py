@@ -11,7 +11,7 @@ from deployments.messages import Truncation
 from deployments.tasks import question_answering
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
-from deployments.tokenization.windows import Window, WindowTokenizer
+from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 from tests.support.artifacts import tiny_manifest
 from tests.support.builders import tiny_tokenizer
 
@@ -53,7 +53,7 @@ class Model:
         )
         return TASK.decode(computed, work.options)
 
-    def _logits(self, window: Window, context: str) -> np.ndarray:
+    def _logits(self, window: TokenWindow, context: str) -> np.ndarray:
         item, layout = window
         logits = np.zeros((len(item.ids), 2), dtype=np.float32)
         logits[0] = self._null

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.tokenization.detokenizer import Detokenizer, single
+from deployments.tokenization.detokenizer import Detokenizer, token_text
 from tests.support.small_tokenizers import byte_level, byte_token
 
 TEXTS = (
@@ -213,4 +213,4 @@ def test_a_token_alone_has_the_text_it_has_inside_of_one(
     kind: Callable[[], Tokenizer], token: str, text: str
 ) -> None:
     tokenizer = kind()
-    assert single(tokenizer, tokenizer.token_to_id(token)) == text
+    assert token_text(tokenizer, tokenizer.token_to_id(token)) == text

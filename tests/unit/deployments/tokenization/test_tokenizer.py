@@ -58,7 +58,7 @@ def test_a_text_at_the_limit_fits_and_one_token_more_does_not(directory: Path) -
     assert isinstance(too_long, InputTooLong)
     assert too_long.field == "inputs[1]"
     assert "7 tokens" in too_long.message
-    assert "at most 6" in too_long.message
+    assert "the maximum is 6" in too_long.message
 
 
 def test_a_text_too_long_does_not_disturb_its_neighbours(directory: Path) -> None:

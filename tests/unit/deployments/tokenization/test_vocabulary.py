@@ -75,7 +75,7 @@ def test_tokens_are_joined_as_the_tokenizer_writes(
     kind: Callable[[], Tokenizer], tokens: list[str], text: str, tmp_path: Path
 ) -> None:
     kind().save(str(tmp_path / "tokenizer.json"))
-    assert TokenVocabulary(tmp_path).joined(tokens) == text
+    assert TokenVocabulary(tmp_path).join(tokens) == text
 
 
 def test_ids_become_tokens_and_text(tiny: TokenVocabulary) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from deployments.errors import InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
-from deployments.tokenization.windows import MAX_WINDOWS, Window, WindowTokenizer
+from deployments.tokenization.windows import MAX_WINDOWS, TokenWindow, WindowTokenizer
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
 
@@ -36,18 +36,18 @@ def windows(
     text: Text,
     windowing: Windowing,
     truncation: Truncation = Truncation.REFUSE,
-) -> list[Window]:
+) -> list[TokenWindow]:
     found, _ = encoder.windows(text, 0, windowing, truncation)
     return found
 
 
-def pieces(window: Window, text: str, segment: int = 0) -> list[str]:
+def pieces(window: TokenWindow, text: str, segment: int = 0) -> list[str]:
     """What the window's tokens of that segment stand for."""
     _, layout = window
     return [text[start:end] for start, end in layout.offsets[layout.segments == segment]]
 
 
-def read(window: Window, directory: Path) -> str:
+def read(window: TokenWindow, directory: Path) -> str:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     return " ".join(tokenizer.id_to_token(i) for i in window[0].ids)
 
@@ -138,7 +138,7 @@ def test_a_task_may_ask_for_smaller_windows_but_not_for_larger(
 
 def test_a_text_too_long_is_refused_and_hears_of_the_stride(encoder: WindowTokenizer) -> None:
     assert len(windows(encoder, LETTERS[:19], WHOLE)) == 1, "ten words fit"
-    with pytest.raises(InputTooLong, match="has 13 tokens, the model reads at most 12") as refusal:
+    with pytest.raises(InputTooLong, match="has 13 tokens; the maximum is 12") as refusal:
         windows(encoder, LETTERS[:21], WHOLE)
     assert "stride" in refusal.value.message
 
@@ -176,7 +176,7 @@ def test_no_more_windows_are_made_than_a_request_may_ask_for(directory: Path) ->
     windowing = Windowing(stride=1)
     most = " ".join(["good"] * (MAX_WINDOWS + 1))
     assert len(windows(encoder, most, windowing)) == MAX_WINDOWS
-    with pytest.raises(InputTooLong, match=f"make {MAX_WINDOWS + 1} windows of 4"):
+    with pytest.raises(InputTooLong, match=f"needs {MAX_WINDOWS + 1} windows of 4"):
         windows(encoder, most + " good", windowing)
 
 
@@ -219,7 +219,7 @@ def test_a_first_text_that_leaves_no_room_for_the_second_is_refused(
         own = [pieces(w, LETTERS, segment=1) for w in windows(encoder, pair, Windowing(stride=1))]
         assert own == [list(LETTERS.replace(" ", "")[i : i + 2]) for i in range(25)]
     else:
-        with pytest.raises(InputTooLong, match="finds no room beside its first part"):
+        with pytest.raises(InputTooLong, match="has no space next to its first segment"):
             windows(encoder, pair, Windowing(stride=1))
 
 
