@@ -14,7 +14,8 @@ from build_artifacts.decoders.generation_report import format_report, read_gener
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, with_gpu_placement
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import keep, read_report

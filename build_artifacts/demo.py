@@ -7,8 +7,8 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.console import BuildProgress
+from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import (
-    BuildBudget,
     BuildRequest,
     BuildResult,
     build,

@@ -120,8 +120,8 @@ CPU_FP32 = CandidateRecipe(
 class DecoderRecipe:
     """One graph of a model that generates: what onnxruntime-genai's model builder is asked for.
 
-    Or `decoders/written/`, which knows no `options`. With `rowwise` either writes fp32, and
-    `decoders/rowwise.py` makes it int8. With the engine "torch" it is a program of transformers'
+    Or `decoders/written/`, which knows no `options`. With `per_token_int8` either writes fp32, and
+    `decoders/per_token_int8.py` makes it int8. With the engine "torch" it is a program of transformers'
     own model instead (`decoders/torch_export.py`), in fp16 or fp32; with "transformers" that model
     itself (`decoders/checkpoint_export.py`), in these, bf16, or rounded by bitsandbytes. `run` says
     what attention they have, where keys and values lie, and how many GPUs share the work.
@@ -131,7 +131,7 @@ class DecoderRecipe:
     device: Device
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
-    rowwise: bool = False
+    per_token_int8: bool = False
     # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
     # the gate is missed with them, the same is tried without.
     kv_cache_dtype: KvCacheDtype | None = None
@@ -268,7 +268,7 @@ GPU_FP16_COMPILED = replace(
 # SmolLM2-135M-Instruct from a Q4_1 file, whose fp32 perplexity is 30.5 here: of next tokens 97 %
 # agree by row, with perplexity 31.3 (unsmoothed 94 % and 31.6); in blocks 99.9 %, with 31.0.
 DECODER_INT8 = DecoderRecipe(
-    name="cpu-int8", device=Device.CPU, precision="int8", rowwise=True, kv_cache_dtype="int8"
+    name="cpu-int8", device=Device.CPU, precision="int8", per_token_int8=True, kv_cache_dtype="int8"
 )
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
 # The same model, rounded a second time: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger

@@ -34,15 +34,14 @@ def open_torch(
     """
     from build_artifacts.checkpoints.metadata import read_metadata
     from build_artifacts.checkpoints.models import load_model
-    from build_artifacts.report.stages import TorchReferenceEngine
-    from build_artifacts.search.preparation import Original
+    from build_artifacts.search.preparation import TorchReferenceEngine
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve
 
     checkpoint = resolve(source or find_source(manifest), scratch, HuggingFaceHub())
     metadata = read_metadata(checkpoint, manifest.tasks)
     model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
-    return TorchReferenceEngine(Original(model, metadata), threads)
+    return TorchReferenceEngine(model, metadata, threads)
 
 
 def find_source(manifest: ArtifactManifest) -> str:

@@ -12,8 +12,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import OPENVINO_INT8, OPENVINO_INT8_SMOOTH, CandidateRecipe
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
-from build_artifacts.search.gate import spec_of
-from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
@@ -151,6 +150,8 @@ def _build_openvino_spec(
     settings: EncoderSettings,
 ) -> GraphSpec:
     """Build the graph of an OpenVINO baseline. Raise UnsupportedModel."""
-    if reason := missing_requirement(spec_of(recipe, Path(recipe.name), prepared), settings):
+    if reason := missing_requirement(
+        build_graph_spec(recipe, Path(recipe.name), prepared), settings
+    ):
         raise UnsupportedModel(reason, hint="run `pip install 'hundredfold[openvino]'`")
-    return spec_of(recipe, graphs.graph(recipe), prepared)
+    return build_graph_spec(recipe, graphs.graph(recipe), prepared)

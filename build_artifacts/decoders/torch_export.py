@@ -128,7 +128,7 @@ def check_recipe(
             f"{recipe.engine} does not run models with an encoder ({recipe.name})",
             hint="their ONNX graphs are not affected",
         )
-    if recipe.precision not in supported or recipe.options or recipe.rowwise:
+    if recipe.precision not in supported or recipe.options or recipe.per_token_int8:
         raise UnsupportedModel(
             f"{recipe.engine} has no {recipe.precision}, or no options of a graph's builder "
             f"({recipe.name})",

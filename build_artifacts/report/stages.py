@@ -14,9 +14,13 @@ from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.recipes import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
-from build_artifacts.search.gate import spec_of
-from build_artifacts.search.graphs import CandidateGraphs
-from build_artifacts.search.preparation import Original, PreparedModel, cached_merge, cached_prepare
+from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
+from build_artifacts.search.preparation import (
+    PreparedModel,
+    TorchReferenceEngine,
+    cached_merge,
+    cached_prepare,
+)
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
@@ -24,7 +28,6 @@ from deployments.artifacts.manifest import ArtifactManifest, EngineOptions, Mode
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
-from deployments.messages import Batch, Outputs
 from deployments.tuning.opening import open_tuned_engine
 
 # What `torch` and the graphs exported from it take; a host that only serves has none of them.
@@ -109,25 +112,6 @@ class Stage:
     scores: Mapping[str, float]  # measured at the build; empty where none were
 
 
-class TorchReferenceEngine:
-    """An original on as many threads as its encoder says, whatever torch was set to meanwhile."""
-
-    def __init__(self, original: Original, threads: int) -> None:
-        self.info = original.info
-        self._original = original
-        self._threads = threads
-
-    def run(self, batch: Batch) -> Outputs:
-        """One forward pass."""
-        import torch
-
-        torch.set_num_threads(self._threads)
-        return self._original.run(batch)
-
-    def close(self) -> None:
-        """Nothing to give back that the caller does not hold."""
-
-
 def served_stage(serving: ServedVariants, modes: TimingModes) -> Stage:
     """What an encoder of this host serves with."""
     placement, candidate = serving.placement, serving.candidates[0]
@@ -205,9 +189,7 @@ class RebuiltStages:
         scores: Mapping[str, float],
     ) -> Stage:
         def opened(settings: EncoderSettings) -> EncoderEngine:
-            return TorchReferenceEngine(
-                Original(model(), self._prepared.metadata), settings.intra_op_threads
-            )
+            return TorchReferenceEngine(model(), self._prepared.metadata, settings.intra_op_threads)
 
         # Passes at once would share torch's one pool of threads.
         alone = self._modes.alone
@@ -229,7 +211,7 @@ class RebuiltStages:
         except UnsupportedModel as exc:
             self.unmade[recipe.name] = exc.message
             return
-        spec = spec_of(recipe, graph, self._prepared)
+        spec = build_graph_spec(recipe, graph, self._prepared)
         yield Stage(
             name=recipe.name,
             what=what,

@@ -1,4 +1,4 @@
-"""From a candidate's recipe to its graph; what candidates share is made once."""
+"""Graphs of the candidates of an encoder. Candidates share exports, rewrites and rankings."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
+from deployments.artifacts.manifest import EngineOptions
 from deployments.batching.batches import collate
+from deployments.engines import GraphSpec
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch
 
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
-_SAME = 1e-3  # of the largest answer: other kernels, other order of sums
+# Share of the largest output. Other kernels add in another order.
+_MAX_REWRITE_DIFFERENCE = 1e-3
 _PROGRAM_NAME = "program.safetensors"
-_ORDER_NAME = "order.json"
+_RANKING_NAME = "ranking.json"
 
 
 class CandidateGraphs:
@@ -43,39 +46,40 @@ class CandidateGraphs:
         self._steps = steps
         self._prepared = prepared
 
-    def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
-        """The file of the candidate, the nodes `kept` left out of quantisation.
+    def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
+        """Build the graph, with `excluded_nodes` left out of quantization.
 
         Raises UnsupportedModel when the model cannot be exported that way.
         """
         if isinstance(recipe.source, TorchProgramRecipe):
             return self._program(recipe.source)
-        floating = self.floating(recipe)
+        float_graph = self.float_graph(recipe)
         if recipe.quantization is None:
-            return floating
-        return self._quantised(floating, recipe, recipe.quantization, tuple(kept))
+            return float_graph
+        return self._quantize(float_graph, recipe, recipe.quantization, tuple(excluded_nodes))
 
-    def floating(self, recipe: CandidateRecipe) -> Path:
-        """The candidate's graph before quantisation."""
-        assert isinstance(recipe.source, ExportRecipe), "programs are not quantised; a bug"
+    def float_graph(self, recipe: CandidateRecipe) -> Path:
+        """Build the graph before quantization."""
+        if not isinstance(recipe.source, ExportRecipe):
+            raise AssertionError("bug: a torch program is quantized")
         exported = self._export(recipe.source)
-        return self._rewritten(exported, recipe, recipe.rewrites) if recipe.rewrites else exported
+        return self._rewrite(exported, recipe, recipe.rewrites) if recipe.rewrites else exported
 
     def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:
-        """Nodes of the candidate's graph that quantisation hurts, the most hurt first."""
-        floating = self.floating(recipe)
+        """Names of the MatMuls of the graph, the most sensitive to int8 first."""
+        float_graph = self.float_graph(recipe)
 
         def work(into: Path) -> str:
             items = self._prepared.reference.items
-            order = rank_by_sensitivity(floating, items, self._prepared.metadata.mask_token)
-            (into / _ORDER_NAME).write_text(json.dumps(order), encoding="utf-8")
-            return f"{len(order)} products ranked"
+            ranked = rank_by_sensitivity(float_graph, items, self._prepared.metadata.mask_token)
+            (into / _RANKING_NAME).write_text(json.dumps(ranked), encoding="utf-8")
+            return f"{len(ranked)} MatMuls ranked"
 
-        key = f"sensitivity-{_short(recipe.source, recipe.rewrites)}"
-        detail = f"{recipe.name}: what int8 hurts most"
-        found = self._steps.run_cached(key, "rank", detail, work) / _ORDER_NAME
-        order: list[str] = json.loads(found.read_bytes())
-        return order
+        key = f"sensitivity-{_short_digest(recipe.source, recipe.rewrites)}"
+        detail = f"{recipe.name}: MatMuls by sensitivity to int8"
+        done = self._steps.run_cached(key, "rank", detail, work)
+        ranked: list[str] = json.loads((done / _RANKING_NAME).read_bytes())
+        return ranked
 
     def _program(self, source: TorchProgramRecipe) -> Path:
         def work(into: Path) -> str:
@@ -98,50 +102,72 @@ class CandidateGraphs:
         opset = f", opset {source.opset}" if source.opset else ""
         detail = f"{source.dtype} graph{opset}{fused}"
         return (
-            self._steps.run_cached(f"export-{_short(source)}", "export", detail, work) / _GRAPH_NAME
+            self._steps.run_cached(f"export-{_short_digest(source)}", "export", detail, work)
+            / _GRAPH_NAME
         )
 
-    def _rewritten(self, exported: Path, recipe: CandidateRecipe, rewrites: GraphRewrites) -> Path:
+    def _rewrite(self, exported: Path, recipe: CandidateRecipe, rewrites: GraphRewrites) -> Path:
         def work(into: Path) -> str:
             rewritten = into / _GRAPH_NAME
-            places = rewrite(exported, rewrites, rewritten)
-            difference = self._difference(exported, rewritten) if places else 0.0
-            if not difference <= _SAME:  # NaN is not the same either
+            matches = rewrite(exported, rewrites, rewritten)
+            difference = self._difference(exported, rewritten) if matches else 0.0
+            if not difference <= _MAX_REWRITE_DIFFERENCE:  # NaN is a difference too
                 shutil.copyfile(exported, rewritten)
-                return f"would change the answers by {difference:.1e}: left as exported"
-            return f"{places} places"
+                return f"discarded, the outputs would change by {difference:.1e}"
+            return f"{matches} matches"
 
-        key = f"rewrite-{_short(recipe.source, rewrites)}"
+        key = f"rewrite-{_short_digest(recipe.source, rewrites)}"
         detail = f"{recipe.name}: {', '.join(rewrites.names)}"
         return self._steps.run_cached(key, "rewrite", detail, work) / _GRAPH_NAME
 
     def _difference(self, before: Path, after: Path) -> float:
-        """How far the answers of two graphs are apart, as a share of the largest."""
+        """Largest difference between the outputs of two graphs, as a share of the largest output."""
         metadata, items = self._prepared.metadata, self._prepared.reference.items
-        # Alone at a length beyond any window of local attention, and in padded company.
+        # One item longer than any window of local attention, and a padded batch.
         long = build_batch(items, Shape(items=1, tokens=min(metadata.max_tokens, _LONG_TOKENS)))
         batches = [long, collate(items[:_CHECK_BATCH_ITEMS])]
         return largest_difference(before, after, batches, metadata.mask_token)
 
-    def _quantised(
-        self, floating: Path, recipe: CandidateRecipe, scheme: Quantization, kept: tuple[str, ...]
+    def _quantize(
+        self,
+        float_graph: Path,
+        recipe: CandidateRecipe,
+        scheme: Quantization,
+        excluded_nodes: tuple[str, ...],
     ) -> Path:
         def work(into: Path) -> str:
-            graph = into / _GRAPH_NAME
-            quantize(
-                floating, scheme, graph, items=self._prepared.reference.items, excluded_nodes=kept
-            )
+            graph, items = into / _GRAPH_NAME, self._prepared.reference.items
+            quantize(float_graph, scheme, graph, items=items, excluded_nodes=excluded_nodes)
             return megabytes(graph)
 
-        key = f"int8-{_short(recipe.source, recipe.rewrites, scheme, kept)}"
-        how = f", calibrated by {scheme.calibration}" if isinstance(scheme, StaticInt8) else ""
-        left = f", {len(kept)} products kept" if kept else ""
-        detail = f"{recipe.name}: {type(scheme).__name__}{how}{left}"
-        return self._steps.run_cached(key, "quantise", detail, work) / _GRAPH_NAME
+        key = f"int8-{_short_digest(recipe.source, recipe.rewrites, scheme, excluded_nodes)}"
+        details = [f"{recipe.name}: {type(scheme).__name__}"]
+        details += [f"calibrated by {scheme.calibration}"] if isinstance(scheme, StaticInt8) else []
+        details += [f"{len(excluded_nodes)} MatMuls excluded"] if excluded_nodes else []
+        detail = ", ".join(details)
+        return self._steps.run_cached(key, "quantize", detail, work) / _GRAPH_NAME
+
+
+def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedModel) -> GraphSpec:
+    """Describe how to open the graph of a candidate that is not sealed yet."""
+    return GraphSpec(
+        path=graph,
+        device=recipe.device,
+        precision=recipe.precision,
+        engine=recipe.engine,
+        options=_limit_buckets(recipe.options, prepared.metadata.max_tokens),
+        head=prepared.metadata.head,
+        mask_token=prepared.metadata.mask_token,
+    )
+
+
+def _limit_buckets(options: EngineOptions, max_tokens: int) -> EngineOptions:
+    buckets = {(items, min(tokens, max_tokens)): None for items, tokens in options.buckets}
+    return options.model_copy(update={"buckets": tuple(buckets)})
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
-    """The recipe with each of its other calibrations."""
+    """Return the recipe once with each of its other calibrations."""
     scheme = recipe.quantization
     if not isinstance(scheme, StaticInt8):
         return []
@@ -151,5 +177,5 @@ def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
     ]
 
 
-def _short(*parts: object) -> str:
+def _short_digest(*parts: object) -> str:
     return digest_of(parts)[:12]

@@ -32,27 +32,31 @@ from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 
 
-class Original:
-    """An Engine over an eager torch model, which stays as it was; for builds and reports only."""
+class TorchReferenceEngine:
+    """An EncoderEngine over the eager torch model, for builds and reports."""
 
-    def __init__(self, model: TorchModel, metadata: CheckpointMetadata) -> None:
+    def __init__(
+        self, model: TorchModel, metadata: CheckpointMetadata, threads: int | None = None
+    ) -> None:
         self.info = EngineInfo(compute_type="cpu-fp32")
         self._metadata = metadata
-        self._rows = wrap_for_export(model, metadata.head, metadata.pooling)
+        self._model = wrap_for_export(model, metadata.head, metadata.pooling)
         self._names = input_names(model, metadata.head)
+        self._threads = threads  # None: the setting of torch
 
     def run(self, batch: Batch) -> Outputs:
-        """One forward pass, on as many threads as torch is set to."""
         import torch
 
+        if self._threads is not None:  # other engines in this process may have changed the setting
+            torch.set_num_threads(self._threads)
         feeds = build_feeds(batch, self._names, self._metadata.mask_token)
         inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
         with torch.inference_mode():
-            raw = np.asarray(self._rows(**inputs).numpy(), dtype=np.float32)
+            raw = np.asarray(self._model(**inputs).numpy(), dtype=np.float32)
         return Outputs(split(self._metadata.head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        """Nothing to give back that the caller does not hold."""
+        """Do nothing: the caller owns the model."""
 
 
 _COMPACTION_NAME = "compaction.json"
@@ -103,7 +107,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
         dequantize(checkpoint, into)
         return ""
 
-    directory = steps.run_cached("dequantise", "unpack", f"weights of {file.name} to fp32", work)
+    directory = steps.run_cached("dequantize", "unpack", f"weights of {file.name} to fp32", work)
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
@@ -143,15 +147,15 @@ def prepare(
     Raises UnsupportedModel.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
-    original = Original(model, metadata)
+    reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
-    given = tuple(run_probes(original, items, 1))
+    given = tuple(run_probes(reference, items, 1))
     if not all(np.isfinite(answer).all() for answer in given):
         raise UnsupportedModel(
             f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
             hint="the checkpoint is damaged: download or save it again",
         )
     ReferenceOutputs(items, given).write(into / REFERENCE_NAME)
-    scores = {} if evaluation is None else score_engine(original, evaluation)
+    scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

@@ -272,6 +272,14 @@ class StepRunner:
         with self._progress.step(name, detail) as step, self._place.quiet():
             yield step
 
+    def report(self, text: str) -> None:
+        """Print one progress line."""
+        self._progress.message(text)
+
+    def report_skipped(self, label: str, reason: str) -> None:
+        with self.run_uncached("skip", label) as step:
+            step.set_outcome(reason)
+
     def run_cached(self, key: str, name: str, detail: str, work: StepWork) -> Path:
         """The directory that `work` filled, now or in a build that was interrupted.
 
@@ -305,3 +313,8 @@ def _never(_into: Path) -> None:
 def megabytes(path: Path) -> str:
     """The size of a file in words."""
     return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def time_over(seconds: float) -> str:
+    """The reason why a candidate is skipped after the search time."""
+    return f"the search time of {seconds:.0f} s is over"

@@ -15,7 +15,8 @@ import httpx
 
 from build_artifacts.checkpoints.models import LOADERS
 from build_artifacts.console import BuildProgress
-from build_artifacts.pipeline import BuildBudget, BuildRequest, build
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.types import TASK_HEADS, TaskName

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.console import BuildProgress
-from build_artifacts.pipeline import BuildBudget
+from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.families.encoder import EncoderBuild
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
@@ -24,13 +25,13 @@ from build_artifacts.recipes import (
     BuildRecipe,
     CandidateRecipe,
 )
-from build_artifacts.search.gate import AccuracyGate, spec_of
-from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import PreparedModel, prepare
+from build_artifacts.selection import AccuracyGate
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import Gate, ModelSource
 from deployments.config import EncoderSettings
-from deployments.engines import open_engine
+from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ProbeOutputs, run_probes
 
@@ -86,17 +87,42 @@ class PreparedBuild:
 
     def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> ProbeOutputs:
         """What `graph` answers to the probes, `company` of all lengths in a padded batch."""
-        engine = open_engine(spec_of(recipe, graph, self.prepared), EncoderSettings())
+        engine = open_engine(build_graph_spec(recipe, graph, self.prepared), EncoderSettings())
         try:
             return run_probes(engine, self.items, company)
         finally:
             engine.close()
 
-    def gatekeeper(
-        self, runner: RecordingRunner, gate: Gate, *, graphs: CandidateGraphs | None = None
-    ) -> AccuracyGate:
-        """A gatekeeper whose judgements are kept in a workspace of their own."""
-        return AccuracyGate(runner.steps, self.prepared, graphs or self.graphs, gate)
+    def encoder_build(
+        self,
+        runner: RecordingRunner,
+        recipe: BuildRecipe,
+        *,
+        graphs: CandidateGraphs | None = None,
+        prepared: PreparedModel | None = None,
+    ) -> EncoderBuild:
+        """A build of this model whose gate results are stored in the workspace of `runner`."""
+        prepared = prepared or self.prepared
+        context = BuildContext(
+            steps=runner.steps,
+            weights=prepared.weights,
+            metadata=prepared.metadata,
+            recipe=recipe,
+            budget=BuildBudget(search_seconds=60.0),
+        )
+        return EncoderBuild(context, prepared, graphs or self.graphs)
+
+    def accuracy_gate(
+        self,
+        runner: RecordingRunner,
+        gate: Gate,
+        *,
+        graphs: CandidateGraphs | None = None,
+        prepared: PreparedModel | None = None,
+    ) -> AccuracyGate[CandidateRecipe, GraphSpec]:
+        recipe = BuildRecipe(candidates=(), gate=gate)
+        build = self.encoder_build(runner, recipe, graphs=graphs, prepared=prepared)
+        return AccuracyGate(runner.steps, build)
 
 
 @dataclass
@@ -106,8 +132,8 @@ class GivenGraphs(CandidateGraphs):
     given: Mapping[str, Path]
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
-    def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
-        self.asked.append((recipe.name, tuple(kept)))
+    def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
+        self.asked.append((recipe.name, tuple(excluded_nodes)))
         return self.given[recipe.name]
 
     def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:

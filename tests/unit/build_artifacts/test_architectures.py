@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metada
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
-from build_artifacts.search.preparation import Original
+from build_artifacts.search.preparation import TorchReferenceEngine
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from build_artifacts.steps.quantize import quantize
@@ -99,7 +99,9 @@ class Subject:
         checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
         metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
         items = tokenize_texts(source, metadata.max_tokens, TEXTS)
-        original = Original(load_model(source, head=metadata.head, dtype="float32"), metadata)
+        original = TorchReferenceEngine(
+            load_model(source, head=metadata.head, dtype="float32"), metadata
+        )
         return cls(source, metadata, ReferenceOutputs(items, tuple(run_probes(original, items, 1))))
 
     def export(self, recipe: ExportRecipe, graph: Path) -> Path:

@@ -18,7 +18,8 @@ from build_artifacts.__main__ import COMMANDS, main
 from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult
 from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
 from deployments.artifacts.manifest import MANIFEST_NAME, Gate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest

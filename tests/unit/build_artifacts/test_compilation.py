@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.store import BUILDING_NAME
@@ -78,7 +79,7 @@ def test_every_step_of_a_build_is_told_once(judged_by_data: tuple[BuildResult, s
     steps = [line.split()[0] for line in told.splitlines()]
     assert steps[:3] == ["resolve", "reference", "export"]
     assert steps.count("export") == 1
-    assert steps.index("trial") < steps.index("verify") < steps.index("tune")
+    assert steps.index("screen") < steps.index("verify") < steps.index("tune")
     assert steps[-1] == "seal"
     assert len(told.splitlines()) == len(set(told.splitlines()))
 
@@ -117,7 +118,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
     assert [c.name for c in result.manifest.candidates] == ["cpu-fp32"]
     assert result.manifest.candidates[0].parity.cosine_worst > 0.9999999
     lines = told.getvalue().splitlines()
-    assert "no int8 graph passed the gate: the fp32 graph is sealed" in lines
+    assert "no candidate for the CPU passed the gate: trying cpu-fp32" in lines
     assert any("cpu-int8 against fp32 torch: left out, mean cosine" in line for line in lines)
     assert not (result.directory / "hosts").exists(), "nothing was to be measured"
     assert leftovers(tmp_path) == []

@@ -36,7 +36,7 @@ def test_one_export_and_one_rewrite_serve_every_candidate_of_that_source(
     graphs = CandidateGraphs(runner.steps, workshop.prepared)
     files = {recipe.name: graphs.graph(recipe) for recipe in SHARED}
     assert len(set(files.values())) == len(SHARED)
-    assert [len(runner.lines(step)) for step in ("export", "rewrite", "quantise")] == [1, 1, 3]
+    assert [len(runner.lines(step)) for step in ("export", "rewrite", "quantize")] == [1, 1, 3]
     (told,) = runner.lines("export")
     assert told.startswith("float32 graph, opset 23: ")
     assert told.endswith(" MB")
@@ -116,12 +116,12 @@ def test_a_rewrite_that_would_change_answers_leaves_the_graph_as_exported(
     monkeypatch.setitem(REWRITES, "drop-empty-rows", forget_a_norm)
     runner = RecordingRunner(tmp_path / "work")
     graphs = CandidateGraphs(runner.steps, workshop.prepared)
-    exported = graphs.floating(FLOAT)
+    exported = graphs.float_graph(FLOAT)
     assert graphs.graph(CPU_FP32).read_bytes() == exported.read_bytes()
     (told,) = runner.lines("rewrite")
     assert re.fullmatch(
         r"cpu-fp32: drop-empty-rows, packed-heads: "
-        r"would change the answers by \d\.\de[+-]\d\d: left as exported",
+        r"discarded, the outputs would change by \d\.\de[+-]\d\d",
         told,
     )
     assert op_counts(graphs.graph(CPU_INT8))["MatMulInteger"], "it is quantised all the same"
@@ -132,4 +132,4 @@ def test_a_rewrite_after_which_no_number_is_left_is_not_believed(
 ) -> None:
     monkeypatch.setattr(build_graphs, "largest_difference", lambda *_: float("nan"))
     graphs = CandidateGraphs(RecordingRunner(tmp_path / "work").steps, workshop.prepared)
-    assert graphs.floating(CPU_FP32).read_bytes() == graphs.floating(FLOAT).read_bytes()
+    assert graphs.float_graph(CPU_FP32).read_bytes() == graphs.float_graph(FLOAT).read_bytes()

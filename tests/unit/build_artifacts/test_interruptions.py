@@ -24,7 +24,7 @@ from tests.support.killable_builds import BuildForkServer, Ended
 
 # What a build of the two candidates of SMALL always does; a second verdict comes on top of it when
 # the slower one is not far behind.
-ALWAYS = ["resolve", "reference", "export", "rewrite", "quantise", "quantise", "trial", "verify"]
+ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "verify"]
 # Enough for the export, which takes seconds, and not for everything that is made of it.
 SMALL_DISK = "500k"
 

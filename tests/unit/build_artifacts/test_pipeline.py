@@ -13,7 +13,13 @@ from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build, find_sealed
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import (
+    BuildRequest,
+    BuildResult,
+    build,
+    find_sealed,
+)
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.storage.inspection import list_versions

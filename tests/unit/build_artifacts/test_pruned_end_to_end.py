@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from build_artifacts.console import BuildProgress
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import PreparedModel

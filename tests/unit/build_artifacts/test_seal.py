@@ -12,6 +12,8 @@ import pytest
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.compaction.plan import Compaction, LayerReduction
+from build_artifacts.families.base import BuildBudget, BuildContext, GateResult
+from build_artifacts.families.encoder import EncoderBuild, EncoderCandidate
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
@@ -23,20 +25,16 @@ from build_artifacts.recipes import (
     CandidateRecipe,
     artifact_version,
 )
-from build_artifacts.search.gate import AcceptedGraph, spec_of
+from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import PreparedModel
-from build_artifacts.steps.seal import (
-    ArtifactIdentity,
-    EncoderArtifact,
-    assemble,
-    read_tool_versions,
-)
+from build_artifacts.steps.seal import ArtifactIdentity, read_tool_versions, write_artifact
 from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource, Parity
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, publish, resolve_version
 from deployments.artifacts.types import Device, TaskName
 from deployments.tuning.parity import ReferenceOutputs
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import item
+from tests.support.prepared_build import RecordingRunner
 
 VERSION = "0123456789ab"
 EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)
@@ -71,32 +69,37 @@ def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
     return PreparedModel(root / "weights", FACTS, reference, None)
 
 
-def passed(prepared: PreparedModel, recipe: CandidateRecipe, graph: Path) -> AcceptedGraph:
-    spec = spec_of(recipe, graph, prepared)
-    return AcceptedGraph(recipe=recipe, spec=spec, parity=EXACT, scores={"accuracy": 0.89})
+def accept(prepared: PreparedModel, recipe: CandidateRecipe, graph: Path) -> EncoderCandidate:
+    return EncoderCandidate(
+        recipe=recipe,
+        spec=build_graph_spec(recipe, graph, prepared),
+        result=GateResult(parity=EXACT, scores={"accuracy": 0.89}),
+    )
 
 
 def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHOLE) -> Path:
-    """An artifact of two candidates with one graph, as the last step leaves it."""
+    """An artifact of two candidates with one graph, as the last step of a build writes it."""
     root.mkdir(parents=True)
-    made = prepared(root, compaction)
+    model = prepared(root, compaction)
     graph = root / "graph.onnx"
     graph.write_bytes(content)
-    sealing = EncoderArtifact(
-        identity=ArtifactIdentity(
-            "tiny/model", VERSION, ModelSource(ref="here", revision="1"), "abc"
-        ),
-        prepared=made,
-        graphs=(
-            replace(passed(made, CPU_INT8, graph), kept=("node_MatMul_1",)),
-            passed(made, replace(CPU_FP32, name="the-same-graph"), graph),
-        ),
-        gate=GATE,
-        tables=(),
+    runner = RecordingRunner(root / "work")
+    context = BuildContext(
+        steps=runner.steps,
+        weights=model.weights,
+        metadata=model.metadata,
+        recipe=BuildRecipe(candidates=(), gate=GATE),
+        budget=BuildBudget(tune_seconds=0),
     )
+    build = EncoderBuild(context, model, CandidateGraphs(runner.steps, model))
+    accepted = (
+        replace(accept(model, CPU_INT8, graph), excluded_nodes=("node_MatMul_1",)),
+        accept(model, replace(CPU_FP32, name="the-same-graph"), graph),
+    )
+    identity = ArtifactIdentity("tiny/model", VERSION, ModelSource(ref="here", revision="1"), "abc")
     into = root / "artifact"
     into.mkdir()
-    assemble(sealing, into)
+    write_artifact(build.package(accepted, identity), into)
     return into
 
 
@@ -124,7 +127,7 @@ def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> N
 
 def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
     cut = LayerReduction(layer=0, heads=(1,), ffn_channels=(2, 3))
-    compaction = WHOLE.model_copy(update={"cuts": (cut,), "parameters_after": 60})
+    compaction = WHOLE.model_copy(update={"reductions": (cut,), "parameters_after": 60})
     manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
     assert manifest.pruned == (
         "removed 1 of 8 heads and 2 of 128 feed-forward rows: 90 -> 60 parameters"

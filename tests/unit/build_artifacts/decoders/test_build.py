@@ -21,7 +21,8 @@ from build_artifacts.decoders.generation_report import (
     read_generation_report,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
-from build_artifacts.pipeline import BuildBudget, BuildRequest, BuildResult, build
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import (
     DECODER_FP16,
     DECODER_FP32,

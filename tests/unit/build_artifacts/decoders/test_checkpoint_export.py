@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from build_artifacts import selection
 from build_artifacts.console import BuildProgress
-from build_artifacts.decoders import build as decoder_build
-from build_artifacts.decoders import gate as decoder_gate
+from build_artifacts.decoders import candidates as decoder_candidates
 from build_artifacts.decoders.generation_report import graph_bytes
 from build_artifacts.decoders.torch_export import check_model, export_checkpoint
 from build_artifacts.errors import BuildError, UnsupportedModel
+from build_artifacts.families import decoder as decoder_family
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.recipes import (
     DECODER_FP16_TRANSFORMERS,
@@ -201,8 +202,9 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     # Random weights tell words less well apart than trained ones.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_build, "has_device", lambda device: True)
-        patch.setattr(decoder_gate, "usable_cores", lambda: 1)
+        for module in (selection, decoder_family):
+            patch.setattr(module, "has_device", lambda device: True)
+        patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=gate), BuildProgress(io.StringIO()))
 
 

@@ -8,16 +8,26 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.decoders import gate as admitting
+from build_artifacts.decoders import candidates as decoder_candidates
 from build_artifacts.decoders import int8_kv_cache
-from build_artifacts.decoders.gate import DecoderAccuracyGate, DecoderCandidate
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
 from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.errors import GateFailed, UnsupportedModel
-from build_artifacts.recipes import DECODER_FP32, DECODER_INT4, DECODER_INT8, DecoderRecipe
+from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.families.decoder import DecoderBuild, DecoderCandidate
+from build_artifacts.families.encoder_decoder import EncoderDecoderBuild
+from build_artifacts.recipes import (
+    DECODER_FP32,
+    DECODER_INT4,
+    DECODER_INT8,
+    BuildRecipe,
+    DecoderRecipe,
+)
+from build_artifacts.selection import AccuracyGate
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, KvCacheDtype, TaskName
+from deployments.engines.decoder import DecoderSpec
 from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, build_reference, spec_of
 from tests.support.prepared_build import RecordingRunner
@@ -49,8 +59,10 @@ class Builder:
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     builder = Builder()
-    monkeypatch.setattr(admitting, "export_decoder", builder.export)
-    monkeypatch.setattr(admitting, "load_calibration_inputs", lambda weights, most_tokens: SHOWN)
+    monkeypatch.setattr(decoder_candidates, "export_decoder", builder.export)
+    monkeypatch.setattr(
+        decoder_candidates, "load_calibration_inputs", lambda weights, most_tokens: SHOWN
+    )
     return builder
 
 
@@ -81,10 +93,21 @@ def build_metadata(task: TaskName, generation_config: GenerationConfig) -> Check
 
 
 def build_gate(
-    runner: RecordingRunner, original: DecoderReference, gate: Gate
-) -> DecoderAccuracyGate:
-    metadata = build_metadata(TaskName.TEXT_GENERATION, spec_of(Path()).generation_config)
-    return DecoderAccuracyGate(runner.steps, Path(), metadata, original, gate)
+    runner: RecordingRunner,
+    original: DecoderReference,
+    gate: Gate,
+    metadata: CheckpointMetadata | None = None,
+) -> AccuracyGate[DecoderRecipe, DecoderSpec]:
+    generation_config = spec_of(Path()).generation_config
+    context = BuildContext(
+        steps=runner.steps,
+        weights=Path(),
+        metadata=metadata or build_metadata(TaskName.TEXT_GENERATION, generation_config),
+        recipe=BuildRecipe(candidates=(), gate=gate),
+        budget=BuildBudget(),
+    )
+    kind = EncoderDecoderBuild if metadata else DecoderBuild
+    return AccuracyGate(runner.steps, kind(context, original))
 
 
 def admit(
@@ -93,7 +116,7 @@ def admit(
     recipe: DecoderRecipe,
     gate: Gate | None = None,
 ) -> DecoderCandidate | None:
-    return build_gate(runner, original, gate or Gate()).admit(recipe)
+    return build_gate(runner, original, gate or Gate()).first_accepted(recipe)
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT8], ids=lambda recipe: recipe.name)
@@ -105,8 +128,8 @@ def test_a_graph_that_passes_keeps_int8(
     assert (passed.recipe.options, passed.recipe.kv_cache_dtype) == (recipe.options, "int8")
     assert passed.spec.kv_cache_dtype == "int8"
     assert has_int8_kv_cache(passed.spec.path)
-    assert passed.judgement.parity is not None
-    assert 0.99 < passed.judgement.parity.cosine_mean < 1 - 1e-7, "nothing was rounded"
+    assert passed.is_accepted
+    assert 0.99 < passed.parity.cosine_mean < 1 - 1e-7, "nothing was rounded"
     assert len(builder.gate_inputs) == 1
 
 
@@ -117,9 +140,9 @@ def test_a_gate_that_is_missed_is_tried_without_int8_last(
     assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
     told = [line.partition(" against")[0] for line in runner.lines("verify")]
     assert told == [
-        "cpu-int4, bits=4, memory in int8",
-        "cpu-int4, bits=5, memory in int8",
-        "cpu-int4, bits=6, blocks=7, memory in int8",
+        "cpu-int4, bits=4, int8 KV cache",
+        "cpu-int4, bits=5, int8 KV cache",
+        "cpu-int4, bits=6, blocks=7, int8 KV cache",
         "cpu-int4, bits=6, blocks=7",
     ]
 
@@ -135,8 +158,8 @@ def test_what_passes_without_int8_is_a_graph_of_floats(
     assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
     missed, found = runner.lines("verify")
-    assert "memory in int8 against fp32 torch: left out" in missed
-    assert f"{recipe.name} against fp32 torch: passed" in found
+    assert "int8 KV cache against fp32 torch: rejected" in missed
+    assert f"{recipe.name} against fp32 torch: accepted" in found
 
 
 def test_rounded_weights_and_memory_share_one_graph_of_floats(
@@ -145,7 +168,7 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
     assert builder.gate_inputs == [((), None)]
     assert runner.lines("export") == ["cpu-fp32: 0.0 MB"]
-    assert len(runner.lines("quantise")) == len(runner.lines("verify")) == 2
+    assert len(runner.lines("quantize")) == len(runner.lines("verify")) == 2
 
 
 def test_a_recipe_without_int8_is_tried_as_it_is(
@@ -154,8 +177,8 @@ def test_a_recipe_without_int8_is_tried_as_it_is(
     passed = admit(runner, original, replace(SEVERAL, kv_cache_dtype=None))
     assert passed is not None
     assert passed.spec.kv_cache_dtype is None
-    assert passed.judgement.parity is not None
-    assert passed.judgement.parity.cosine_worst > 1 - 1e-6
+    assert passed.is_accepted
+    assert passed.parity.cosine_worst > 1 - 1e-6
     assert builder.gate_inputs == [(TTFT, None)]
 
 
@@ -188,13 +211,12 @@ def test_a_model_with_an_encoder_never_keeps_int8(
         update={"encoder_decoder": source}
     )
     metadata = build_metadata(TaskName.TRANSLATION, generation_config)
-    assert (
-        DecoderAccuracyGate(runner.steps, Path(), metadata, original, Gate()).admit(recipe) is None
-    )
+    gate = build_gate(runner, original, Gate(), metadata)
+    assert gate.first_accepted(recipe) is None
     assert builder.gate_inputs == [
         (options, None) for options in (recipe.options, *recipe.other_options)
     ]
-    assert not any("memory" in line for line in runner.told.getvalue().splitlines())
+    assert not any("KV cache" in line for line in runner.told.getvalue().splitlines())
 
 
 def test_where_there_was_no_graph_at_all_the_refusal_is_told(
@@ -202,7 +224,7 @@ def test_where_there_was_no_graph_at_all_the_refusal_is_told(
 ) -> None:
     builder.refuses = True
     admission = build_gate(runner, original, Gate())
-    assert [admission.admit(recipe) for recipe in (SEVERAL, DECODER_FP32)] == [None, None]
+    assert [admission.first_accepted(recipe) for recipe in (SEVERAL, DECODER_FP32)] == [None, None]
     failure = admission.failure()
     assert isinstance(failure, UnsupportedModel)
     assert (failure.message, failure.hint) == ("no such graph", "none")
@@ -212,11 +234,11 @@ def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     admission = build_gate(runner, original, HOPELESS)
-    assert admission.admit(DECODER_FP32) is None
+    assert admission.first_accepted(DECODER_FP32) is None
     failure = admission.failure()
     assert isinstance(failure, GateFailed)
     assert "no graph of `Tiny` for the CPU passed the accuracy gate (fp32: perpl" in failure.message
-    assert "does not compute what the model does" in failure.hint
+    assert "does not compute what the model computes" in failure.hint
     assert "damaged" not in failure.hint
 
 
@@ -224,9 +246,9 @@ def test_a_fallback_that_cannot_be_made_is_told_where_others_missed_the_gate(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     admission = build_gate(runner, original, HOPELESS)
-    assert admission.admit(SEVERAL) is None
+    assert admission.first_accepted(SEVERAL) is None
     builder.refuses = True
-    assert admission.admit(DECODER_FP32) is None
+    assert admission.first_accepted(DECODER_FP32) is None
     failure = admission.failure()
     assert isinstance(failure, GateFailed)
-    assert failure.hint == "a more accurate one cannot be made: no such graph"
+    assert failure.hint == "a more accurate graph cannot be built: no such graph"

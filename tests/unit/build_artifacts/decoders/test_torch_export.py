@@ -5,24 +5,22 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from build_artifacts import selection
 from build_artifacts.console import BuildProgress
-from build_artifacts.decoders import build as decoder_build
-from build_artifacts.decoders import gate as decoder_gate
+from build_artifacts.decoders import candidates as decoder_candidates
 from build_artifacts.decoders.generation_report import graph_bytes, read_generation_report
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import decoder as decoder_family
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.recipes import (
     DECODER_FP16,
     DECODER_FP16_TORCH,
     DECODER_INT8,
-    FULL,
-    DecoderRecipe,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
@@ -120,7 +118,7 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     for recipe in (
         replace(PROGRAM, precision="int4"),
         replace(PROGRAM, options=("block_size=16",)),
-        replace(PROGRAM, rowwise=True),
+        replace(PROGRAM, per_token_int8=True),
     ):
         with pytest.raises(UnsupportedModel, match="torch has no"):
             export_program(tmp_path, metadata, recipe, path)
@@ -146,43 +144,16 @@ def test_what_a_program_cannot_say_is_told_with_the_architecture(
         export_program(llama, read_checkpoint_metadata(llama), PROGRAM, tmp_path / "p")
 
 
-class Admitting:
-    """An admission that lets everything pass but what it is told to leave out."""
-
-    def __init__(self, *left_out: DecoderRecipe) -> None:
-        self.left_out = left_out
-
-    def admit(self, recipe: DecoderRecipe) -> str | None:
-        return None if recipe in self.left_out else recipe.name
-
-
-@pytest.mark.parametrize(
-    ("is_here", "left_out", "due"),
-    [
-        (True, (), ["gpu-fp16", "gpu-fp16-torch"]),
-        (False, (), ["gpu-fp16"]),
-        (False, (DECODER_FP16,), ["gpu-fp16-torch"]),
-    ],
-)
-def test_without_a_gpu_the_first_graph_for_it_is_enough(
-    is_here: bool, left_out: tuple[DecoderRecipe, ...], due: list[str], monkeypatch
-) -> None:
-    monkeypatch.setattr(decoder_build, "has_device", lambda device: is_here)
-    steps: Any = None  # not reached
-    building = decoder_build.DecoderBuild(steps, FULL, tune_seconds=0, search_seconds=60)
-    admission: Any = Admitting(*left_out)
-    assert building._best(admission, Device.GPU) == due
-
-
 @pytest.fixture(scope="module")
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     """As on a machine with a GPU, whose graphs then run on the CPU."""
     store = tmp_path_factory.mktemp("store")
     recipes = (DECODER_INT8, DECODER_FP16, DECODER_FP16_TORCH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_build, "has_device", lambda device: True)
+        patch.setattr(selection, "has_device", lambda device: True)
+        patch.setattr(decoder_family, "has_device", lambda device: True)
         # Torch's threads wait long for each other where there are more of them than free cores.
-        patch.setattr(decoder_gate, "usable_cores", lambda: 1)
+        patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=LENIENT), BuildProgress(io.StringIO()))
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families.encoder import EncoderCandidate
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, BuildRecipe, CandidateRecipe
-from build_artifacts.search.gate import AcceptedGraph, AccuracyGate
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.screening_settings import has_device
-from build_artifacts.search.search import CandidateSearch
+from build_artifacts.selection import AccuracyGate, CandidateSearch
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import Device
+from deployments.engines import GraphSpec
 from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
     ANYTHING,
@@ -53,17 +54,17 @@ def files(workshop: PreparedBuild, tmp_path_factory: pytest.TempPathFactory) -> 
     }
 
 
-class Lenient(AccuracyGate):
-    """Notes who may be mended, and lets everybody pass as the one it was given would."""
+class LenientGate(AccuracyGate[CandidateRecipe, GraphSpec]):
+    """Records whether fallbacks are allowed and accepts every candidate as FAST."""
 
-    def __init__(self, inner: AccuracyGate) -> None:
-        self._inner = inner
-        self.may_mend: list[bool] = []
+    fallbacks: list[bool]
 
-    def admit(self, recipe: CandidateRecipe, *, mend: bool = True) -> AcceptedGraph | None:
-        self.may_mend.append(mend)
-        passed = self._inner.admit(FAST)
-        return None if passed is None else replace(passed, recipe=recipe)
+    def first_accepted(
+        self, recipe: CandidateRecipe, *, allow_fallbacks: bool = True
+    ) -> EncoderCandidate | None:
+        self.fallbacks.append(allow_fallbacks)
+        accepted = super().first_accepted(FAST)
+        return None if accepted is None else replace(accepted, recipe=recipe)
 
 
 def search(
@@ -73,19 +74,19 @@ def search(
     *candidates: CandidateRecipe,
     gate: Gate = ANYTHING,
     keep: int = 3,
-) -> CandidateSearch:
+) -> CandidateSearch[CandidateRecipe, GraphSpec]:
     recipe = BuildRecipe(candidates=candidates, gate=gate, keep=keep)
-    keeper = workshop.gatekeeper(runner, gate, graphs=graphs)
-    return CandidateSearch(runner.steps, workshop.prepared, graphs, keeper, recipe, 60.0)
+    build = workshop.encoder_build(runner, recipe, graphs=graphs)
+    return CandidateSearch(runner.steps, build, AccuracyGate(runner.steps, build), keep, 60.0)
 
 
 def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), SLOWER, SLOW, FAST)
-    passed = look.best(Device.CPU)
+    passed = look.select_for(Device.CPU)
     assert [graph.recipe for graph in passed] == [FAST]
-    (told,) = runner.lines("trial")
+    (told,) = runner.lines("screen")
     order = [part.split()[0] for part in told.removeprefix("3 graphs: ").split(", ")]
     assert order == ["fast", "slow", "slower"]
     assert len(runner.lines("verify")) == 1
@@ -96,7 +97,7 @@ def test_what_is_slower_is_judged_when_nothing_faster_passes(
 ) -> None:
     given = {**files, "fast": files["nan"]}
     look = search(workshop, runner, GivenGraphs(given), SLOWER, SLOW, FAST)
-    assert [graph.recipe for graph in look.best(Device.CPU)] == [SLOW]
+    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [SLOW]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast", "slow"]
 
 
@@ -104,7 +105,7 @@ def test_what_cannot_be_opened_is_left_out_and_not_judged(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), BROKEN, FAST)
-    assert [graph.recipe for graph in look.best(Device.CPU)] == [FAST]
+    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast"]
 
 
@@ -113,7 +114,7 @@ def test_where_nothing_can_be_opened_nothing_is_found(
 ) -> None:
     other = replace(BROKEN, name="other", options=EngineOptions())
     graphs = GivenGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
-    assert search(workshop, runner, graphs, BROKEN, other).best(Device.CPU) == []
+    assert search(workshop, runner, graphs, BROKEN, other).select_for(Device.CPU) == []
     assert runner.lines("verify") == []
 
 
@@ -134,9 +135,9 @@ def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
 ) -> None:
     given = {**files, "first": files["nan"]}
     order = for_gpu(replace(FAST, name="first"), SLOW, FAST)
-    passed = search(workshop, runner, GivenGraphs(given), *order).best(Device.GPU)
+    passed = search(workshop, runner, GivenGraphs(given), *order).select_for(Device.GPU)
     assert [graph.recipe for graph in passed] == order[1:2]
-    assert runner.lines("trial") == []
+    assert runner.lines("screen") == []
     assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
 
 
@@ -146,7 +147,7 @@ def test_no_more_than_the_recipe_keeps_are_judged(
     # The same file under another option, so that neither is a twin nor far behind.
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
     given = GivenGraphs({**files, "twin": files["fast"]})
-    passed = search(workshop, runner, given, FAST, twin, keep=1).best(Device.CPU)
+    passed = search(workshop, runner, given, FAST, twin, keep=1).select_for(Device.CPU)
     assert len(passed) == len(runner.lines("verify")) == 1
 
 
@@ -157,20 +158,21 @@ def test_a_candidate_is_mended_while_nothing_has_passed(
     graphs = GivenGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
     gate = Gate(cosine_mean=0.9999)  # further than int8 gets
     ahead = search(workshop, runner, graphs, *for_gpu(CPU_INT8, FAST), gate=gate)
-    assert [graph.recipe.name for graph in ahead.best(Device.GPU)] == ["fast"]
+    assert [graph.recipe.name for graph in ahead.select_for(Device.GPU)] == ["fast"]
     assert len(runner.lines("verify")) == 3
 
 
-def test_a_candidate_behind_one_that_passed_is_not_mended(
+def test_fallbacks_are_not_allowed_after_an_accepted_candidate(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    keeper = Lenient(workshop.gatekeeper(runner, ANYTHING, graphs=GivenGraphs(files)))
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
     given = GivenGraphs({**files, "twin": files["fast"]})
-    recipe = BuildRecipe(candidates=(FAST, twin))
-    look = CandidateSearch(runner.steps, workshop.prepared, given, keeper, recipe, 60.0)
-    look.best(Device.CPU)
-    assert keeper.may_mend == [True, False]
+    recipe = BuildRecipe(candidates=(FAST, twin), gate=ANYTHING)
+    build = workshop.encoder_build(runner, recipe, graphs=given)
+    gate = LenientGate(runner.steps, build)
+    gate.fallbacks = []
+    CandidateSearch(runner.steps, build, gate, 3, 60.0).select_for(Device.CPU)
+    assert gate.fallbacks == [True, False]
 
 
 def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
@@ -182,23 +184,23 @@ def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
     monkeypatch.setitem(sys.modules, "openvino", None)
     graphs = GivenGraphs(files)
     look = search(workshop, runner, graphs, OPENVINO_INT8, FAST)
-    assert [graph.recipe for graph in look.best(Device.CPU)] == [FAST]
+    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
     assert runner.lines("skip") == ["openvino-int8: the package `openvino` is not installed"]
     assert {name for name, _ in graphs.asked} == {"fast"}, "a graph nobody can run was made"
-    assert runner.lines("trial") == [], "a contest of one"
+    assert runner.lines("screen") == [], "a contest of one"
 
 
 def test_a_candidate_that_cannot_be_made_is_skipped_with_its_reason(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     class Partial(GivenGraphs):
-        def graph(self, recipe: CandidateRecipe, kept: Sequence[str] = ()) -> Path:
+        def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             if recipe == SLOW:
                 raise UnsupportedModel("no kernel for it", hint="none")
-            return super().graph(recipe, kept)
+            return super().graph(recipe, excluded_nodes)
 
     look = search(workshop, runner, Partial(files), SLOW, FAST)
-    assert [graph.recipe for graph in look.best(Device.CPU)] == [FAST]
+    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
     assert runner.lines("skip") == ["slow: no kernel for it"]
 
 
@@ -210,28 +212,30 @@ def test_candidates_with_one_graph_and_one_engine_are_one(
         update={"spinning": True}
     ))  # fmt: skip
     given = {name: files["fast"] for name in ("fast", "twin", "spinning")}
-    search(workshop, runner, GivenGraphs(given), FAST, twin, spinning).best(Device.CPU)
+    search(workshop, runner, GivenGraphs(given), FAST, twin, spinning).select_for(Device.CPU)
     assert runner.lines("skip") == ["twin: the same graph as fast"]
-    (told,) = runner.lines("trial")
+    (told,) = runner.lines("screen")
     assert told.startswith("2 graphs: ")
 
 
 def test_what_a_trial_found_is_not_measured_again(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    first = search(workshop, runner, GivenGraphs(files), SLOW, FAST).best(Device.CPU)
+    first = search(workshop, runner, GivenGraphs(files), SLOW, FAST).select_for(Device.CPU)
     again = RecordingRunner(tmp_path / "again")
     (tmp_path / "again" / "steps").symlink_to(tmp_path / "work" / "steps")
-    second = search(workshop, again, GivenGraphs(files), SLOW, FAST).best(Device.CPU)
+    second = search(workshop, again, GivenGraphs(files), SLOW, FAST).select_for(Device.CPU)
     assert first == second
     assert again.told.getvalue().count("done by an interrupted build") == 2
 
 
-def test_a_table_is_of_the_graphs_that_passed(
+def test_cost_table_covers_the_accepted_graphs(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     look = search(workshop, runner, GivenGraphs(files), FAST)
-    table = look.tuned(look.best(Device.CPU), "0123456789ab", threads=1, seconds=0.1)
+    build = workshop.encoder_build(runner, BuildRecipe(candidates=(FAST,)))
+    accepted = look.select_for(Device.CPU)
+    table = build.tune(accepted, "0123456789ab", threads=1, seconds=0.1)
     assert {row.variant.candidate for row in table.rows} == {"fast"}
     assert (table.version, table.threads) == ("0123456789ab", 1)
     assert table.host == read_host(Device.CPU)

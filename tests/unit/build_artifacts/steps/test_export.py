@@ -11,8 +11,8 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metada
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
-from build_artifacts.search.gate import spec_of
-from build_artifacts.search.preparation import Original
+from build_artifacts.search.graphs import build_graph_spec
+from build_artifacts.search.preparation import TorchReferenceEngine
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import EngineOptions, ModelSource
@@ -52,7 +52,7 @@ def test_a_half_precision_graph_answers_like_single_precision(
         mask_token=metadata.mask_token,
     )
     items = tokenize_texts(source, metadata.max_tokens, TEXTS)
-    single = Original(load_model(source, head=head, dtype="float32"), metadata)
+    single = TorchReferenceEngine(load_model(source, head=head, dtype="float32"), metadata)
     given = run_probes(open_engine(spec, EncoderSettings()), items, 2)
     for mine, due in zip(given, run_probes(single, items, 1), strict=True):
         assert mine.dtype == np.float32
@@ -73,7 +73,9 @@ def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Pat
         hidden = model(*inputs).last_hidden_state.numpy()
     due = [hidden[i, :length] for i, length in enumerate(batch.lengths)]
     for recipe, least in ((CPU_FP32, 1 - 1e-6), (CPU_INT8, 0.95)):
-        engine = open_engine(spec_of(recipe, shop.graphs.graph(recipe), shop.prepared), SETTINGS)
+        engine = open_engine(
+            build_graph_spec(recipe, shop.graphs.graph(recipe), shop.prepared), SETTINGS
+        )
         given = engine.run(batch).items
         assert [rows.shape for rows in given] == [rows.shape for rows in due]
         assert cosines(given, due).min() > least
@@ -98,11 +100,13 @@ def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
     metadata = read_checkpoint_metadata(source)
     model = load_model(source, head=metadata.head, dtype="float32")
     items = tokenize_texts(source, metadata.max_tokens, TEXTS)
-    kind, before = type(model), run_probes(Original(model, metadata), items, 1)
+    kind, before = type(model), run_probes(TorchReferenceEngine(model, metadata), items, 1)
     export(model, metadata, CPU_FP32.source, tmp_path / "graph.onnx")
     assert type(model) is kind
     assert model.training is False
-    for mine, due in zip(run_probes(Original(model, metadata), items, 1), before, strict=True):
+    for mine, due in zip(
+        run_probes(TorchReferenceEngine(model, metadata), items, 1), before, strict=True
+    ):
         np.testing.assert_array_equal(mine, due)
 
 

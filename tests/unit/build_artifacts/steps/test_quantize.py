@@ -39,7 +39,7 @@ def quantised(
     shop: PreparedBuild, scheme: Quantization, graph: Path, excluded_nodes: tuple[str, ...] = ()
 ) -> Path:
     quantize(
-        shop.graphs.floating(CPU_FP32),
+        shop.graphs.float_graph(CPU_FP32),
         scheme,
         graph,
         items=shop.items,
@@ -63,7 +63,7 @@ def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: 
     # Named operators only: the `Attention` of opset 23 would become one that no engine knows.
     assert counts["Attention"] == 2
     assert "QAttention" not in counts
-    assert graph.stat().st_size < 0.75 * plain.graphs.floating(CPU_FP32).stat().st_size
+    assert graph.stat().st_size < 0.75 * plain.graphs.float_graph(CPU_FP32).stat().st_size
     assert likeness(plain, graph) > 0.995
 
 
@@ -77,7 +77,7 @@ def test_static_int8_surrounds_products_with_measured_ranges(
     # Every product reads activations and weights through DequantizeLinear.
     assert readers_of("DequantizeLinear", "MatMul", graph) == 2 * PRODUCTS
     assert counts["QuantizeLinear"] > 0
-    assert graph.stat().st_size < 0.9 * plain.graphs.floating(CPU_FP32).stat().st_size
+    assert graph.stat().st_size < 0.9 * plain.graphs.float_graph(CPU_FP32).stat().st_size
     assert likeness(plain, graph) > 0.97
 
 
@@ -118,7 +118,7 @@ def test_weights_only_int8_leaves_tables_and_activations(
     counts = op_counts(graph)
     assert counts["MatMulNBits"] == PRODUCTS
     assert not {"MatMul", "DynamicQuantizeLinear", "DequantizeLinear"} & counts.keys()
-    assert graph.stat().st_size < 0.9 * plain.graphs.floating(CPU_FP32).stat().st_size
+    assert graph.stat().st_size < 0.9 * plain.graphs.float_graph(CPU_FP32).stat().st_size
     assert likeness(plain, graph) > 0.999
 
 

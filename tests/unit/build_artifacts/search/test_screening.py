@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from build_artifacts.recipes import CPU_FP32
-from build_artifacts.search.gate import spec_of
-from build_artifacts.search.search import SpeedScreening, screen_speed
+from build_artifacts.search.graphs import build_graph_spec
+from build_artifacts.search.screening import SpeedScreening, screen_speed
 from deployments.artifacts.manifest import EngineOptions
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
@@ -37,7 +37,7 @@ def test_who_is_fastest_somewhere_comes_before_who_is_fast_everywhere() -> None:
         }
     )
     assert trial.fastest() == {"short texts", "long texts"}
-    assert trial.order() == ["short texts", "long texts", "second everywhere", "last"]
+    assert trial.ranked_names() == ["short texts", "long texts", "second everywhere", "last"]
     assert trial.describe().startswith("short texts 2.08 ms, long texts 2.08 ms, second")
 
 
@@ -46,7 +46,7 @@ def test_of_equally_fast_ones_the_first_is_the_fastest() -> None:
 
 
 def test_a_trial_that_nobody_finished_has_no_order() -> None:
-    assert SpeedScreening(times_ms={}).order() == []
+    assert SpeedScreening(times_ms={}).ranked_names() == []
 
 
 def test_a_trial_is_kept_as_it_was() -> None:
@@ -59,7 +59,7 @@ def test_a_trial_is_kept_as_it_was() -> None:
 def specs_of(workshop: PreparedBuild, *names: str) -> dict[str, GraphSpec]:
     """One graph under many names."""
     graph = workshop.graphs.graph(CPU_FP32)
-    return {name: spec_of(CPU_FP32, graph, workshop.prepared) for name in names}
+    return {name: build_graph_spec(CPU_FP32, graph, workshop.prepared) for name in names}
 
 
 def held_on(workshop: PreparedBuild, specs: Mapping[str, GraphSpec]) -> SpeedScreening:

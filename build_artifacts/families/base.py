@@ -1,0 +1,175 @@
+"""Contract between the compiler and a model family: candidates, export, accuracy, speed, files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
+from build_artifacts.recipes import BuildRecipe
+from build_artifacts.search.screening import SpeedScreening
+from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
+from build_artifacts.storage.workspace import StepRunner
+from deployments.artifacts.manifest import Parity
+from deployments.artifacts.types import Device, Precision
+
+
+class Recipe(Protocol):
+    """One way to build a graph. Equal recipes give equal graphs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def precision(self) -> Precision: ...
+
+
+R = TypeVar("R", bound=Recipe)
+S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildBudget:
+    """Time and data that a build may use."""
+
+    # s per device for exporting candidates; for generative models evaluating them counts too.
+    search_seconds: float = 300.0
+    tune_seconds: float = 60.0  # 0 disables tuning
+    evaluation: Path | None = None  # labelled data for the accuracy gate
+    sampling: ExampleSampling = ALL_EXAMPLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """Inputs of one build, the same for every family."""
+
+    steps: StepRunner
+    weights: Path  # directory of the merged checkpoint
+    metadata: CheckpointMetadata
+    recipe: BuildRecipe
+    budget: BuildBudget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt(Generic[R]):
+    """A recipe, or one of its accuracy fallbacks."""
+
+    recipe: R
+    label: str  # in progress lines
+    key: str  # equal for equal graphs
+    excluded_nodes: tuple[str, ...] = ()  # left out of quantization
+
+
+class GateResult(BaseModel):
+    """Result of the accuracy gate. Stored, so that a resumed build does not evaluate again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parity: Parity | None  # None: the graph returned no usable numbers
+    scores: dict[str, float] = {}  # by metric
+    reasons: tuple[str, ...] = ()  # limits that are violated; empty: accepted
+    samples: tuple[tuple[int, ...], ...] = ()  # greedy answers to the sample prompts, token ids
+
+    def describe(self) -> str:
+        if self.reasons or self.parity is None:
+            return f"rejected, {'; '.join(self.reasons)}"
+        parity = self.parity
+        agreement = parity.top1_agreement
+        return "".join(
+            (
+                f"accepted, cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst",
+                "" if agreement is None else f", top-1 agreement {agreement:.1%}",
+                *(f", {name} {score:.4f}" for name, score in self.scores.items()),
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedCandidate(Generic[R, S]):
+    """A graph in the workspace with its gate result."""
+
+    recipe: R
+    spec: S
+    result: GateResult
+    excluded_nodes: tuple[str, ...] = ()  # left out of quantization
+
+    @property
+    def is_accepted(self) -> bool:
+        return not self.result.reasons
+
+    @property
+    def parity(self) -> Parity:
+        """Parity of an accepted candidate."""
+        if self.result.parity is None:
+            raise AssertionError("bug: an accepted candidate has no parity")
+        return self.result.parity
+
+
+@dataclass(frozen=True)
+class Ranking(Generic[R]):
+    """Candidates of one device in the order of evaluation."""
+
+    recipes: Sequence[R]
+    screening: SpeedScreening | None = None  # None: the order of the recipe
+
+    def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
+        """Whether `name` is too slow to be worth evaluating after those that are accepted."""
+        return self.screening is not None and self.screening.is_far_behind(name, accepted)
+
+
+class ModelBuild(ABC, Generic[R, S]):
+    """One build of one model. A family implements it; `selection.py` and `pipeline.py` call it."""
+
+    # Fallbacks that make a graph slower are not worth it when another candidate is accepted.
+    fallbacks_cost_speed: ClassVar[bool] = False
+    gate_failed_hint: ClassVar[str]
+
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def candidates(self, device: Device) -> Sequence[R]:
+        """Recipes for `device` in order of preference."""
+
+    @property
+    @abstractmethod
+    def fallback(self) -> R:
+        """The recipe to try when no candidate for the CPU is accepted."""
+
+    @abstractmethod
+    def attempts(self, recipe: R) -> Iterator[Attempt[R]]:
+        """The recipe as it is, then its accuracy fallbacks; the most accurate comes last."""
+
+    @abstractmethod
+    def export(self, attempt: Attempt[R]) -> S:
+        """Build the graph. Raises UnsupportedModel."""
+
+    @abstractmethod
+    def evaluate(self, spec: S) -> GateResult:
+        """Compare the graph with the fp32 reference model."""
+
+    def rank(self, device: Device) -> Ranking[R]:
+        """Order the candidates by speed on this host, if that is cheaper than evaluating them."""
+        return Ranking(self.candidates(device))
+
+    @abstractmethod
+    def package(
+        self, accepted: Sequence[EvaluatedCandidate[R, S]], identity: ArtifactIdentity
+    ) -> ArtifactContents:
+        """Measure the accepted graphs on this host and list the contents of the artifact."""
+
+
+class ModelFamily(Protocol):
+    """Models that are exported, evaluated and measured alike. One entry of `FAMILIES`."""
+
+    def matches(self, metadata: CheckpointMetadata) -> bool: ...
+
+    def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
+        """Compute the reference outputs. Raises BuildError for options the family lacks."""

@@ -1,0 +1,244 @@
+"""Decoder models: causal language models that generate text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.decoders.candidates import (
+    DecoderGraphs,
+    describe_recipe,
+    digest_decoder_recipe,
+    list_graph_files,
+    open_for_gate,
+)
+from build_artifacts.decoders.gate_inputs import max_answer_tokens
+from build_artifacts.decoders.generation_report import (
+    GENERATION_NAME,
+    PERPLEXITY,
+    GenerationReport,
+    compare_samples,
+)
+from build_artifacts.decoders.measurement import (
+    LIMITS,
+    DecoderThroughput,
+    compare_decoder,
+    generate_answers,
+    measure_throughput,
+)
+from build_artifacts.decoders.reference import DecoderReference, write_reference
+from build_artifacts.errors import BuildError
+from build_artifacts.families.base import (
+    Attempt,
+    BuildContext,
+    EvaluatedCandidate,
+    GateResult,
+    ModelBuild,
+)
+from build_artifacts.recipes import DecoderRecipe
+from build_artifacts.search.screening_settings import has_device
+from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate
+from deployments.artifacts.types import Device, ModelHead
+from deployments.engines.decoder import DecoderSpec
+from deployments.errors import EngineFailed
+from deployments.machine import usable_cores
+from deployments.tuning.host import read_host
+
+# s per graph: medians of the measured loops are steady after one second each.
+_MAX_MEASURE_SECONDS = 4.0
+
+DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
+
+
+class DecoderFamily:
+    def matches(self, metadata: CheckpointMetadata) -> bool:
+        return metadata.head is ModelHead.NEXT_TOKEN
+
+    def start(self, context: BuildContext) -> DecoderBuild:
+        check_options(context)
+        return DecoderBuild(context, cached_reference(context))
+
+
+def check_options(context: BuildContext) -> None:
+    if context.budget.evaluation is not None:
+        raise BuildError(
+            "`--eval` is not supported for models that generate text: they have no metric",
+            hint="omit `--eval`: the accuracy gate compares the perplexity with the reference",
+        )
+    if unknown := sorted(context.recipe.gate.model_fields_set - set(LIMITS)):
+        raise BuildError(
+            f"`--gate {unknown[0]}` is not supported for models that generate text",
+            hint=f"use one of {', '.join(LIMITS)}",
+        )
+
+
+def cached_reference(context: BuildContext) -> DecoderReference:
+    """Run the checkpoint in fp32 torch on the gate inputs. Raises UnsupportedModel."""
+    metadata = context.metadata
+    config = metadata.required_generation_config
+
+    def work(into: Path) -> str:
+        write_reference(context.weights, metadata, into)
+        perplexity = DecoderReference.read(into, config).perplexity()
+        return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
+
+    detail = "fp32 torch on passages and prompts"
+    done = context.steps.run_cached("reference", "reference", detail, work)
+    return DecoderReference.read(done, config)
+
+
+class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
+    gate_failed_hint = (
+        "the fp32 graph does not compute what the model computes: the exporter may not support "
+        "this variant of the architecture; limits of `--gate` may be too tight for any graph"
+    )
+
+    def __init__(self, context: BuildContext, reference: DecoderReference) -> None:
+        super().__init__(context)
+        self._reference = reference
+        self._graphs = DecoderGraphs(context.steps, context.weights, context.metadata)
+        self._specs: dict[DecoderRecipe, DecoderSpec] = {}  # exported so far
+
+    def candidates(self, device: Device) -> Sequence[DecoderRecipe]:
+        return [recipe for recipe in self.context.recipe.decoders if recipe.device is device]
+
+    @property
+    def fallback(self) -> DecoderRecipe:
+        return self.context.recipe.decoder_fallback
+
+    def attempts(self, recipe: DecoderRecipe) -> Iterator[Attempt[DecoderRecipe]]:
+        """The recipe, its other options, and the most accurate of them without int8 KV cache."""
+        exported = None
+        for options in (recipe.options, *recipe.other_options):
+            tried = replace(recipe, options=options)
+            yield _build_attempt(tried)
+            exported = tried if tried in self._specs else exported
+        # An int8 KV cache costs little accuracy, so only the last attempt is repeated without it.
+        if exported is not None and self._specs[exported].kv_cache_dtype is not None:
+            yield _build_attempt(replace(exported, kv_cache_dtype=None))
+
+    def export(self, attempt: Attempt[DecoderRecipe]) -> DecoderSpec:
+        spec = self._specs[attempt.recipe] = self._graphs.spec(attempt.recipe)
+        return spec
+
+    def evaluate(self, spec: DecoderSpec) -> GateResult:
+        try:
+            engine = open_for_gate(spec, self._reference)
+            try:
+                found = compare_decoder(engine, self._reference, self.context.recipe.gate)
+                samples = generate_answers(
+                    engine,
+                    self._reference.gate_inputs.prompts,
+                    spec.generation_config.eos_token_ids,
+                    max_answer_tokens(spec.max_tokens),
+                )
+            finally:
+                engine.close()
+        except EngineFailed as exc:
+            return GateResult(parity=None, reasons=(exc.message,))
+        scores = {} if found.perplexity is None else {PERPLEXITY: found.perplexity}
+        return GateResult(
+            parity=found.parity, scores=scores, reasons=found.reasons, samples=samples
+        )
+
+    def package(
+        self, accepted: Sequence[DecoderCandidate], identity: ArtifactIdentity
+    ) -> ArtifactContents:
+        throughput = self._measure(accepted)
+        ranked = sorted(accepted, key=lambda c: _rank(throughput.get(c.recipe.name)))
+        weights = self.context.weights
+        texts = {GENERATION_NAME: self._build_report(accepted, throughput)}
+        if (template := read_chat_template(weights)) is not None:
+            texts[CHAT_TEMPLATE_NAME] = template
+        return ArtifactContents(
+            identity=identity,
+            metadata=self.context.metadata,
+            candidates=tuple(map(_describe_candidate, ranked)),
+            gate=self.context.recipe.gate,
+            scores={PERPLEXITY: self._reference.perplexity()},
+            files={TOKENIZER_NAME: weights / TOKENIZER_NAME, **_collect_files(ranked)},
+            texts=texts,
+        )
+
+    def _measure(self, accepted: Sequence[DecoderCandidate]) -> dict[str, DecoderThroughput]:
+        """Throughput of the graphs whose device this host has, by name."""
+        here = [candidate for candidate in accepted if has_device(candidate.recipe.device)]
+        tune_seconds = self.context.budget.tune_seconds
+        throughput: dict[str, DecoderThroughput] = {}
+        for candidate in here if tune_seconds else ():
+            name = candidate.recipe.name
+            seconds = min(tune_seconds / len(here), _MAX_MEASURE_SECONDS)
+            with self.context.steps.run_uncached("tune", name) as step:
+                try:
+                    throughput[name] = self._measure_one(candidate.spec, seconds)
+                    step.set_outcome(str(throughput[name]))
+                except EngineFailed as exc:
+                    step.set_outcome(exc.message)
+        return throughput
+
+    def _measure_one(self, spec: DecoderSpec, seconds: float) -> DecoderThroughput:
+        engine = open_for_gate(spec, self._reference)
+        try:
+            return measure_throughput(engine, seconds)
+        finally:
+            engine.close()
+
+    def _build_report(
+        self, accepted: Sequence[DecoderCandidate], throughput: Mapping[str, DecoderThroughput]
+    ) -> str:
+        report = GenerationReport(
+            host=read_host(Device.CPU).name,
+            threads=usable_cores(),
+            throughput=dict(throughput),
+            samples=compare_samples(
+                self.context.weights / TOKENIZER_NAME,
+                self._reference.gate_inputs.prompts,
+                self._reference.answers,
+                {candidate.recipe.name: candidate.result.samples for candidate in accepted},
+            ),
+        )
+        return report.model_dump_json(indent=2) + "\n"
+
+
+def _build_attempt(recipe: DecoderRecipe) -> Attempt[DecoderRecipe]:
+    return Attempt(recipe=recipe, label=describe_recipe(recipe), key=digest_decoder_recipe(recipe))
+
+
+def _rank(throughput: DecoderThroughput | None) -> float:
+    """Highest batched throughput first; graphs that were not measured last, in their order."""
+    return -throughput.batched if throughput is not None else 0.0
+
+
+def _directory(candidate: DecoderCandidate) -> str:
+    """A directory per graph: only its own weights may be next to it."""
+    return f"graphs/{candidate.recipe.name}"
+
+
+def _collect_files(candidates: Sequence[DecoderCandidate]) -> dict[str, Path]:
+    return {
+        f"{_directory(candidate)}/{file.name}": file
+        for candidate in candidates
+        for path in (candidate.spec.path, candidate.spec.encoder)
+        if path is not None
+        for file in list_graph_files(path, candidate.recipe)
+    }
+
+
+def _describe_candidate(candidate: DecoderCandidate) -> Candidate:
+    recipe, spec, directory = candidate.recipe, candidate.spec, _directory(candidate)
+    return Candidate(
+        name=recipe.name,
+        device=recipe.device,
+        precision=recipe.precision,
+        engine=recipe.engine,
+        kv_cache_dtype=spec.kv_cache_dtype,
+        graph=f"{directory}/{spec.path.name}",
+        encoder=None if spec.encoder is None else f"{directory}/{spec.encoder.name}",
+        options=recipe.run,
+        parity=candidate.parity,
+        scores=dict(candidate.result.scores),
+    )

@@ -1,0 +1,309 @@
+"""Encoder models: BERT and its relatives, exported as ONNX graphs or torch programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation, score_engine
+from build_artifacts.families.base import (
+    Attempt,
+    BuildContext,
+    EvaluatedCandidate,
+    GateResult,
+    ModelBuild,
+    Ranking,
+)
+from build_artifacts.recipes import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
+from build_artifacts.search.graphs import (
+    CandidateGraphs,
+    build_graph_spec,
+    with_other_calibrations,
+)
+from build_artifacts.search.preparation import PreparedModel, cached_prepare
+from build_artifacts.search.screening import SpeedScreening, screen_speed
+from build_artifacts.search.screening_settings import engine_settings, has_device
+from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
+from build_artifacts.storage.workspace import time_over
+from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
+from deployments.artifacts.store import file_sha256
+from deployments.artifacts.types import Device, ModelHead
+from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
+from deployments.errors import EngineFailed
+from deployments.machine import usable_cores
+from deployments.tuning.costs import CostTable
+from deployments.tuning.measure import supported_shapes
+from deployments.tuning.parity import check_engine
+from deployments.tuning.tuner import (
+    MeasurementPlan,
+    VariantSpec,
+    build_cost_table,
+    measure_variants,
+)
+
+# MatMuls that the accuracy fallbacks exclude from int8, up to this share of all MatMuls.
+_EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
+_MAX_EXCLUDED_SHARE = 0.25
+_SCREENING_NAME = "screening.json"
+_TABLE_NAME = "table.json"
+
+EncoderCandidate = EvaluatedCandidate[CandidateRecipe, GraphSpec]
+
+
+class EncoderFamily:
+    def matches(self, metadata: CheckpointMetadata) -> bool:
+        return metadata.head is not ModelHead.NEXT_TOKEN
+
+    def start(self, context: BuildContext) -> EncoderBuild:
+        evaluation = _load_evaluation(context)
+        steps, metadata = context.steps, context.metadata
+        prepared = cached_prepare(steps, context.weights, metadata, evaluation)
+        if not prepared.compaction.is_empty:
+            with steps.run_uncached("compact", "weights that pruning set to zero") as step:
+                step.set_outcome(prepared.compaction.describe())
+        return EncoderBuild(context, prepared, CandidateGraphs(steps, prepared))
+
+
+def _load_evaluation(context: BuildContext) -> Evaluation | None:
+    path, metadata = context.budget.evaluation, context.metadata
+    if path is None:
+        return None
+    model = EvaluatedModel(
+        directory=context.weights,
+        max_tokens=metadata.max_tokens,
+        labels=metadata.labels,
+        problem_type=metadata.problem_type,
+        prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
+        mask_token=metadata.mask_token,
+    )
+    return load_evaluation(path, metadata.tasks[0], model, context.budget.sampling)
+
+
+class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
+    fallbacks_cost_speed = True
+    gate_failed_hint = "the checkpoint may be damaged: compare it with its published scores"
+
+    def __init__(
+        self, context: BuildContext, prepared: PreparedModel, graphs: CandidateGraphs
+    ) -> None:
+        super().__init__(context)
+        self._prepared = prepared
+        self._graphs = graphs
+        self._exported: set[str] = set()  # keys of attempts
+
+    def candidates(self, device: Device) -> Sequence[CandidateRecipe]:
+        return self.context.recipe.of(device)
+
+    @property
+    def fallback(self) -> CandidateRecipe:
+        return self.context.recipe.fallback
+
+    def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
+        """The recipe, its other calibrations, then more and more MatMuls excluded from int8."""
+        first = _build_attempt(recipe)
+        yield first
+        if first.key not in self._exported:
+            return
+        for other in with_other_calibrations(recipe):
+            yield _build_attempt(other)
+        if isinstance(recipe.quantization, DynamicInt8 | StaticInt8):
+            ranked = self._graphs.sensitive_nodes(recipe)
+            for count in _EXCLUDED_COUNTS:
+                if count <= len(ranked) * _MAX_EXCLUDED_SHARE:
+                    yield _build_attempt(recipe, tuple(ranked[:count]))
+
+    def export(self, attempt: Attempt[CandidateRecipe]) -> GraphSpec:
+        recipe = attempt.recipe
+        planned = build_graph_spec(recipe, Path(recipe.name), self._prepared)
+        if reason := missing_requirement(planned, engine_settings(recipe.device, 1)):
+            raise UnsupportedModel(reason, hint="install what is missing and build again")
+        graph = self._graphs.graph(recipe, attempt.excluded_nodes)
+        self._exported.add(attempt.key)
+        return build_graph_spec(recipe, graph, self._prepared)
+
+    def evaluate(self, spec: GraphSpec) -> GateResult:
+        # Nothing else runs during the evaluation, so it may use all cores.
+        settings = engine_settings(spec.device, usable_cores())
+        try:
+            engine = open_engine(spec, settings)
+        except EngineFailed as exc:
+            return GateResult(parity=None, reasons=(exc.message,))
+        try:
+            found = check_engine(engine, self._prepared.reference, self._gate, spec.head)
+            # Half precision on a CPU takes minutes and confirms parity to four digits.
+            is_scored = found.passed and has_device(spec.device)
+            scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
+        except EngineFailed as exc:
+            return GateResult(parity=None, reasons=(exc.message,))
+        finally:
+            engine.close()
+        return GateResult(parity=found.parity, scores=scores, reasons=reasons)
+
+    def _score(self, engine: EncoderEngine) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Metrics on the labelled data, and the limits that they violate."""
+        evaluation = self._prepared.evaluation
+        if evaluation is None:
+            return {}, ()
+        scores = score_engine(engine, evaluation)
+        drop = evaluation.metric_drop(self._prepared.scores, scores)
+        if drop <= self._gate.metric_drop:
+            return scores, ()
+        metric = evaluation.metric
+        return scores, (f"{metric} {scores[metric]:.4f}, {drop:.2f} points below the reference",)
+
+    def rank(self, device: Device) -> Ranking[CandidateRecipe]:
+        specs = self._export_candidates(device)
+        if len(specs) < 2:
+            return Ranking(tuple(specs))
+        by_name = {recipe.name: recipe for recipe in specs}
+        screening = self._screen(device, {r.name: spec for r, spec in specs.items()})
+        return Ranking([by_name[name] for name in screening.ranked_names()], screening)
+
+    def _export_candidates(self, device: Device) -> dict[CandidateRecipe, GraphSpec]:
+        steps, seconds = self.context.steps, self.context.budget.search_seconds
+        exported: dict[CandidateRecipe, GraphSpec] = {}
+        names: dict[object, str] = {}
+        end_s = time.monotonic() + seconds
+        for recipe in self.candidates(device):
+            if exported and time.monotonic() > end_s:
+                steps.report_skipped(recipe.name, time_over(seconds))
+                continue
+            try:
+                spec = self.export(_build_attempt(recipe))
+            except UnsupportedModel as exc:
+                steps.report_skipped(recipe.name, exc.message)
+                continue
+            # A rewrite without a match in this architecture gives the same graph again.
+            key = (file_sha256(spec.path), spec.engine, spec.options)
+            if (same := names.setdefault(key, recipe.name)) == recipe.name:
+                exported[recipe] = spec
+            else:
+                steps.report_skipped(recipe.name, f"the same graph as {same}")
+        return exported
+
+    def _screen(self, device: Device, specs: Mapping[str, GraphSpec]) -> SpeedScreening:
+        def work(into: Path) -> str:
+            screening = screen_speed(
+                specs,
+                engine_settings(device, 1),
+                self._prepared.reference.items,
+                self._prepared.metadata.max_tokens,
+            )
+            (into / _SCREENING_NAME).write_text(screening.model_dump_json(), encoding="utf-8")
+            return screening.describe()
+
+        key = f"screen-{device}-{digest_of(list(specs))[:12]}"
+        done = self.context.steps.run_cached(key, "screen", f"{len(specs)} graphs", work)
+        return SpeedScreening.model_validate_json((done / _SCREENING_NAME).read_bytes())
+
+    def package(
+        self, accepted: Sequence[EncoderCandidate], identity: ArtifactIdentity
+    ) -> ArtifactContents:
+        tables = self._tune(accepted, identity.version)
+        ranked = _fastest_first(accepted, tables)
+        names = _name_graphs(ranked)
+        prepared, compaction = self._prepared, self._prepared.compaction
+        return ArtifactContents(
+            identity=identity,
+            metadata=prepared.metadata,
+            candidates=tuple(_describe_candidate(c, names[c.spec.path]) for c in ranked),
+            gate=self._gate,
+            scores=prepared.scores,
+            files={
+                TOKENIZER_NAME: prepared.weights / TOKENIZER_NAME,
+                REFERENCE_NAME: prepared.reference_dir / REFERENCE_NAME,
+                **{name: path for path, name in names.items()},
+            },
+            cost_tables=tuple(tables),
+            pruned=None if compaction.is_empty else compaction.describe(),
+        )
+
+    def _tune(self, accepted: Sequence[EncoderCandidate], version: str) -> list[CostTable]:
+        """Measure on the CPU with one thread and with all cores, and on a GPU once.
+
+        Each measurement gets the same share of the time.
+        """
+        runs = [(Device.CPU, threads) for threads in sorted({1, usable_cores()})]
+        if has_device(Device.GPU):
+            runs.append((Device.GPU, 1))
+        seconds = self.context.budget.tune_seconds / len(runs)
+        tables = []
+        for device, threads in runs if seconds else ():
+            if graphs := [c for c in accepted if c.recipe.device is device]:
+                tables.append(self.tune(graphs, version, threads, seconds))
+        return tables
+
+    def tune(
+        self, graphs: Sequence[EncoderCandidate], version: str, threads: int, seconds: float
+    ) -> CostTable:
+        """Measure graphs of one device on this host with `threads` threads per forward pass."""
+        device = graphs[0].recipe.device
+        plan = MeasurementPlan(
+            settings=engine_settings(device, threads),
+            shapes=supported_shapes(self._prepared.metadata.max_tokens),
+            items=self._prepared.reference.items,
+            seconds=seconds,
+        )
+
+        def work(into: Path) -> str:
+            variants = [VariantSpec.of(c.recipe.name, c.spec) for c in graphs]
+            rows = measure_variants(variants, plan)
+            table = build_cost_table(version, variants, rows, plan, {})
+            (into / _TABLE_NAME).write_bytes(table.to_json())
+            return ", ".join(variant.name for variant in table.selected_variants())
+
+        key = f"tune-{device}-{threads}-{digest_of([c.recipe.name for c in graphs])[:12]}"
+        detail = f"{len(graphs)} graphs for {device}, {threads} threads per forward pass"
+        done = self.context.steps.run_cached(key, "tune", detail, work)
+        return CostTable.model_validate_json((done / _TABLE_NAME).read_bytes())
+
+    @property
+    def _gate(self) -> Gate:
+        return self.context.recipe.gate
+
+
+def _build_attempt(
+    recipe: CandidateRecipe, excluded_nodes: tuple[str, ...] = ()
+) -> Attempt[CandidateRecipe]:
+    excluded = f", {len(excluded_nodes)} MatMuls excluded" if excluded_nodes else ""
+    return Attempt(
+        recipe=recipe,
+        label=f"{recipe.name}{excluded}",
+        key=digest_of((recipe, excluded_nodes))[:12],
+        excluded_nodes=excluded_nodes,
+    )
+
+
+def _fastest_first(
+    accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
+) -> list[EncoderCandidate]:
+    """Put the winners of this host first: the best guess for a host without measurements."""
+    winners = {t.selected_variants()[0].candidate for t in tables if t.threads == 1}
+    return sorted(accepted, key=lambda candidate: candidate.recipe.name not in winners)
+
+
+def _name_graphs(candidates: Sequence[EncoderCandidate]) -> dict[Path, str]:
+    """File name of each graph in the artifact; candidates with the same graph share it."""
+    names: dict[Path, str] = {}
+    for candidate in candidates:
+        path = candidate.spec.path
+        names.setdefault(path, f"graphs/{candidate.recipe.name}{path.suffix}")
+    return names
+
+
+def _describe_candidate(candidate: EncoderCandidate, graph: str) -> Candidate:
+    recipe = candidate.recipe
+    return Candidate(
+        name=recipe.name,
+        device=recipe.device,
+        precision=recipe.precision,
+        engine=recipe.engine,
+        graph=graph,
+        options=candidate.spec.options,
+        parity=candidate.parity,
+        scores=dict(candidate.result.scores),
+        excluded_nodes=candidate.excluded_nodes,
+    )

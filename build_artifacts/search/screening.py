@@ -1,0 +1,105 @@
+"""Speed screening: a short interleaved measurement that ranks graphs before the accuracy gate.
+
+Measuring speed is cheaper than evaluating accuracy, so the gate starts with the fastest graphs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from math import exp, log
+
+from pydantic import BaseModel, ConfigDict
+
+from deployments.config import EncoderSettings
+from deployments.engines import GraphSpec, open_engine
+from deployments.errors import EngineFailed
+from deployments.messages import Batch, TokenizedItem
+from deployments.tuning.costs import Shape
+from deployments.tuning.measure import build_batches
+from deployments.tuning.tuner import MeasurementPlan, VariantSpec, measure_fitting
+
+_SHAPES = (
+    Shape(items=1, tokens=16),
+    Shape(items=1, tokens=128),
+    Shape(items=8, tokens=64),
+    Shape(items=8, tokens=128),
+)
+_SECONDS = 25.0
+# A graph slower than the fastest accepted one by this factor is not evaluated.
+_MAX_SLOWDOWN = 1.4
+
+
+class SpeedScreening(BaseModel):
+    """Latency of each graph at each screened shape."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    times_ms: dict[str, tuple[float, ...]]  # by graph name; one value per shape
+
+    def mean_ms(self, name: str) -> float:
+        """Geometric mean over the shapes: a factor counts the same at every length."""
+        times = self.times_ms[name]
+        return exp(sum(map(log, times)) / len(times))
+
+    def ranked_names(self) -> list[str]:
+        """Graphs that are fastest at some shape, then the others; each group by mean latency."""
+        fastest = self.fastest()
+        return sorted(self.times_ms, key=lambda name: (name not in fastest, self.mean_ms(name)))
+
+    def fastest(self) -> set[str]:
+        """The graphs that are fastest at some shape."""
+        columns = zip(*self.times_ms.values(), strict=True)
+        names = list(self.times_ms)
+        return {names[column.index(min(column))] for column in columns}
+
+    def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
+        """Whether an accepted graph makes `name` pointless: it is fastest nowhere and much slower."""
+        if not accepted or name in self.fastest():
+            return False
+        return self.mean_ms(name) > min(map(self.mean_ms, accepted)) * _MAX_SLOWDOWN
+
+    def describe(self) -> str:
+        return ", ".join(f"{name} {self.mean_ms(name):.2f} ms" for name in self.ranked_names())
+
+
+def screen_speed(
+    specs: Mapping[str, GraphSpec],
+    settings: EncoderSettings,
+    items: Sequence[TokenizedItem],
+    max_tokens: int,
+) -> SpeedScreening:
+    """Measure `specs`, all of one device, in interleaved order.
+
+    Graphs that do not run with `settings` are skipped, and so are graphs for which the memory does
+    not suffice. Raises EngineFailed when it does not suffice for the first.
+    """
+    fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
+    shapes = tuple(dict.fromkeys(fitting))
+    smallest = build_batches(items, shapes[0])[0]
+    # Test each graph alone first: a graph that does not run must not take memory from the others.
+    variants = [
+        VariantSpec.of(name, spec)
+        for name, spec in specs.items()
+        if _can_run(spec, settings, smallest)
+    ]
+    plan = MeasurementPlan(settings=settings, shapes=shapes, items=items, seconds=_SECONDS)
+    rows = measure_fitting(variants, plan) if variants else []
+    return SpeedScreening(
+        times_ms={
+            row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows
+        }
+    )
+
+
+def _can_run(spec: GraphSpec, settings: EncoderSettings, batch: Batch) -> bool:
+    try:
+        engine = open_engine(spec, settings)
+        try:
+            engine.run(batch)
+        finally:
+            engine.close()
+    except EngineFailed as exc:
+        print(f"{spec.path}: {exc}", file=sys.stderr)  # stderr goes to the log of the build
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""Selection of the graphs of an artifact: accuracy gate with fallbacks, fastest candidates first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic
+
+from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
+from build_artifacts.families.base import (
+    Attempt,
+    EvaluatedCandidate,
+    GateResult,
+    ModelBuild,
+    R,
+    Ranking,
+    S,
+)
+from build_artifacts.search.screening_settings import has_device
+from build_artifacts.storage.workspace import StepRunner, time_over
+from deployments.artifacts.types import Device
+
+_RESULT_NAME = "gate.json"
+
+
+class AccuracyGate(Generic[R, S]):
+    """Exports candidates of one build and compares them with the reference model."""
+
+    def __init__(self, steps: StepRunner, build: ModelBuild[R, S]) -> None:
+        self._steps = steps
+        self._build = build
+        self._tried: list[EvaluatedCandidate[R, S] | UnsupportedModel] = []
+
+    def first_accepted(
+        self, recipe: R, *, allow_fallbacks: bool = True
+    ) -> EvaluatedCandidate[R, S] | None:
+        """Return the first graph of the recipe that passes the gate; None without one."""
+        for attempt in self._build.attempts(recipe):
+            candidate = self._evaluate(attempt)
+            if candidate is not None and candidate.is_accepted:
+                return candidate
+            if not allow_fallbacks:
+                return None
+        return None
+
+    def failure(self) -> BuildError:
+        """The reason why no graph is accepted; the most accurate one was tried last."""
+        if not self._tried:
+            raise AssertionError("bug: the gate failed without a candidate")
+        latest = self._tried[-1]
+        if isinstance(latest, UnsupportedModel) and all(
+            isinstance(tried, UnsupportedModel) for tried in self._tried
+        ):
+            return latest
+        architecture = self._build.context.metadata.architecture
+        message = f"no graph of `{architecture}` for the CPU passed the accuracy gate"
+        if isinstance(latest, UnsupportedModel):
+            return GateFailed(
+                message, hint=f"a more accurate graph cannot be built: {latest.message}"
+            )
+        reasons = "; ".join(latest.result.reasons)
+        return GateFailed(
+            f"{message} ({latest.recipe.precision}: {reasons})", hint=self._build.gate_failed_hint
+        )
+
+    def _evaluate(self, attempt: Attempt[R]) -> EvaluatedCandidate[R, S] | None:
+        try:
+            spec = self._build.export(attempt)
+        except UnsupportedModel as exc:
+            self._steps.report_skipped(attempt.label, exc.message)
+            self._tried.append(exc)
+            return None
+        candidate = EvaluatedCandidate(
+            recipe=attempt.recipe,
+            spec=spec,
+            result=self._cached_result(attempt, spec),
+            excluded_nodes=attempt.excluded_nodes,
+        )
+        self._tried.append(candidate)
+        return candidate
+
+    def _cached_result(self, attempt: Attempt[R], spec: S) -> GateResult:
+        def work(into: Path) -> str:
+            result = self._build.evaluate(spec)
+            (into / _RESULT_NAME).write_text(result.model_dump_json(), encoding="utf-8")
+            return result.describe()
+
+        detail = f"{attempt.label} against fp32 torch"
+        done = self._steps.run_cached(f"verify-{attempt.key}", "verify", detail, work)
+        return GateResult.model_validate_json((done / _RESULT_NAME).read_bytes())
+
+
+@dataclass(frozen=True)
+class CandidateSearch(Generic[R, S]):
+    """The search of one build for the graphs to seal."""
+
+    steps: StepRunner
+    build: ModelBuild[R, S]
+    gate: AccuracyGate[R, S]
+    keep: int  # graphs per device, at most
+    seconds: float  # per device; then no further candidate starts once one is accepted
+
+    def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
+        """The accepted graphs of every device. Raises GateFailed or UnsupportedModel."""
+        for_cpu = self.select_for(Device.CPU) or [self._accept_fallback()]
+        return [*for_cpu, *self.select_for(Device.GPU)]
+
+    def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
+        """The accepted graphs for `device`; a host without it accepts one, in recipe order.
+
+        Such a host cannot measure speed, and evaluating a graph takes minutes there.
+        """
+        is_here = has_device(device)
+        limit = self.keep if is_here else 1
+        end_s = time.monotonic() + self.seconds
+        ranking = self.build.rank(device) if is_here else Ranking(self.build.candidates(device))
+        accepted: list[EvaluatedCandidate[R, S]] = []
+        for recipe in ranking.recipes:
+            names = [candidate.recipe.name for candidate in accepted]
+            if len(accepted) >= limit or ranking.is_far_behind(recipe.name, names):
+                break
+            if accepted and ranking.screening is None and time.monotonic() > end_s:
+                self.steps.report_skipped(recipe.name, time_over(self.seconds))
+                continue
+            allow_fallbacks = not (accepted and self.build.fallbacks_cost_speed)
+            candidate = self.gate.first_accepted(recipe, allow_fallbacks=allow_fallbacks)
+            accepted += [candidate] if candidate is not None else []
+        return accepted
+
+    def _accept_fallback(self) -> EvaluatedCandidate[R, S]:
+        recipe = self.build.fallback
+        self.steps.report(f"no candidate for the CPU passed the gate: trying {recipe.name}")
+        candidate = self.gate.first_accepted(recipe)
+        if candidate is None:
+            raise self.gate.failure()
+        return candidate
+
+
+def select_graphs(
+    build: ModelBuild[R, S], *, keep: int, seconds: float
+) -> Sequence[EvaluatedCandidate[R, S]]:
+    """Run the search of `build`. Raises GateFailed or UnsupportedModel."""
+    steps = build.context.steps
+    return CandidateSearch(steps, build, AccuracyGate(steps, build), keep, seconds).select_graphs()
