@@ -1,4 +1,4 @@
-"""The message of `infer`: a JSON header, and behind it the raw tensors, in order."""
+"""Messages of `infer`: a JSON header, followed by raw tensors in order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from deployments.ingress.apis.open_inference.tensors import (
 from deployments.ingress.http.bodies import json_response
 from deployments.tasks.inputs import FailFastList, Many
 
-# Where the JSON ends; without it the whole body is JSON.
+# Length of the JSON. Without this header the whole body is JSON.
 LENGTH_HEADER = "inference-header-content-length"
-# Digits of the largest length that is read: Python refuses numbers of thousands of them.
+# Maximum digits of a length: int() raises for thousands of digits.
 LENGTH_DIGITS = 18
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -33,7 +33,7 @@ class _ProtocolModel(BaseModel):
 
 
 class InputTensor(_ProtocolModel):
-    """An input with its values in `data`, or with `parameters.binary_data_size` bytes."""
+    """An input with values in `data`, or `parameters.binary_data_size` bytes after the JSON."""
 
     name: Name
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
@@ -43,14 +43,14 @@ class InputTensor(_ProtocolModel):
 
 
 class RequestedOutput(_ProtocolModel):
-    """An output that is wanted; `parameters.binary_data` says how."""
+    """A requested output. `parameters.binary_data` selects the binary form."""
 
     name: Name
     parameters: dict[str, Any] | None = None
 
 
 class InferRequest(_ProtocolModel):
-    """The JSON of a request. Keys it does not name are ignored, as the protocol wants."""
+    """JSON of a request. Unknown keys are ignored, as the protocol requires."""
 
     id: str | None = None
     parameters: dict[str, Any] | None = None
@@ -59,7 +59,7 @@ class InferRequest(_ProtocolModel):
 
 
 class OutputTensor(_ProtocolModel):
-    """An output with its values in `data`, or with `parameters.binary_data_size` bytes."""
+    """An output with values in `data`, or `parameters.binary_data_size` bytes after the JSON."""
 
     name: str
     datatype: Datatype
@@ -69,8 +69,6 @@ class OutputTensor(_ProtocolModel):
 
 
 class InferResponse(_ProtocolModel):
-    """The JSON of an answer."""
-
     model_name: str
     model_version: str
     id: str | None = None
@@ -79,14 +77,14 @@ class InferResponse(_ProtocolModel):
 
 @dataclass(frozen=True, slots=True)
 class OutputSelection:
-    """An output by name, and how it travels."""
+    """A requested output and its form."""
 
     name: str
     binary: bool
 
 
 def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
-    """The JSON and what stands behind it. Raises MalformedBody for a length that cannot be."""
+    """Split into JSON and raw tensors. Raises MalformedBody for an invalid length."""
     if header_length is None:
         return body, memoryview(b"")
     digits = header_length.strip()
@@ -95,34 +93,38 @@ def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryvie
     length = int(digits)
     if length > len(body):
         raise MalformedBody(
-            f"`{LENGTH_HEADER}` is {length}, the body has {len(body)} bytes", field=LENGTH_HEADER
+            f"`{LENGTH_HEADER}` is {length}; the body has {len(body)} bytes", field=LENGTH_HEADER
         )
     return body[:length], memoryview(body)[length:]
 
 
 def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str, Tensor]:
-    """The inputs by name; `binary` is what stands behind the JSON, to be used up by them.
+    """Return the inputs by name. They must consume all bytes of `binary`.
 
     Raises InvalidField or MalformedBody.
     """
     tensors: dict[str, Tensor] = {}
     start = 0
-    for given in inputs:
-        name = given.name
+    for tensor_input in inputs:
+        name = tensor_input.name
         if name in tensors:
             raise InvalidField(f"`{name}` is sent twice", field=name)
-        size = _binary_size(given)
+        size = _binary_size(tensor_input)
         if size is not None:
             if size > len(binary) - start:
                 raise InvalidField(
-                    f"`{name}` is said to have {size} bytes; {len(binary) - start} are left",
+                    f"`{name}` has `binary_data_size` {size}; {len(binary) - start} bytes remain",
                     field=name,
                 )
             raw = binary[start : start + size]
-            tensors[name] = parse_binary_tensor(name, given.datatype, given.shape, raw)
+            tensors[name] = parse_binary_tensor(
+                name, tensor_input.datatype, tensor_input.shape, raw
+            )
             start += size
-        elif given.data is not None:
-            tensors[name] = parse_json_tensor(name, given.datatype, given.shape, given.data)
+        elif tensor_input.data is not None:
+            tensors[name] = parse_json_tensor(
+                name, tensor_input.datatype, tensor_input.shape, tensor_input.data
+            )
         else:
             raise InvalidField(f"`{name}` has no data", field=name)
     if start != len(binary):
@@ -130,47 +132,53 @@ def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str,
     return tensors
 
 
-def _binary_size(given: InputTensor) -> int | None:
-    parameters = given.parameters or {}
-    _reject_shared_memory(given.name, parameters)
+def _binary_size(tensor_input: InputTensor) -> int | None:
+    parameters = tensor_input.parameters or {}
+    _reject_shared_memory(tensor_input.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or size < 0:
         raise InvalidField(
-            f"`{given.name}.binary_data_size` must be a number of bytes", field=given.name
+            f"`{tensor_input.name}.binary_data_size` must be a number of bytes",
+            field=tensor_input.name,
         )
-    if given.data is not None:
-        raise InvalidField(f"`{given.name}` has both `data` and binary data", field=given.name)
+    if tensor_input.data is not None:
+        raise InvalidField(
+            f"`{tensor_input.name}` has both `data` and binary data", field=tensor_input.name
+        )
     return size
 
 
 def select_outputs(request: InferRequest, known: Sequence[str]) -> list[OutputSelection]:
-    """The outputs asked for, all of them where none is named. Raises InvalidField."""
-    by_default = _flag("binary_data_output", request.parameters or {})
+    """Return the requested outputs, all by default. Raises InvalidField."""
+    default_binary = _parse_flag("binary_data_output", request.parameters or {})
     if not request.outputs:
-        return [OutputSelection(name, bool(by_default)) for name in known]
-    wanted: dict[str, OutputSelection] = {}
-    for asked in request.outputs:
-        parameters = asked.parameters or {}
-        if asked.name not in known:
+        return [OutputSelection(name, bool(default_binary)) for name in known]
+    selection: dict[str, OutputSelection] = {}
+    for output in request.outputs:
+        parameters = output.parameters or {}
+        if output.name not in known:
             names = ", ".join(f"`{name}`" for name in known)
-            raise InvalidField(f"there is no output `{asked.name}`, only {names}", field="outputs")
-        if asked.name in wanted:
-            raise InvalidField(f"output `{asked.name}` is asked for twice", field="outputs")
+            raise InvalidField(
+                f"unknown output `{output.name}`. Known outputs: {names}", field="outputs"
+            )
+        if output.name in selection:
+            raise InvalidField(f"output `{output.name}` is requested twice", field="outputs")
         if parameters.get("classification"):
             raise InvalidField(
-                f"output `{asked.name}`: `classification` is not supported; ask a classifier "
-                "with the parameter `top_k`",
+                f"output `{output.name}`: `classification` is not supported. Use the parameter "
+                "`top_k` of a classification model.",
                 field="outputs",
             )
-        _reject_shared_memory(asked.name, parameters)
-        own = _flag("binary_data", parameters)
-        wanted[asked.name] = OutputSelection(asked.name, bool(by_default if own is None else own))
-    return list(wanted.values())
+        _reject_shared_memory(output.name, parameters)
+        binary = _parse_flag("binary_data", parameters)
+        is_binary = bool(default_binary if binary is None else binary)
+        selection[output.name] = OutputSelection(output.name, is_binary)
+    return list(selection.values())
 
 
-def _flag(name: str, parameters: Mapping[str, Any]) -> bool | None:
+def _parse_flag(name: str, parameters: Mapping[str, Any]) -> bool | None:
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidField(f"`parameters.{name}` must be a boolean", field=f"parameters.{name}")
@@ -183,28 +191,28 @@ def _reject_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def infer_response(
-    head: Mapping[str, Any],
+    envelope: Mapping[str, Any],
     tensors: Sequence[Tensor],
-    wanted: Sequence[OutputSelection],
+    selection: Sequence[OutputSelection],
     headers: Mapping[str, str],
 ) -> Response:
-    """The answer: `head` and the wanted tensors, binary ones behind the JSON."""
+    """Build the response from `envelope` and the selected tensors, binary ones after the JSON."""
     by_name = {tensor.name: tensor for tensor in tensors}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
-    for asked in wanted:
-        tensor = by_name[asked.name]
+    for selected in selection:
+        tensor = by_name[selected.name]
         parameters: dict[str, Any] = {}
         if tensor.content_type is not None:
             parameters["content_type"] = tensor.content_type
         output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if asked.binary:
+        if selected.binary:
             raw.append(tensor.to_binary())
             parameters["binary_data_size"] = len(raw[-1])
         else:
             output["data"] = tensor.to_json()
         outputs.append(output | ({"parameters": parameters} if parameters else {}))
-    message = {**head, "outputs": outputs}
+    message = {**envelope, "outputs": outputs}
     if not raw:
         return json_response(message, headers=headers)
     json = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,4 +1,4 @@
-"""How a model is described to clients of the Open Inference Protocol."""
+"""Model metadata of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.task_tensors import (
     TensorSpec,
+    find_list_parameters,
     find_task_tensors,
-    list_parameters,
 )
 from deployments.ingress.service import InferenceService
 from deployments.registry import RegisteredModel
@@ -21,7 +21,7 @@ CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
 
 class TensorMetadata(TypedDict):
-    """A tensor; -1 is any size. Every [n, 1] of BYTES is taken as [n] too."""
+    """A tensor; -1 is any size. BYTES of shape [n, 1] may also be [n]."""
 
     name: str
     datatype: str
@@ -30,18 +30,18 @@ class TensorMetadata(TypedDict):
 
 
 class TaskMetadata(TypedDict):
-    """One of the tasks of a model; the request's tensors tell which, or its parameter `task`."""
+    """A task of a model. The parameter `task` or the tensor names of a request select it."""
 
     task: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
-    rows: str  # how the rows of inputs and outputs belong together
-    parameters: list[str]  # of the request's `parameters`, or tensors of these names
-    list_parameters: list[str]  # those of them that are lists: JSON in a string, or BYTES
+    rows: str  # relation of input rows to output rows
+    parameters: list[str]  # in `parameters` of the request, or tensors of these names
+    list_parameters: list[str]  # parameters that are lists: JSON in a string, or BYTES
 
 
 class ModelMetadata(TypedDict):
-    """A model; `inputs` and `outputs` are those of its own task, the first of `tasks`."""
+    """A model. `inputs` and `outputs` are those of the first of `tasks`."""
 
     name: str
     versions: list[str]
@@ -55,13 +55,12 @@ class IndexEntry(TypedDict):
     """A configured model in the repository index."""
 
     name: str
-    version: NotRequired[str]  # not known of a model that could not be opened
+    version: NotRequired[str]  # absent for rejected models
     state: Literal["READY", "LOADING", "UNAVAILABLE"]
     reason: str
 
 
 def model_metadata(model: RegisteredModel) -> ModelMetadata:
-    """What a client must know to send tensors to the model."""
     tasks = [_task_metadata(task) for task in model.tasks]
     return {
         "name": model.ref.id,
@@ -74,41 +73,41 @@ def model_metadata(model: RegisteredModel) -> ModelMetadata:
 
 
 def _task_metadata(task: Any) -> TaskMetadata:
-    form = find_task_tensors(task)
+    task_tensors = find_task_tensors(task)
     return {
         "task": task,
-        "inputs": [_tensor_metadata(spec) for spec in form.inputs],
-        "outputs": [_tensor_metadata(spec) for spec in form.outputs],
-        "rows": form.rows,
+        "inputs": [_tensor_metadata(spec) for spec in task_tensors.inputs],
+        "outputs": [_tensor_metadata(spec) for spec in task_tensors.outputs],
+        "rows": task_tensors.rows,
         "parameters": list(TASKS[task].parameters.model_fields),
-        "list_parameters": sorted(list_parameters(task)),
+        "list_parameters": sorted(find_list_parameters(task)),
     }
 
 
 def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
-    told: TensorMetadata = {
+    metadata: TensorMetadata = {
         "name": spec.name,
         "datatype": spec.datatype,
         "shape": list(spec.shape),
     }
-    return {**told, "optional": True} if spec.optional else told
+    return {**metadata, "optional": True} if spec.optional else metadata
 
 
-def model_config(model: RegisteredModel, most_items: int) -> dict[str, Any]:
-    """Triton's model configuration of the model's own task.
+def model_config(model: RegisteredModel, max_items: int) -> dict[str, Any]:
+    """Build Triton's configuration for the first task of the model.
 
-    `max_batch_size` 0 says that the first dimension is no batch: the rows of one request belong
-    together. Otherwise it is left out of `dims`, as Triton does.
+    With `max_batch_size` 0 the first dimension is not a batch: the rows of a request belong
+    together. Otherwise `dims` omits the first dimension, as in Triton.
     """
-    form = find_task_tensors(model.tasks[0])
+    task_tensors = find_task_tensors(model.tasks[0])
     return {
         "name": model.ref.id,
         "platform": model.manifest.candidates[0].engine,
         "backend": "hundredfold",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": most_items if form.batched else 0,
-        "input": _config_tensors(form.inputs, batched=form.batched),
-        "output": _config_tensors(form.outputs, batched=form.batched),
+        "max_batch_size": max_items if task_tensors.batched else 0,
+        "input": _config_tensors(task_tensors.inputs, batched=task_tensors.batched),
+        "output": _config_tensors(task_tensors.outputs, batched=task_tensors.batched),
     }
 
 
@@ -125,7 +124,7 @@ def _config_tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[
 
 
 def repository_index(service: InferenceService, *, only_ready: bool) -> list[IndexEntry]:
-    """Every configured model, the refused ones last with their reasons."""
+    """List all configured models. Rejected models come last, with the reason."""
     entries: list[IndexEntry] = []
     for model in service.registry.open_models():
         ready = is_loaded(model, service.monitor)
@@ -134,7 +133,7 @@ def repository_index(service: InferenceService, *, only_ready: bool) -> list[Ind
                 "name": model.ref.id,
                 "version": model.ref.version,
                 "state": "READY" if ready else "LOADING",
-                "reason": "" if ready else "no encoder that has the model is running",
+                "reason": "" if ready else "no running replica serves the model",
             }
         )
     for model_id, error in service.registry.rejected().items():

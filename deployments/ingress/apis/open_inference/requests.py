@@ -1,4 +1,4 @@
-"""From the tensors and parameters of an `infer` request to the question it asks the service."""
+"""Requests of the Open Inference Protocol, parsed into inference requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from deployments.errors import InvalidField
 from deployments.ingress.apis.open_inference.task_tensors import (
     bind_tensors,
     detect_task_from_tensors,
+    find_list_parameters,
     find_task_tensors,
-    list_parameters,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
@@ -22,8 +22,8 @@ from deployments.ingress.service import InferenceRequest, resolve_task
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
-# What the protocol, Triton and MLServer say about the request itself: nothing to a task. There are
-# no sequences and no priorities here, and every request has the server's own deadline.
+# Parameters of the protocol, Triton and MLServer that have no effect here. The server has no
+# sequences and no priorities, and sets the deadline itself.
 IGNORED_PARAMETERS = frozenset(
     {
         "binary_data_output",
@@ -39,14 +39,14 @@ IGNORED_PARAMETERS = frozenset(
 IGNORED_PREFIX = "triton_"
 TASK = "task"
 OPTION_NAMES = frozenset(HEADERS.values())
-OPTION_FIELD_NAMES = {"options": "parameters"}  # they stand among the parameters here
+OPTION_FIELD_NAMES = {"options": "parameters"}  # options are parameters in this API
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """The question, and what its client calls the fields that an error may name."""
+    """An inference request, and the names of its fields in the tensor request."""
 
-    question: InferenceRequest
+    inference_request: InferenceRequest
     task: str
     names: Mapping[str, str]
 
@@ -57,37 +57,37 @@ def parse_tensor_request(
     tensors: Mapping[str, Tensor],
     headers: Mapping[str, str],
 ) -> TensorRequest:
-    """What the request asks of `model`; all its rows are one question.
+    """Parse all rows into one request.
 
     Raises InvalidField, EmptyInput, UnknownParameter or WrongTask.
     """
-    own = {
+    used = {
         name: value
         for name, value in parameters.items()
         if name not in IGNORED_PARAMETERS and not name.startswith(IGNORED_PREFIX)
     }
-    named = _parse_task(own.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
+    requested_task = _parse_task(used.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
     with rename_error_fields(OPTION_FIELD_NAMES):
-        options = read_options({name: own.pop(name) for name in OPTION_NAMES & set(own)}, headers)
-    task = resolve_task(InferenceRequest(None, task=named, parameters=own), model)
+        options = read_options({name: used.pop(name) for name in OPTION_NAMES & set(used)}, headers)
+    task = resolve_task(InferenceRequest(None, task=requested_task, parameters=used), model)
     bound = bind_tensors(task, tensors)
     for name in bound.parameters:
-        if name in own:
+        if name in used:
             raise InvalidField(f"`{name}` is sent twice", field=name)
-    form = find_task_tensors(task)
-    theirs, ours = form.field_name
-    # A reader of texts knows its input by the name it sent.
-    called = bound.text_name if ours == "text" else ours
+    task_tensors = find_task_tensors(task)
+    task_field, tensor_name = task_tensors.field_name
+    # The tensor of texts has the name that the client chose.
+    client_name = bound.text_name if tensor_name == "text" else tensor_name
     return TensorRequest(
-        question=InferenceRequest(
-            inputs=form.to_inputs(bound.columns),
+        inference_request=InferenceRequest(
+            inputs=task_tensors.to_inputs(bound.columns),
             model_id=model.ref.id,
             task=task,
-            parameters={**_parse_lists(task, own), **bound.parameters},
+            parameters={**_parse_lists(task, used), **bound.parameters},
             options=options,
         ),
         task=task,
-        names={theirs: called, **OPTION_FIELD_NAMES},
+        names={task_field: client_name, **OPTION_FIELD_NAMES},
     )
 
 
@@ -101,8 +101,8 @@ def _parse_task(name: Any) -> str | None:
 
 
 def _parse_lists(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """`parameters`, lists taken out of the strings that the protocol makes of them."""
-    lists = list_parameters(task)
+    """Parse lists, which the protocol sends as strings."""
+    lists = find_list_parameters(task)
     return {
         name: _parse_list(value) if name in lists and isinstance(value, str) else value
         for name, value in parameters.items()
@@ -110,7 +110,7 @@ def _parse_lists(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_list(text: str) -> Any:
-    """The list that `text` is in JSON, or `text` itself: labels also come separated by commas."""
+    """Return `text` itself if it is not a JSON list: labels may be separated by commas."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, with Triton's extensions for tensors and models.
+"""Routes of the Open Inference Protocol, version 2, with Triton's extensions.
 
 GET  /v2  /v2/health/live  /v2/health/ready
 GET  /v2/models/{id}[/versions/{version}][/ready|/config|/stats]   /v2/models/stats
@@ -75,7 +75,7 @@ EXAMPLES: Mapping[str, Any] = {
 
 
 class OpenInferenceRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "Open Inference Protocol"
 
@@ -85,11 +85,11 @@ class OpenInferenceRoutes:
         service.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
-        """Longest suffix first: a model id may itself contain slashes."""
+        """Longest suffix first: a model id may contain slashes."""
         return (
-            _get_operation("The server and what it can do", self.server, "/v2"),
-            _get_operation("Whether this process answers", self.live, "/v2/health/live"),
-            _get_operation("Whether requests can be answered", self.ready, "/v2/health/ready"),
+            _get_operation("Name, version and extensions of the server", self.server, "/v2"),
+            _get_operation("Health of this process", self.live, "/v2/health/live"),
+            _get_operation("Readiness of the cluster", self.ready, "/v2/health/ready"),
             _get_operation(
                 "Statistics of every model",
                 self.all_stats,
@@ -107,10 +107,10 @@ class OpenInferenceRoutes:
                 runs_model=True,
                 headers=INFERENCE_HEADERS,
             ),
-            _model_read("/ready", "Whether a model can answer now", self.model_ready),
-            _tensors_read("/config", "Triton's configuration of a model", self.config, _OBJECT),
+            _model_read("/ready", "Readiness of a model", self.model_ready),
+            _tensors_read("/config", "Triton configuration of a model", self.config, _OBJECT),
             _model_read("/stats", "Statistics of a model", self.stats, StatisticsResponse),
-            _tensors_read("", "A model's tensors", self.metadata, schema_of(ModelMetadata)),
+            _tensors_read("", "Tensors of a model", self.metadata, schema_of(ModelMetadata)),
             *self._repository_operations(),
         )
 
@@ -120,25 +120,25 @@ class OpenInferenceRoutes:
                 method="POST",
                 paths=("/v2/repository/index",),
                 handler=self.index,
-                summary="Every configured model, also the refused ones",
+                summary="List all configured models, including rejected ones",
                 body=_INDEX_BODY,
                 response=schema_of(list[IndexEntry]),
-                examples={"only those that can answer now": {"ready": True}},
+                examples={"ready models": {"ready": True}},
             ),
             Operation(
                 method="POST",
                 paths=("/v2/repository/models/{id:path}/load",),
                 handler=self.load,
-                summary="Whether a model is loaded, as every configured one is",
+                summary="Check that a model is loaded; configured models always are",
                 body=_LOAD_BODY,
                 response=_OBJECT,
-                examples={"as it is configured": {}},
+                examples={"no changes": {}},
             ),
             Operation(
                 method="POST",
                 paths=("/v2/repository/models/{id:path}/unload",),
                 handler=self.unload,
-                summary="Refused: what is served is configured",
+                summary="Not supported: the configuration defines the served models",
                 body=_LOAD_BODY,
                 response=_OBJECT,
             ),
@@ -149,15 +149,13 @@ class OpenInferenceRoutes:
         return path == "/v2" or (path.startswith("/v2/") and path.rstrip("/") != "/v2/rerank")
 
     async def server(self, request: Request) -> Response:
-        """The server and what it can do."""
         return json_response({"name": SERVER_NAME, "version": RELEASE, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        """This process answers."""
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """200 when requests without special wishes can be answered, else 503."""
+        """Ready if requests without `options` can be answered, else 503."""
         missing = self._service.monitor.missing()
         if not any(True for _ in self._service.registry.open_models()):
             missing.append("no model could be opened")
@@ -166,7 +164,6 @@ class OpenInferenceRoutes:
         return json_response({"ready": True})
 
     async def infer(self, request: Request) -> Response:
-        """Run a task."""
         limits = self._service.settings.limits
         model = self._model(request)
         header, binary = split_body(
@@ -174,55 +171,52 @@ class OpenInferenceRoutes:
         )
         message = parse_body(InferRequest, parse_json(header))
         tensors = read_tensors(message.inputs, binary)
-        asked = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
-        form = find_task_tensors(asked.task)
-        wanted = select_outputs(message, [spec.name for spec in form.outputs])
-        with rename_error_fields(asked.names):
-            response = await self._service.infer(asked.question)
-        head = {"model_name": model.ref.id, "model_version": model.ref.version}
+        parsed = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
+        task_tensors = find_task_tensors(parsed.task)
+        selection = select_outputs(message, [spec.name for spec in task_tensors.outputs])
+        with rename_error_fields(parsed.names):
+            response = await self._service.infer(parsed.inference_request)
+        envelope = {"model_name": model.ref.id, "model_version": model.ref.version}
         if message.id is not None:
-            head["id"] = message.id
-        outputs = form.to_outputs(response.result.value)
-        return infer_response(head, outputs, wanted, inference_headers(response))
+            envelope["id"] = message.id
+        outputs = task_tensors.to_outputs(response.result.value)
+        return infer_response(envelope, outputs, selection, inference_headers(response))
 
     async def model_ready(self, request: Request) -> Response:
-        """200 when the model can answer now, else 503."""
         model = self._model(request)
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             "name": model.ref.id,
             "ready": is_loaded(model, self._service.monitor),
         }
-        if not told["ready"]:
-            told["error"] = f"Model {model.ref.id} is not loaded"
-        return json_response(told, status=200 if told["ready"] else 503)
+        if not content["ready"]:
+            content["error"] = f"Model {model.ref.id} is not loaded"
+        return json_response(content, status=200 if content["ready"] else 503)
 
     async def metadata(self, request: Request) -> Response:
-        """The model's tensors."""
         return json_response(model_metadata(self._model_of_tensors(request)))
 
     async def config(self, request: Request) -> Response:
-        """The model as Triton would be configured for it."""
         limits = self._service.settings.limits
         return json_response(model_config(self._model_of_tensors(request), limits.items))
 
     async def stats(self, request: Request) -> Response:
-        """What the model has answered so far."""
-        return json_response({"model_stats": [self._statistics.of(self._model(request).ref)]})
+        return json_response(
+            {"model_stats": [self._statistics.build_stats(self._model(request).ref)]}
+        )
 
     async def all_stats(self, request: Request) -> Response:
-        """What every model has answered so far."""
         models = self._service.registry.open_models()
-        return json_response({"model_stats": [self._statistics.of(m.ref) for m in models]})
+        return json_response({"model_stats": [self._statistics.build_stats(m.ref) for m in models]})
 
     async def index(self, request: Request) -> Response:
-        """Every configured model; with `ready`, those that can answer now."""
+        """List all configured models, only ready ones with `ready`."""
         only_ready = (await self._optional_object(request)).get("ready")
         if only_ready is not None and not isinstance(only_ready, bool):
             raise InvalidField("`ready` must be a boolean", field="ready")
         return json_response(repository_index(self._service, only_ready=bool(only_ready)))
 
     async def load(self, request: Request) -> Response:
-        """Nothing to do for a configured model that was opened; the reason why not otherwise."""
+        """Do nothing for an open model. Raises ServeError with the reason for a rejected one."""
         body = await self._optional_object(request)
         try:
             self._service.registry.find(model_in_path(request) or "")
@@ -235,12 +229,12 @@ class OpenInferenceRoutes:
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
-        """Always refused. Raises UnknownModel for one that is not there at all."""
+        """Raises UnknownModel, or InvalidField for a configured model."""
         model = self._service.registry.find(model_in_path(request) or "")
-        raise InvalidField(f"Model {model.ref.id} stays loaded: {CONFIGURED}", field="model")
+        raise InvalidField(f"Model {model.ref.id} cannot be unloaded: {CONFIGURED}", field="model")
 
     def error_response(self, error: ServeError) -> Response:
-        """A string under `error`, all that its clients read; what a request may not be is 400."""
+        """Clients read `error` only. Invalid requests have status 400 instead of 422."""
         status = 400 if error.status == 422 else error.status
         return json_response(
             {"error": error.message, "code": error.code},
@@ -249,25 +243,25 @@ class OpenInferenceRoutes:
         )
 
     def _model(self, request: Request) -> RegisteredModel:
-        """The model of the path, in the version of the path. Raises UnknownModel."""
+        """Find the model and check the version of the path. Raises UnknownModel."""
         model = self._service.registry.find(model_in_path(request) or "")
         version = request.path_params.get("version", model.ref.version)
         if version != model.ref.version:
             raise UnknownModel(
-                f"Model {model.ref.id} has no version {version}; served is {model.ref.version}",
+                f"Model {model.ref.id} has no version {version}; the served version is {model.ref.version}",
                 field="version",
             )
         return model
 
     def _model_of_tensors(self, request: Request) -> RegisteredModel:
-        """The same, which has a form in tensors: text is generated elsewhere. Raises WrongTask."""
+        """Find an encoder model. Raises WrongTask for generative models, which have no tensors."""
         model = self._model(request)
         if model.is_generative:
             raise wrong_route_error(model)
         return model
 
     async def _optional_object(self, request: Request) -> Mapping[str, Any]:
-        """The body, an empty one as {}. Raises MalformedBody."""
+        """Parse the body; an empty body is {}. Raises MalformedBody."""
         raw = await read_body(request, self._service.settings.limits)
         body = parse_json(raw) if raw.strip() else {}
         if not isinstance(body, dict):
@@ -290,7 +284,7 @@ def _model_read(suffix: str, summary: str, handler: Handler, response: Any = Non
 
 
 def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:
-    """Refused for models that generate text."""
+    """Status 400 for generative models."""
     return Operation(
         method="GET",
         paths=(VERSION + suffix, MODEL + suffix),

@@ -1,4 +1,4 @@
-"""What each model has answered so far, as the Open Inference Protocol's clients ask for it."""
+"""Statistics per model of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from deployments.messages import ModelRef
 from deployments.records import RequestRecord
 from deployments.tasks import list_task_names
 
-# Requests that only ask the tokenizer are no inferences; "none" failed before its task was known.
+# Tokenizer requests are not inferences. "none" failed before its task was known.
 INFERENCES = frozenset({"none", *list_task_names()})
 
 
 class Durations(TypedDict):
-    """How often something happened, and how long it took in all, in nanoseconds."""
+    """Number of events and their total duration in nanoseconds."""
 
     count: int
     ns: int
 
 
 class InferenceStatistics(TypedDict):
-    """Requests by how they ended, and where the time of the computed ones went."""
+    """Requests by outcome, and phases of the requests that were not cache hits."""
 
-    success: Durations  # those from the cache included
+    success: Durations  # including cache hits
     fail: Durations
     queue: Durations
-    compute_input: Durations  # tokenizing
+    compute_input: Durations  # tokenization
     compute_infer: Durations  # the forward pass
-    compute_output: Durations  # decoding: part of the way back, not timed
+    compute_output: Durations  # always 0: not measured
     cache_hit: Durations
 
 
 class ModelStats(TypedDict):
-    """One model's statistics since this process started."""
+    """Statistics of a model since the start of this process."""
 
     name: str
     version: str
     last_inference: int  # milliseconds since the epoch; 0: never
     inference_count: int  # items of successful requests
-    execution_count: int  # requests that were computed; passes are shared and counted in /metrics
+    execution_count: int  # requests without cache hits; /metrics counts forward passes
     inference_stats: InferenceStatistics
-    batch_stats: list[Durations]  # none: batches are made in the encoders
+    batch_stats: list[Durations]  # always empty: encoders build the batches
 
 
 class StatisticsResponse(TypedDict):
-    """The answer of every `stats` route."""
+    """Response of all `stats` routes."""
 
     model_stats: list[ModelStats]
 
@@ -63,7 +63,7 @@ class _Sum:
         self.count += 1
         self.ns += round(seconds * 1e9)
 
-    def told(self) -> Durations:
+    def to_durations(self) -> Durations:
         return {"count": self.count, "ns": self.ns}
 
 
@@ -74,15 +74,15 @@ class _Counts:
     success: _Sum = field(default_factory=_Sum)
     fail: _Sum = field(default_factory=_Sum)
     queue: _Sum = field(default_factory=_Sum)
-    encode: _Sum = field(default_factory=_Sum)
+    tokenize: _Sum = field(default_factory=_Sum)
     forward: _Sum = field(default_factory=_Sum)
     cache_hit: _Sum = field(default_factory=_Sum)
 
 
 class ModelStatistics:
-    """A RequestRecorder that adds up, per model, the requests of every API of this ingress.
+    """A RequestRecorder that sums the requests of all APIs per model, in this ingress replica.
 
-    Other ingress replicas have sums of their own. `clock` gives seconds since the epoch.
+    `clock` returns seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -90,7 +90,6 @@ class ModelStatistics:
         self._counts: defaultdict[str, _Counts] = defaultdict(_Counts)
 
     def record(self, request: RequestRecord) -> None:
-        """Add one finished request; one that found no model belongs to none."""
         if request.task not in INFERENCES:
             return
         counts = self._counts[request.model]
@@ -104,11 +103,11 @@ class ModelStatistics:
             counts.cache_hit.add(request.total_s)
             return
         counts.queue.add(request.timings.queue_s)
-        counts.encode.add(request.timings.tokenize_s)
+        counts.tokenize.add(request.timings.tokenize_s)
         counts.forward.add(request.timings.forward_s)
 
-    def of(self, model: ModelRef) -> ModelStats:
-        """The sums of one model; one process serves one version of it."""
+    def build_stats(self, model: ModelRef) -> ModelStats:
+        """Build the statistics of a model. A process serves one version of it."""
         counts = self._counts.get(model.id, _Counts())
         return {
             "name": model.id,
@@ -117,13 +116,13 @@ class ModelStatistics:
             "inference_count": counts.items,
             "execution_count": counts.forward.count,
             "inference_stats": {
-                "success": counts.success.told(),
-                "fail": counts.fail.told(),
-                "queue": counts.queue.told(),
-                "compute_input": counts.encode.told(),
-                "compute_infer": counts.forward.told(),
-                "compute_output": _Sum().told(),
-                "cache_hit": counts.cache_hit.told(),
+                "success": counts.success.to_durations(),
+                "fail": counts.fail.to_durations(),
+                "queue": counts.queue.to_durations(),
+                "compute_input": counts.tokenize.to_durations(),
+                "compute_infer": counts.forward.to_durations(),
+                "compute_output": _Sum().to_durations(),
+                "cache_hit": counts.cache_hit.to_durations(),
             },
             "batch_stats": [],
         }

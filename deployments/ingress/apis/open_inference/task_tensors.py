@@ -1,4 +1,4 @@
-"""Which tensors each task takes and gives, and how their rows become its inputs and its answer."""
+"""Tensors of each task, and their conversion to task inputs and from task outputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
 from deployments.ingress.http.api import schema_of
 from deployments.tasks import TASKS, Task
 
-InputTexts = Mapping[str, list[str]]  # the texts of each input
+InputTexts = Mapping[str, list[str]]  # by name of the input
 
-# What other servers call the one text input; ours comes first.
+# Names of the text input; the first is the name in the metadata, the others come from other servers.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
-# MLServer's word for BYTES of which each is a JSON value.
+# MLServer's content type of BYTES with a JSON value each.
 JSON_ROWS = "hg_jsonlist"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output as it is published; -1 is any size."""
+    """An input or output in the metadata; -1 is any size."""
 
     name: str
     datatype: Datatype
@@ -36,36 +36,34 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTensors:
-    """One task in tensors."""
-
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    rows: str  # how the rows of inputs and outputs belong together
+    rows: str  # relation of input rows to output rows
     to_inputs: Callable[[InputTexts], Any]  # raises InvalidField
     to_outputs: Callable[[Any], tuple[Tensor, ...]]
-    batched: bool = True  # row i of every output answers row i of every input
-    # How the task's own paths begin, and what they are called here.
+    batched: bool = True  # row i of the outputs belongs to row i of the inputs
+    # Prefix of the field paths of the task, and its replacement in errors.
     field_name: tuple[str, str] = ("inputs.", "")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTensors:
-    """The tensors of one request in their roles."""
+    """The tensors of a request by role."""
 
     columns: InputTexts
     parameters: Mapping[str, Any]
-    text_name: str  # what the client calls the text input
+    text_name: str  # name of the text input in the request
 
 
 def _column(name: str, rows: int = -1, *, optional: bool = False) -> TensorSpec:
     return TensorSpec(name, "BYTES", (rows, 1), optional)
 
 
-def _texts(columns: InputTexts) -> list[str]:
+def _read_texts(columns: InputTexts) -> list[str]:
     return columns["text"]
 
 
-def _texts_and_pairs(columns: InputTexts) -> list[Any]:
+def _pair_texts(columns: InputTexts) -> list[Any]:
     texts, pairs = columns["text"], columns.get("text_pair")
     if pairs is None:
         return texts
@@ -73,7 +71,7 @@ def _texts_and_pairs(columns: InputTexts) -> list[Any]:
     return [{"text": a, "text_pair": b} for a, b in zip(texts, pairs, strict=True)]
 
 
-def _questions(columns: InputTexts) -> dict[str, list[str]]:
+def _convert_questions(columns: InputTexts) -> dict[str, list[str]]:
     questions, contexts = columns["question"], columns["context"]
     if len(contexts) == 1:
         contexts = contexts * len(questions)
@@ -81,72 +79,72 @@ def _questions(columns: InputTexts) -> dict[str, list[str]]:
     return {"question": questions, "context": contexts}
 
 
-def _check_rows(name: str, rows: int, due: int) -> None:
-    if rows != due:
-        raise InvalidField(f"`{name}` has {rows} rows instead of {due}", field=name)
+def _check_rows(name: str, rows: int, expected: int) -> None:
+    if rows != expected:
+        raise InvalidField(f"`{name}` has {rows} rows; expected {expected}", field=name)
 
 
-def _embedding(value: Any) -> tuple[Tensor, ...]:
+def _build_embedding(value: Any) -> tuple[Tensor, ...]:
     return (Tensor("embedding", "FP32", value.shape, value),)
 
 
-def _labels(value: Any) -> tuple[Tensor, ...]:
-    """One text's labels are as many as another's."""
-    pairs = [[(one["label"], one["score"]) for one in row] for row in value]
-    return _label_tensors(pairs)
+def _build_labels(value: Any) -> tuple[Tensor, ...]:
+    """All texts have the same number of labels."""
+    pairs = [[(item["label"], item["score"]) for item in row] for row in value]
+    return _build_label_tensors(pairs)
 
 
-def _candidate_labels(value: Any) -> tuple[Tensor, ...]:
-    return _label_tensors([list(zip(v["labels"], v["scores"], strict=True)) for v in value])
+def _build_candidate_labels(value: Any) -> tuple[Tensor, ...]:
+    return _build_label_tensors([list(zip(v["labels"], v["scores"], strict=True)) for v in value])
 
 
-def _label_tensors(rows: Sequence[Sequence[tuple[str, float]]]) -> tuple[Tensor, ...]:
+def _build_label_tensors(rows: Sequence[Sequence[tuple[str, float]]]) -> tuple[Tensor, ...]:
     shape = (len(rows), len(rows[0]))
     labels = [label for row in rows for label, _ in row]
     scores = np.array([[score for _, score in row] for row in rows], dtype=np.float32)
     return Tensor("label", "BYTES", shape, labels), Tensor("score", "FP32", shape, scores)
 
 
-def _json_rows(value: Any) -> tuple[Tensor, ...]:
+def _build_json_rows(value: Any) -> tuple[Tensor, ...]:
     rows = [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY).decode() for row in value]
     return (Tensor("output", "BYTES", (len(rows), 1), rows, JSON_ROWS),)
 
 
 _LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (-1, -1)))
 _JSON = (_column("output"),)
-_IN_TEXT = ("inputs", "text")
+_TEXT_FIELD = ("inputs", "text")
 
 TASK_TENSORS: Mapping[str, TaskTensors] = {
     TaskName.FEATURE_EXTRACTION: TaskTensors(
         inputs=(_column("text"),),
         outputs=(TensorSpec("embedding", "FP32", (-1, -1)),),
         rows="row i of `embedding` is the vector of `text` i",
-        to_inputs=_texts,
-        to_outputs=_embedding,
-        field_name=_IN_TEXT,
+        to_inputs=_read_texts,
+        to_outputs=_build_embedding,
+        field_name=_TEXT_FIELD,
     ),
     TaskName.TEXT_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"), _column("text_pair", optional=True)),
         outputs=_LABELS,
         rows="row i has the labels of `text` i, or of `text` i with `text_pair` i, best first",
-        to_inputs=_texts_and_pairs,
-        to_outputs=_labels,
-        field_name=_IN_TEXT,
+        to_inputs=_pair_texts,
+        to_outputs=_build_labels,
+        field_name=_TEXT_FIELD,
     ),
     TaskName.ZERO_SHOT_CLASSIFICATION: TaskTensors(
         inputs=(_column("text"),),
         outputs=_LABELS,
         rows="row i has the `candidate_labels` for `text` i, best first",
-        to_inputs=_texts,
-        to_outputs=_candidate_labels,
-        field_name=_IN_TEXT,
+        to_inputs=_read_texts,
+        to_outputs=_build_candidate_labels,
+        field_name=_TEXT_FIELD,
     ),
     TaskName.QUESTION_ANSWERING: TaskTensors(
         inputs=(_column("question"), _column("context")),
         outputs=_JSON,
         rows="row i of `output` answers `question` i from `context` i, or from the only `context`",
-        to_inputs=_questions,
-        to_outputs=_json_rows,
+        to_inputs=_convert_questions,
+        to_outputs=_build_json_rows,
     ),
 }
 
@@ -175,9 +173,9 @@ def _derive_tensors(task: Task) -> TaskTensors:
             inputs=(_column("text"),),
             outputs=_JSON,
             rows="row i of `output` is the result for `text` i, as JSON",
-            to_inputs=_texts,
-            to_outputs=_json_rows,
-            field_name=_IN_TEXT,
+            to_inputs=_read_texts,
+            to_outputs=_build_json_rows,
+            field_name=_TEXT_FIELD,
         )
     single = frozenset(name for name, field in properties.items() if field.get("type") == "string")
 
@@ -191,7 +189,7 @@ def _derive_tensors(task: Task) -> TaskTensors:
         outputs=_JSON,
         rows="row i of `output` is item i of the result, as JSON",
         to_inputs=to_inputs,
-        to_outputs=_json_rows,
+        to_outputs=_build_json_rows,
         batched=False,
     )
 
@@ -215,53 +213,57 @@ def _signatures() -> Mapping[frozenset[str], str]:
 
 
 @cache
-def list_parameters(task: str) -> frozenset[str]:
+def find_list_parameters(task: str) -> frozenset[str]:
     """Return the parameters of the task that may be lists."""
     schema = schema_of(TASKS[task].parameters)
     fields: Mapping[str, Any] = schema.get("properties", {})
-    return frozenset(name for name, field in fields.items() if _takes_list(field))
+    return frozenset(name for name, field in fields.items() if _accepts_list(field))
 
 
-def _takes_list(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "array" or any(map(_takes_list, schema.get("anyOf", ())))
+def _accepts_list(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "array" or any(map(_accepts_list, schema.get("anyOf", ())))
 
 
 def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
-    """Each tensor in its role: an input of the task, or one of its parameters.
+    """Assign each tensor to an input or a parameter of the task.
 
-    Raises InvalidField or EmptyInput, also for a tensor without a role.
+    Raises InvalidField or EmptyInput, also for unknown tensors.
     """
-    form, left = find_task_tensors(task), dict(tensors)
-    own = {spec.name for spec in form.inputs}
-    known = [name for name in TASKS[task].parameters.model_fields if name not in own]
-    parameters = {name: _parameter(task, left.pop(name)) for name in known if name in left}
-    text_name = _text_name({k: v for k, v in left.items() if k == "text" or k not in own})
+    task_tensors, remaining = find_task_tensors(task), dict(tensors)
+    input_names = {spec.name for spec in task_tensors.inputs}
+    known = [name for name in TASKS[task].parameters.model_fields if name not in input_names]
+    parameters = {
+        name: _read_parameter(task, remaining.pop(name)) for name in known if name in remaining
+    }
+    text_name = _find_text_name(
+        {k: v for k, v in remaining.items() if k == "text" or k not in input_names}
+    )
     columns: dict[str, list[str]] = {}
-    for spec in form.inputs:
+    for spec in task_tensors.inputs:
         name = text_name if spec.name == "text" else spec.name
-        if name in left:
-            columns[spec.name] = read_column(left.pop(name))
+        if name in remaining:
+            columns[spec.name] = read_column(remaining.pop(name))
         elif not spec.optional:
-            takes = ", ".join(f"`{one.name}`" for one in form.inputs if not one.optional)
+            required = ", ".join(f"`{i.name}`" for i in task_tensors.inputs if not i.optional)
             raise InvalidField(
-                f"`{task}` takes the inputs {takes}; `{name}` is missing", field=name
+                f"`{name}` is missing; `{task}` requires the inputs {required}", field=name
             )
-    for name in left:
-        raise InvalidField(f"`{name}` is no input of `{task}`", field=name)
+    for name in remaining:
+        raise InvalidField(f"`{name}` is not an input of `{task}`", field=name)
     return BoundTensors(columns, parameters, text_name)
 
 
-def _text_name(tensors: Mapping[str, Tensor]) -> str:
-    """The name that is known, else that of the only BYTES tensor."""
-    named = next((name for name in TEXT_NAMES if name in tensors), None)
-    if named is not None:
-        return named
-    possible = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
-    return possible[0] if len(possible) == 1 else "text"
+def _find_text_name(tensors: Mapping[str, Tensor]) -> str:
+    """Return a known name, else the name of the only BYTES tensor."""
+    known_name = next((name for name in TEXT_NAMES if name in tensors), None)
+    if known_name is not None:
+        return known_name
+    candidates = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
+    return candidates[0] if len(candidates) == 1 else "text"
 
 
 def read_column(tensor: Tensor) -> list[str]:
-    """The texts of a tensor [n], [n, 1] or [1, n]. Raises InvalidField or EmptyInput."""
+    """Return the texts of a tensor [n], [n, 1] or [1, n]. Raises InvalidField or EmptyInput."""
     if tensor.datatype != "BYTES":
         raise InvalidField(
             f"`{tensor.name}` must be BYTES, not {tensor.datatype}", field=tensor.name
@@ -277,10 +279,10 @@ def read_column(tensor: Tensor) -> list[str]:
     return texts
 
 
-def _parameter(task: str, tensor: Tensor) -> Any:
+def _read_parameter(task: str, tensor: Tensor) -> Any:
     values = tensor.values
     plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if tensor.name in list_parameters(task):
+    if tensor.name in find_list_parameters(task):
         return plain
     if len(plain) != 1:
         raise InvalidField(f"`{tensor.name}` must have one value", field=tensor.name)

@@ -1,4 +1,4 @@
-"""Tensors as the Open Inference Protocol writes them: values in JSON, or bytes behind it."""
+"""Tensors of the Open Inference Protocol: values in JSON, or raw bytes after the JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Datatype = Literal[
 ]
 Values = NDArray[Any] | Sequence[str]
 
-# What lies on the wire; numpy has no BF16, whose 16 bits are the upper half of an FP32.
+# Wire formats. numpy has no BF16; its 16 bits are the upper half of an FP32.
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -47,22 +47,21 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-# The Python types JSON values of each kind of number may have.
+# Python types of JSON values, by numpy kind.
 JSON_TYPES: Mapping[str, frozenset[type]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),
     "u": frozenset({int}),
     "f": frozenset({int, float}),
 }
-ELEMENT_LENGTH = struct.Struct("<I")  # in front of every element of a binary BYTES tensor
+ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of a binary BYTES tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output; as many values as `shape` says, last dimension fastest.
+    """An input or output in row-major order.
 
-    BYTES hold texts, everything else numbers. `content_type` is the word by which MLServer's
-    clients know what is inside the texts.
+    BYTES have texts, other datatypes numbers. `content_type` is MLServer's type of the texts.
     """
 
     name: str
@@ -72,46 +71,46 @@ class Tensor:
     content_type: str | None = None
 
     def to_json(self) -> Any:
-        """`data`: a flat list, or an array that the JSON encoder writes as one."""
+        """Return a flat list, or a flat array, which the JSON encoder accepts."""
         return self.values.reshape(-1) if isinstance(self.values, np.ndarray) else self.values
 
     def to_binary(self) -> bytes | memoryview:
-        """The raw tensor: the array's own memory where that is what the wire wants."""
+        """Return the raw tensor, without a copy if the array has the wire format."""
         if isinstance(self.values, np.ndarray):
             raw = np.ascontiguousarray(self.values, NUMPY_TYPES[self.datatype])
             return raw.reshape(-1).view(np.uint8).data
         encoded = [text.encode() for text in self.values]
-        return b"".join(part for one in encoded for part in (ELEMENT_LENGTH.pack(len(one)), one))
+        return b"".join(ELEMENT_LENGTH.pack(len(text)) + text for text in encoded)
 
 
 def parse_json_tensor(
     name: str, datatype: Datatype, shape: Sequence[int], data: list[Any]
 ) -> Tensor:
-    """A tensor from `data`, flat or nested as `shape` says. Raises InvalidField."""
+    """Parse `data`, flat or nested according to `shape`. Raises InvalidField."""
     values = _flat(name, shape, data)
     if datatype == "BYTES":
         wrong = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
             raise _tensor_error(
-                f"{name}[{wrong}]", "must be a string; send other bytes as binary data"
+                f"{name}[{wrong}]", "must be a string. Send other bytes as binary data."
             )
         return Tensor(name, datatype, tuple(shape), values)
     if datatype == "BF16":
-        raise _tensor_error(name, "is BF16, which JSON cannot hold; send it as binary data")
+        raise _tensor_error(name, "is BF16, which JSON does not support. Send it as binary data.")
     return Tensor(name, datatype, tuple(shape), _numbers(name, NUMPY_TYPES[datatype], values))
 
 
 def parse_binary_tensor(
     name: str, datatype: Datatype, shape: Sequence[int], raw: memoryview
 ) -> Tensor:
-    """A tensor from its raw bytes, all of them and no more. Raises InvalidField."""
+    """Parse raw bytes of exactly the size of the tensor. Raises InvalidField."""
     count = math.prod(shape)
     if datatype == "BYTES":
         return Tensor(name, datatype, tuple(shape), _texts(name, count, raw))
     kind = NUMPY_TYPES[datatype]
     if len(raw) != count * kind.itemsize:
-        due = f"{count} values of {datatype} are {count * kind.itemsize} bytes"
-        raise _tensor_error(name, f"has {len(raw)} bytes; {due}")
+        expected = f"{count} values of {datatype} have {count * kind.itemsize} bytes"
+        raise _tensor_error(name, f"has {len(raw)} bytes; {expected}")
     values = np.frombuffer(raw, kind)
     if datatype == "BF16":
         values = (values.astype("<u4") << 16).view("<f4")
@@ -119,15 +118,15 @@ def parse_binary_tensor(
 
 
 def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
-    """The values of a flat or nested list that has exactly the dimensions of `shape`."""
+    """Flatten a list with the dimensions of `shape`. Raises InvalidField."""
     count = math.prod(shape)
     nested = bool(data) and isinstance(data[0], list)
     if not nested and len(data) != count:
-        raise _tensor_error(name, f"has {len(data)} values; its shape {list(shape)} means {count}")
+        raise _tensor_error(name, f"has {len(data)} values; its shape {list(shape)} has {count}")
     level = [data] if nested else [[data]]
     for size in shape if nested else ():
         if any(not isinstance(row, list) or len(row) != size for row in level):
-            raise _tensor_error(name, f"is not nested as its shape {list(shape)} says")
+            raise _tensor_error(name, f"is not nested according to its shape {list(shape)}")
         level = [child for row in level for child in row]
     return level if nested else data
 
@@ -136,14 +135,14 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
     allowed = JSON_TYPES[kind.kind]
     wrong = next((i for i, value in enumerate(values) if type(value) not in allowed), None)
     if wrong is not None:
-        words = " or ".join(sorted(one.__name__ for one in allowed))
-        raise _tensor_error(f"{name}[{wrong}]", f"must be of type {words}")
+        names = " or ".join(sorted(allowed_type.__name__ for allowed_type in allowed))
+        raise _tensor_error(f"{name}[{wrong}]", f"must be of type {names}")
     try:
         with np.errstate(over="ignore"):
             numbers = np.array(values, kind)
     except OverflowError as exc:
         raise _tensor_error(name, f"has a value that is too large for {kind.name}") from exc
-    # JSON has no infinity, so one comes from a value beyond the type's range.
+    # JSON has no infinity: an infinite value is out of range of the type.
     if kind.kind == "f" and not np.isfinite(numbers).all():
         raise _tensor_error(name, f"has a value that is too large for {kind.name}")
     return numbers
@@ -152,23 +151,25 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
 def _texts(name: str, count: int, raw: memoryview) -> list[str]:
     texts: list[str] = []
     start = 0
-    # Counted by what is there, never by the shape alone: that is only a claim.
+    # Read what the bytes contain. The shape is not trusted: it may be huge.
     while start < len(raw):
         begin = start + ELEMENT_LENGTH.size
         if begin > len(raw):
             raise _tensor_error(f"{name}[{len(texts)}]", "ends within its length")
         end = begin + ELEMENT_LENGTH.unpack_from(raw, start)[0]
         if end > len(raw):
-            raise _tensor_error(f"{name}[{len(texts)}]", "is said to be longer than the tensor")
+            raise _tensor_error(
+                f"{name}[{len(texts)}]", "has a length beyond the end of the tensor"
+            )
         try:
             texts.append(str(raw[begin:end], "utf-8"))
         except UnicodeDecodeError as exc:
             raise _tensor_error(f"{name}[{len(texts)}]", "is not UTF-8") from exc
         start = end
     if len(texts) != count:
-        raise _tensor_error(name, f"has {len(texts)} elements; its shape means {count}")
+        raise _tensor_error(name, f"has {len(texts)} elements; its shape has {count}")
     return texts
 
 
-def _tensor_error(path: str, why: str) -> InvalidField:
-    return InvalidField(f"`{path}` {why}", field=path)
+def _tensor_error(path: str, problem: str) -> InvalidField:
+    return InvalidField(f"`{path}` {problem}", field=path)

@@ -1,7 +1,7 @@
-"""Prometheus text of the whole cluster, gathered from Ray's metrics agent on every node.
+"""Prometheus text of the whole cluster, scraped from the metrics agent of Ray on each node.
 
-Each agent knows its own node's processes; asked together they give the same answer whichever
-ingress replica serves the scrape.
+An agent has the metrics of its node only. Scraping all agents makes the result independent of the
+ingress replica.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATUS = re.compile(r'\bstatus="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class MetricAlias:
-    """One family under another name; `label` may drop a sample (None) or add a label to it."""
+    """A second name of a metric. `label` returns a label to add, or None to drop a sample."""
 
     name: str
     source: str
@@ -29,16 +29,16 @@ class MetricAlias:
     label: Callable[[str], str | None] = lambda _labels: ""
 
     def lines(self, exposition: str) -> Iterator[str]:
-        """The samples under the new name, with the labels they have."""
+        """Yield the samples under the new name."""
         sample = re.compile(rf"^{self.source}((?:_bucket|_sum|_count)?)(?:{{(.*)}})? (\S+)$", re.M)
         for suffix, labels, value in sample.findall(exposition):
-            own = self.label(labels)
-            if own is not None:
-                yield f"{self.name}{suffix}{{{own}{labels}}} {value}"
+            added = self.label(labels)
+            if added is not None:
+                yield f"{self.name}{suffix}{{{added}{labels}}} {value}"
 
 
 def add_tei_aliases(exposition: str) -> str:
-    """The text, and behind it the families that have an alias."""
+    """Append the metrics that have an alias of text-embeddings-inference."""
     lines: list[str] = []
     for alias in ALIASES:
         if samples := list(alias.lines(exposition)):
@@ -64,8 +64,8 @@ def _reason_of_failure(labels: str) -> str | None:
 
 
 def _status(labels: str) -> int:
-    found = STATUS.search(labels)
-    return int(found[1]) if found else 200
+    match = STATUS.search(labels)
+    return int(match[1]) if match else 200
 
 
 ALIASES = (
@@ -74,27 +74,30 @@ ALIASES = (
         "te_request_success",
         f"{PREFIX}_requests_total",
         "counter",
-        "Requests that were answered",
+        "Requests with status 200",
         _only_success,
     ),
     MetricAlias(
         "te_request_failure",
         f"{PREFIX}_requests_total",
         "counter",
-        "Requests that failed: by the client, for want of room, or here",
+        "Failed requests by cause: validation, overloaded or inference",
         _reason_of_failure,
     ),
     MetricAlias(
         "te_request_duration",
         f"{PREFIX}_request_seconds",
         "histogram",
-        "Whole request inside the ingress, seconds",
+        "Seconds of a request in the ingress",
     ),
     MetricAlias(
         "te_batch_next_size", f"{PREFIX}_batch_items", "histogram", "Items in a forward pass"
     ),
     MetricAlias(
-        "te_queue_size", f"{PREFIX}_waiting_items", "gauge", "Texts waiting when a pass ended"
+        "te_queue_size",
+        f"{PREFIX}_waiting_items",
+        "gauge",
+        "Queued texts at the end of a forward pass",
     ),
 )
 
@@ -102,15 +105,15 @@ Scrape = Callable[[], Awaitable[str]]
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
-# Agents are the cluster's own; a proxy from the environment has no business here.
+# Agents are in the cluster: ignore proxies of the environment.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# Labels of Ray's own that tell nothing about a request. `WorkerId` stays, as `replica`: it keeps
-# the series of two replicas apart.
+# Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates the
+# series of two replicas.
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
 
 
 async def scrape_ray() -> str:
-    """Our metrics from every live node; a node that does not answer is left out."""
+    """Return the metrics of all live nodes. Skip nodes whose agent does not respond."""
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
     return add_tei_aliases(merge_expositions(texts))
@@ -136,19 +139,21 @@ def _fetch(url: str) -> str:
 
 
 def merge_expositions(expositions: Iterable[str]) -> str:
-    """Our families out of several texts: one HELP and TYPE each, then all samples."""
-    heads: dict[str, list[str]] = {}
+    """Merge the metrics of this project: one HELP and TYPE each, then all samples."""
+    headers: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
-    family = ""
+    metric = ""
     for line in (line for text in expositions for line in text.splitlines()):
         if line.startswith(("# HELP ", "# TYPE ")):
             line = line.replace(AGENT_PREFIX, f"{PREFIX}_")
-            family = line.split(" ", 3)[2]
-            head = heads.setdefault(family, [])
-            if line not in head:
-                head.append(line)
+            metric = line.split(" ", 3)[2]
+            header = headers.setdefault(metric, [])
+            if line not in header:
+                header.append(line)
         elif line.startswith(AGENT_PREFIX):
-            plain = AGENT_LABELS.sub("", line.removeprefix("ray_")).replace("WorkerId=", "replica=")
-            samples.setdefault(family, []).append(plain)
-    lines = [line for name, rows in samples.items() for line in (*heads.get(name, ()), *rows)]
+            sample = AGENT_LABELS.sub("", line.removeprefix("ray_")).replace(
+                "WorkerId=", "replica="
+            )
+            samples.setdefault(metric, []).append(sample)
+    lines = [line for name, rows in samples.items() for line in (*headers.get(name, ()), *rows)]
     return "\n".join(lines) + "\n"

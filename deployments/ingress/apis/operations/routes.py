@@ -1,4 +1,4 @@
-"""For those who run the service: health, readiness, metrics."""
+"""Routes for operators: health, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class OperationsRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "Operations"
 
@@ -27,21 +27,20 @@ class OperationsRoutes:
         self._gather = gather
 
     def operations(self) -> Sequence[Operation]:
-        """Paths probes and scrapers expect."""
         status = {"type": "object", "properties": {"status": {"const": "ok"}}}
         return (
             Operation(
                 method="GET",
                 paths=("/", "/health", "/ping"),
                 handler=self.health,
-                summary="Whether this process answers",
+                summary="Health of this process",
                 response=status,
             ),
             Operation(
                 method="GET",
                 paths=("/ready",),
                 handler=self.ready,
-                summary="Whether requests can be answered, else 503 with the reasons",
+                summary="Readiness of the cluster; 503 lists the reasons",
                 response={"type": "object"},
                 other_responses={503: {"type": "object"}},
             ),
@@ -60,15 +59,13 @@ class OperationsRoutes:
         return False
 
     def error_response(self, error: ServeError) -> Response:
-        """The bare error."""
         return json_response({"error": error.message, "code": error.code}, status=error.status)
 
     async def health(self, request: Request) -> Response:
-        """This process answers."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """200 when requests without special wishes can be answered, else 503 with the reasons."""
+        """Ready if requests without `options` can be answered."""
         service = self._service
         missing = service.monitor.missing()
         if not any(True for _ in service.registry.open_models()):
@@ -85,5 +82,4 @@ class OperationsRoutes:
         return json_response(body, status=503 if missing else 200)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text of the whole cluster."""
         return PlainTextResponse(await self._gather(), media_type=EXPOSITION_TYPE)

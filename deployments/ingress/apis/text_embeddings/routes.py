@@ -1,9 +1,9 @@
-"""The API of text-embeddings-inference, over several models.
+"""Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /predict  /similarity              the first model that can, or `model`
-POST /tokenize  /decode                                     likewise
-POST /embed_sparse                                          refused: no graph here gives that
-POST /models/{id}/embed  ...                                the same of one model
+POST /embed  /embed_all  /predict  /similarity              `model` of the body, or the first that fits
+POST /tokenize  /decode                                     the same
+POST /embed_sparse                                          not supported
+POST /models/{id}/embed  ...                                the same for one model
 GET  /info
 """
 
@@ -65,7 +65,7 @@ from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
 
-# Status and `error_type` by kind of error; others keep their status.
+# Status and `error_type` by error class. Other errors keep their status.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
     EmptyInput: (400, "Empty"),
     InvalidField: (422, "Validation"),
@@ -83,7 +83,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 
 def build_tei_error(error: ServeError) -> Response:
-    """`error_type` in Title case, as its server writes it, not as its documents say."""
+    """`error_type` is in Title Case, as in the server of TEI, unlike its documentation."""
     status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))
@@ -91,7 +91,7 @@ def build_tei_error(error: ServeError) -> Response:
 
 B = TypeVar("B", bound=BaseModel)
 
-# Parameters stand beside `inputs` here.
+# Parameters are at the top level of the body.
 TEI_FIELD_NAMES = {"parameters.": ""}
 MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -110,12 +110,12 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
-# `/rerank` is served by another family, and speaks this one's language until its body says more.
+# The rerank API serves `/rerank`, with errors in this format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
 
 class TextEmbeddingsRoutes:
-    """Handlers of the family."""
+    """Handlers of the API."""
 
     name: ClassVar = "text-embeddings-inference"
 
@@ -123,28 +123,44 @@ class TextEmbeddingsRoutes:
         self._service = service
 
     def operations(self) -> Sequence[Operation]:
-        """The per-model forms must stand before the Hugging Face family's greedy path."""
-        vectors, no_such = list[list[float]], "not possible with the models served here"
-        every = "The vector of every token, as the model gives it before pooling"
+        """Register before the Hugging Face API, whose model paths match these paths too."""
+        embeddings, unpooled = (
+            list[list[float]],
+            "Embed texts without pooling, one vector per token",
+        )
         return (
-            _post("embed", self.embed, "Embeddings", EmbedBody, vectors),
-            _post("embed_all", self.embed_all, every, EmbedAllBody, list[list[list[float]]]),
-            _post("embed_sparse", self.embed_sparse, f"Sparse vectors: {no_such}", EmbedBody, Any),
+            _post("embed", self.embed, "Embed texts", EmbedBody, embeddings),
+            _post("embed_all", self.embed_all, unpooled, EmbedAllBody, list[list[list[float]]]),
+            _post(
+                "embed_sparse",
+                self.embed_sparse,
+                "Sparse embeddings: not supported",
+                EmbedBody,
+                Any,
+            ),
             _post(
                 "predict",
                 self.predict,
-                "Labels of a text, of a pair of texts, or of several of these",
+                "Classify texts or pairs of texts",
                 PredictBody,
                 list[LabelScore] | list[list[LabelScore]],
             ),
-            _post("similarity", self.similarity, "Cosines", SimilarityBody, list[float]),
-            _post("tokenize", self.tokenize, "Tokens", TokenizeBody, list[list[SimpleToken]]),
-            _post("decode", self.decode, "Texts of token ids", DecodeBody, list[str]),
+            _post(
+                "similarity",
+                self.similarity,
+                "Cosine similarity of a sentence with others",
+                SimilarityBody,
+                list[float],
+            ),
+            _post(
+                "tokenize", self.tokenize, "Tokenize texts", TokenizeBody, list[list[SimpleToken]]
+            ),
+            _post("decode", self.decode, "Decode token ids", DecodeBody, list[str]),
             Operation(
                 method="GET",
                 paths=("/info",),
                 handler=self.info,
-                summary="The default model, and all others",
+                summary="Default model and list of all models",
                 response=schema_of(TeiInfo),
             ),
         )
@@ -155,7 +171,6 @@ class TextEmbeddingsRoutes:
         return parts[-1] in OWN_NAMES and (len(parts) == 1 or parts[0] == "models")
 
     async def embed(self, request: Request) -> Response:
-        """Vectors, one for each text, of length 1 unless `normalize` says otherwise."""
         body = await self._get_operation(request, EmbedBody)
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
@@ -168,7 +183,7 @@ class TextEmbeddingsRoutes:
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def embed_all(self, request: Request) -> Response:
-        """Vectors as they are, one for each token, special ones included."""
+        """Return unpooled vectors, one per token, special tokens included."""
         body = await self._get_operation(request, EmbedAllBody)
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
@@ -181,70 +196,69 @@ class TextEmbeddingsRoutes:
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def embed_sparse(self, request: Request) -> Response:
-        """Refused: nothing sealed here has a SPLADE head."""
         raise await self._unsupported_error(
-            request, "is not a SPLADE model; `/embed` gives dense vectors"
+            request, "is not a SPLADE model. Use `/embed` for dense vectors."
         )
 
     async def predict(self, request: Request) -> Response:
-        """All labels, best first: flat for one text or pair, nested for a list of these."""
+        """Return all labels, best first: one list for a text or pair, else a list per item."""
         body = await self._get_operation(request, PredictBody)
-        given = body.inputs
-        batch = isinstance(given, list) and isinstance(given[0], list)
+        inputs = body.inputs
+        is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
                 body.model,
                 TaskName.TEXT_CLASSIFICATION,
-                [text_or_pair(one) for one in given] if batch else text_or_pair(given),
+                list(map(text_or_pair, inputs)) if is_batch else text_or_pair(inputs),
                 {**task_parameters(body, TextParameters), **function},
             )
         labels = response.result.value
-        return json_response(labels if batch else labels[0], headers=tei_response_headers(response))
+        return json_response(
+            labels if is_batch else labels[0], headers=tei_response_headers(response)
+        )
 
     async def similarity(self, request: Request) -> Response:
-        """Cosines of one sentence with others."""
         body = await self._get_operation(request, SimilarityBody)
-        asked = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
+        parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
         response = await self._infer(
             request,
             body.model,
             TaskName.SENTENCE_SIMILARITY,
             body.inputs.model_dump(),
-            {"truncate": True, **asked},
+            {"truncate": True, **parameters},
         )
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of each text, and where they stand in it."""
+        """Return the tokens of each text with their offsets."""
         body = await self._get_operation(request, TokenizeBody)
-        question = InferenceRequest(
+        inference_request = InferenceRequest(
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
             parameters={"prompt_name": body.prompt_name},
         )
         with rename_error_fields(TEI_FIELD_NAMES):
-            spelled = await self._service.tokenize(
-                question, special=body.add_special_tokens is not False
+            tokenized = await self._service.tokenize(
+                inference_request, special=body.add_special_tokens is not False
             )
-        # Off the event loop: describing a hundred thousand tokens takes tenths of a second.
+        # In a thread: 100,000 tokens take tenths of a second.
         return json_response(
-            await asyncio.to_thread(lambda: list(map(build_simple_tokens, spelled)))
+            await asyncio.to_thread(lambda: list(map(build_simple_tokens, tokenized)))
         )
 
     async def decode(self, request: Request) -> Response:
-        """The text of each sequence of token ids."""
         body = await self._get_operation(request, DecodeBody)
-        question = InferenceRequest(
+        inference_request = InferenceRequest(
             inputs=token_sequences(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
         )
         skip = body.skip_special_tokens is not False
-        return json_response(await self._service.decode(question, skip_special=skip))
+        return json_response(await self._service.decode(inference_request, skip_special=skip))
 
     async def info(self, request: Request) -> Response:
-        """The default model as one server of its own would tell, and the list of all."""
+        """Describe the default model as a TEI server does, and list all models."""
         model = self._service.find_model(InferenceRequest(inputs=None))
         limits = self._service.settings.limits
         return json_response(
@@ -301,26 +315,25 @@ class TextEmbeddingsRoutes:
         return WrongTask(f"Model {model.ref.id} {why}")
 
     def error_response(self, error: ServeError) -> Response:
-        """TEI's statuses and words."""
         return build_tei_error(error)
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:
-    """The model in the path, else the one that the body names."""
+    """Return the model id of the path, else of the body."""
     return model_in_path(request) or model_in_body(named)
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
-    """Where the time went, in whole milliseconds, beside what every family tells."""
+    """Add times in whole milliseconds to the shared headers."""
     timings = response.result.timings
-    told = {
+    times_s = {
         "x-compute-time": response.total_s,
         "x-total-time": response.total_s,
         "x-tokenization-time": timings.tokenize_s,
         "x-queue-time": timings.queue_s,
         "x-inference-time": timings.forward_s,
     }
-    times = {name: str(round(seconds * 1e3)) for name, seconds in told.items()}
+    times = {name: str(round(seconds * 1e3)) for name, seconds in times_s.items()}
     return {**inference_headers(response), **times}
 
 

@@ -1,4 +1,4 @@
-"""Bodies and answers of text-embeddings-inference's API. Keys they do not name are not for us."""
+"""Request bodies and responses of text-embeddings-inference's API. Unknown keys are ignored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
-# Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
+# pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
@@ -18,7 +18,7 @@ from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
 
-# Branches of unions; see tasks/inputs.py for their brackets.
+# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
 
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -29,8 +29,8 @@ def _at_most_a_pair(texts: list[str]) -> list[str]:
     if len(texts) > 2:
         raise PydanticCustomError(
             "pair",
-            "a list of texts is one text or one pair, and has no more than two; "
-            "a batch is a list of such lists",
+            "a list of texts is one text or one pair; the maximum is 2. "
+            "Send a batch as a list of such lists",
         )
     return texts
 
@@ -51,7 +51,7 @@ Predictions = Annotated[
 
 
 class EmbedBody(EmbeddingParameters):
-    """The body of `/embed`: texts, or token ids."""
+    """Body of `/embed`: texts or token ids."""
 
     model_config = LENIENT
 
@@ -60,7 +60,7 @@ class EmbedBody(EmbeddingParameters):
 
 
 class EmbedAllBody(SimilarityParameters):
-    """The body of `/embed_all`: texts, or token ids."""
+    """Body of `/embed_all`: texts or token ids."""
 
     model_config = LENIENT
 
@@ -69,7 +69,7 @@ class EmbedAllBody(SimilarityParameters):
 
 
 class PredictBody(TextParameters):
-    """The body of `/predict`: `["a", "b"]` is one pair, `[["a"], ["b"]]` two texts."""
+    """Body of `/predict`: `["a", "b"]` is one pair, `[["a"], ["b"]]` two texts."""
 
     model_config = LENIENT
 
@@ -79,8 +79,6 @@ class PredictBody(TextParameters):
 
 
 class SimilarityBody(BaseModel):
-    """The body of `/similarity`."""
-
     model_config = LENIENT
 
     inputs: SimilarityInput
@@ -89,28 +87,26 @@ class SimilarityBody(BaseModel):
 
 
 class TokenizeBody(BaseModel):
-    """The body of `/tokenize`."""
-
     model_config = LENIENT
 
-    inputs: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # a type made by a function
-    add_special_tokens: bool | None = None  # by default they are added
+    inputs: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # built by a function
+    add_special_tokens: bool | None = None  # default: true
     prompt_name: str | None = None
     model: str | None = None
 
 
 class DecodeBody(BaseModel):
-    """The body of `/decode`: the token ids of one text, or of several."""
+    """Body of `/decode`: token ids of one or several texts."""
 
     model_config = LENIENT
 
     ids: IdsOrMany
-    skip_special_tokens: bool | None = None  # by default they are left out
+    skip_special_tokens: bool | None = None  # default: true
     model: str | None = None
 
 
 class SimpleToken(TypedDict):
-    """One token; `start` and `stop` count characters, and special tokens stand nowhere."""
+    """A token. `start` and `stop` are character offsets, null for special tokens."""
 
     id: int
     text: str
@@ -120,7 +116,7 @@ class SimpleToken(TypedDict):
 
 
 class TeiInfo(TypedDict):
-    """What one server of text-embeddings-inference says of itself; and all models of this one."""
+    """Fields of a TEI server for the default model, and all models of this server."""
 
     model_id: str
     model_sha: str | None
@@ -129,7 +125,7 @@ class TeiInfo(TypedDict):
     model_type: dict[str, Any]
     max_concurrent_requests: int
     max_input_length: int
-    max_batch_tokens: int | None  # encoders have their own, which change while they run
+    max_batch_tokens: int | None  # null: encoders have limits of their own, which change at runtime
     max_batch_requests: int | None
     max_client_batch_size: int
     auto_truncate: bool
@@ -141,7 +137,7 @@ class TeiInfo(TypedDict):
 
 
 def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
-    """The kind of model in TEI's words, in ours where it has none."""
+    """Return TEI's model type; the name of the task if TEI has none."""
     if manifest.head is ModelHead.VECTOR:
         pooling = manifest.pooling or "mean"
         return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
@@ -156,34 +152,33 @@ def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
 
 
 def model_dtype(manifest: ArtifactManifest) -> str:
-    """The numbers that the model computes with, on a CPU where it has a graph for one."""
+    """Return the data type of the CPU candidate, else of the first candidate."""
     candidate = manifest.candidate_for(Device.CPU) or manifest.candidates[0]
     return DTYPE_NAMES.get(candidate.precision, candidate.precision)
 
 
 def task_parameters(body: TextParameters, kind: type[TextParameters]) -> dict[str, Any]:
-    """The parameters of a task that stand in the body. Long texts are cut unless it says no."""
-    given = body.model_dump(include=set(kind.model_fields), exclude_none=True)
-    return {"truncate": True, **given}
+    """Return the parameters of a task. `truncate` is true by default."""
+    parameters = body.model_dump(include=set(kind.model_fields), exclude_none=True)
+    return {"truncate": True, **parameters}
 
 
-def text_or_pair(given: str | list[Any]) -> str | dict[str, str]:
-    """One input of `/predict` as text-classification takes it."""
-    if isinstance(given, str):
-        return given
-    return given[0] if len(given) == 1 else {"text": given[0], "text_pair": given[1]}
+def text_or_pair(item: str | list[Any]) -> str | dict[str, str]:
+    """Convert an input of `/predict` to an input of text classification."""
+    if isinstance(item, str):
+        return item
+    return item[0] if len(item) == 1 else {"text": item[0], "text_pair": item[1]}
 
 
-def build_simple_tokens(spelled: TokenizedText) -> list[SimpleToken]:
-    """A text's tokens, each with its part of the text."""
-    special = spelled.tokens.special
-    rows = zip(spelled.tokens.ids.tolist(), spelled.tokens.offsets.tolist(), strict=True)
+def build_simple_tokens(tokenized: TokenizedText) -> list[SimpleToken]:
+    special = tokenized.tokens.special
+    rows = zip(tokenized.tokens.ids.tolist(), tokenized.tokens.offsets.tolist(), strict=True)
     return [
         {"id": token_id, "text": special[i], "special": True, "start": None, "stop": None}
         if i in special
         else {
             "id": token_id,
-            "text": spelled.text[start:stop],
+            "text": tokenized.text[start:stop],
             "special": False,
             "start": start,
             "stop": stop,

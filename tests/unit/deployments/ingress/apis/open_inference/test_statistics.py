@@ -21,7 +21,7 @@ def test_requests_add_up_by_how_they_ended() -> None:
         RequestRecord("org/name", "tokenize", "none", 200, 9, 9.0),
     ):
         statistics.record(record)
-    told = statistics.of(MODEL)
+    told = statistics.build_stats(MODEL)
     assert (told["name"], told["version"], told["last_inference"]) == (*MODEL, 12_500)
     assert (told["inference_count"], told["execution_count"]) == (8, 2)
     assert told["inference_stats"] == {
@@ -37,6 +37,6 @@ def test_requests_add_up_by_how_they_ended() -> None:
 
 def test_a_model_nobody_asked_has_zeros_and_leaves_no_trace() -> None:
     statistics = ModelStatistics()
-    told = statistics.of(MODEL)
+    told = statistics.build_stats(MODEL)
     assert told["last_inference"] == told["inference_count"] == 0
     assert not any(sum_["count"] for sum_ in told["inference_stats"].values())  # type: ignore[index]

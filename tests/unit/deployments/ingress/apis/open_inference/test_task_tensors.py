@@ -10,8 +10,8 @@ from deployments.errors import EmptyInput, InvalidField, ServeError
 from deployments.ingress.apis.open_inference.task_tensors import (
     bind_tensors,
     detect_task_from_tensors,
+    find_list_parameters,
     find_task_tensors,
-    list_parameters,
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.tasks import TASKS
@@ -35,10 +35,10 @@ def test_every_task_has_a_form_whose_inputs_it_reads() -> None:
 
 
 def test_list_parameters_are_known_by_their_types() -> None:
-    assert list_parameters(TaskName.ZERO_SHOT_CLASSIFICATION) == {"candidate_labels"}
-    assert list_parameters(TaskName.TOKEN_CLASSIFICATION) == {"ignore_labels"}
-    assert list_parameters(TaskName.FILL_MASK) == {"targets"}
-    assert list_parameters(TaskName.FEATURE_EXTRACTION) == set()
+    assert find_list_parameters(TaskName.ZERO_SHOT_CLASSIFICATION) == {"candidate_labels"}
+    assert find_list_parameters(TaskName.TOKEN_CLASSIFICATION) == {"ignore_labels"}
+    assert find_list_parameters(TaskName.FILL_MASK) == {"targets"}
+    assert find_list_parameters(TaskName.FEATURE_EXTRACTION) == set()
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,9 @@ async def test_errors_have_its_statuses_and_title_case_types(
     assert "`parameters." not in told["error"], "the client has no `parameters`"
 
 
-async def test_the_trap_of_lists_is_explained(tiny_store: Path) -> None:
+async def test_predict_rejects_three_texts_and_explains_batches(tiny_store: Path) -> None:
     reply = await ask(tiny_store, "/predict", {"inputs": ["a", "b", "c"]})
-    assert "a batch is a list of such lists" in reply.json()["error"]
+    assert "Send a batch as a list of such lists" in reply.json()["error"]
 
 
 @pytest.mark.parametrize(
