@@ -1,4 +1,4 @@
-"""What is tuned: a sealed model on one kind of encoder of this host."""
+"""Cost tables: measured times of a model's graphs on one kind of host, stored with the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deployments.artifacts.store import HOSTS_NAME, write_atomically
 from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
-from deployments.tuning.host import Host, engine_versions, read_host
+from deployments.tuning.host import Host, read_engine_versions, read_host
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -25,14 +25,13 @@ class _Frozen(BaseModel):
 
 
 class Shape(_Frozen):
-    """The padded size of a pass."""
+    """Padded size of a forward pass."""
 
     items: int = Field(ge=1)
     tokens: int = Field(ge=1)
 
     @property
     def area(self) -> int:
-        """Padded tokens."""
         return self.items * self.tokens
 
     def __str__(self) -> str:
@@ -40,7 +39,7 @@ class Shape(_Frozen):
 
 
 class Variant(_Frozen):
-    """A sealed candidate, and the session options that tuning may change."""
+    """A sealed candidate with the session options that tuning may change."""
 
     candidate: str
     arena: bool = False
@@ -48,22 +47,22 @@ class Variant(_Frozen):
 
     @property
     def name(self) -> str:
-        """Such as `cpu-int8+arena`."""
+        """Return a name such as `cpu-int8+arena`."""
         extras = (name for name in ("arena", "spinning") if getattr(self, name))
         return "+".join([self.candidate, *extras])
 
     @classmethod
     def of(cls, candidate: str, options: EngineOptions) -> Self:
-        """A candidate of that name as it was sealed."""
+        """Create the variant with the sealed options of the candidate."""
         return cls(candidate=candidate, arena=options.arena, spinning=options.spinning)
 
     def options(self, sealed: EngineOptions) -> EngineOptions:
-        """A candidate's sealed options with this variant's."""
+        """Return the candidate's sealed options, changed to this variant."""
         return sealed.model_copy(update={"arena": self.arena, "spinning": self.spinning})
 
 
 class Cost(_Frozen):
-    """Time of one pass of one variant at one shape, alone on its threads."""
+    """Time of one forward pass of one variant at one shape, without concurrent passes."""
 
     shape: Shape
     median_ms: float = Field(gt=0)
@@ -79,16 +78,15 @@ class VariantCosts(_Frozen):
     costs: tuple[Cost, ...]
 
     def by_shape(self) -> dict[Shape, float]:
-        """Median milliseconds by shape."""
+        """Return the median milliseconds by shape."""
         return {cost.shape: cost.median_ms for cost in self.costs}
 
 
 class CostTable(_Frozen):
-    """Every variant that is right on this kind of host, measured in interleaved rounds.
+    """Costs of every variant that passes the accuracy gate on this kind of host.
 
-    `winners` names the variant to use per measured shape; few variants cover all shapes, because
-    each is one more graph in memory (`choose.py`). `refused` are candidates that are not used
-    here, although they were right where they were built, and why.
+    `selection` names the variant to use per measured shape. `rejected` maps candidates that are not
+    used on this host to the reason, although they passed the gate where they were built.
     """
 
     schema_version: Literal[2] = 2
@@ -96,26 +94,23 @@ class CostTable(_Frozen):
     host: Host
     threads: int = Field(ge=1)  # per pass
     providers: tuple[str, ...]  # of the encoder
-    engines: dict[str, str]  # what candidates ask for and is installed, with its version
+    engines: dict[str, str]  # installed version of each engine that the candidates require
     rows: tuple[VariantCosts, ...] = Field(min_length=1)
     selection: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)
     rejected: dict[str, str] = {}
 
     def selected_variants(self) -> tuple[Variant, ...]:
-        """The variants that win somewhere, the one that wins most often first."""
-        named = [variant for _, variant in self.selection]
-        return tuple(sorted(dict.fromkeys(named), key=lambda v: -named.count(v)))
+        """Return the selected variants, the one of the most shapes first."""
+        variants = [variant for _, variant in self.selection]
+        return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
     def to_json(self) -> bytes:
-        """The bytes of the file."""
+
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
 def write_costs(artifact: Path, table: CostTable) -> Path:
-    """Keep `table` in the artifact's directory, whole or not at all; the file's path.
-
-    Raises OSError.
-    """
+    """Write `table` to the artifact's directory. Return the path. Raises OSError."""
     path = costs_path(artifact, table.host, table.threads)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, table.to_json())
@@ -123,7 +118,7 @@ def write_costs(artifact: Path, table: CostTable) -> Path:
 
 
 def read_costs(target: TuningTarget) -> CostTable | None:
-    """The table for `target`; None when there is none, or none that still holds."""
+    """Return the cost table of `target`, or None if it is missing, unreadable or outdated."""
     path = target.costs_path
     try:
         table = CostTable.model_validate_json(path.read_bytes())
@@ -132,38 +127,39 @@ def read_costs(target: TuningTarget) -> CostTable | None:
     except (OSError, ValidationError) as exc:
         log.warning("%s is not used: %s", path, exc)
         return None
-    if reason := _stale(table, target):
+    if reason := _find_mismatch(table, target):
         log.info("%s is not used: %s", path, reason)
         return None
     return table
 
 
-def _stale(table: CostTable, target: TuningTarget) -> str | None:
+def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
+    """Return why the table does not apply to `target`, or None if it does."""
     settings, sealed = target.settings, {c.name: c for c in target.candidates}
-    chosen = {variant.candidate for variant in table.selected_variants()}
-    if table.version != target.manifest.version or not chosen <= sealed.keys():
+    selected = {variant.candidate for variant in table.selected_variants()}
+    if table.version != target.manifest.version or not selected <= sealed.keys():
         return "it was measured for another artifact"
     if (table.host, table.threads) != (target.host, settings.intra_op_threads):
         return "it was measured on another kind of host"
     if table.providers != settings.providers:
-        return f"it was measured on {_told(table.providers)}, the encoder has {_told(settings.providers)}"
-    if len({sealed[name].precision for name in chosen}) > 1:
-        return "its winners differ in precision"
-    here = engine_versions(candidate.engine for candidate in target.candidates)
-    if here != table.engines:
-        return (
-            f"it was measured with {_told(table.engines.values())}, here is {_told(here.values())}"
-        )
+        measured, current = _join(table.providers), _join(settings.providers)
+        return f"it was measured on {measured}, the encoder has {current}"
+    if len({sealed[name].precision for name in selected}) > 1:
+        return "its selected variants differ in precision"
+    installed = read_engine_versions(candidate.engine for candidate in target.candidates)
+    if installed != table.engines:
+        measured, current = _join(table.engines.values()), _join(installed.values())
+        return f"it was measured with {measured}, this host has {current}"
     return None
 
 
-def _told(names: Iterable[str]) -> str:
+def _join(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTarget:
-    """One model, the encoder that runs it, and where on this host the two are remembered."""
+    """One model and the settings of the encoder that runs it on this host."""
 
     artifact: Path
     manifest: ArtifactManifest
@@ -172,24 +168,24 @@ class TuningTarget:
 
     @property
     def host(self) -> Host:
-        """The host this process runs on."""
+
         return read_host(self.device)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The sealed graphs for the encoder's device, the portable default first."""
+        """The sealed graphs for the encoder's device, the default candidate first."""
         return self.manifest.candidates_for(self.device)
 
     @property
     def costs_path(self) -> Path:
-        """Where the table of what passes cost here is kept."""
+
         return costs_path(self.artifact, self.host, self.settings.intra_op_threads)
 
     def spec(self, candidate: Candidate) -> GraphSpec:
-        """How to open `candidate`."""
+
         return GraphSpec.of(self.artifact, self.manifest, candidate)
 
 
 def costs_path(artifact: Path, host: Host, threads: int) -> Path:
-    """Where the table of `host` for passes of `threads` threads is kept."""
+    """Return the path of the cost table for forward passes of `threads` threads on `host`."""
     return artifact / HOSTS_NAME / host.fingerprint / f"{host.device}-{threads}.json"

@@ -1,4 +1,4 @@
-"""What kind of machine this is, as far as the speed of a graph depends on it."""
+"""The properties of this host that determine the speed and the number of open graphs."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ from deployments.machine import ControlGroups, installed_versions, read_cpu_info
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-_TIMEOUT_S = 30
+_TIMEOUT_S = 30  # of nvidia-smi
 
 
 def query_gpu(fields: str) -> str:
-    """The values of `fields`, as `nvidia-smi --query-gpu` knows them; empty where it tells none."""
+    """Return `fields` of the first GPU from `nvidia-smi --query-gpu`; empty if unavailable."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
-    asked = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
     except (OSError, subprocess.SubprocessError) as exc:
-        log.warning("%s does not tell %s of the GPU: %s", tool, fields, exc)
+        log.warning("%s failed to query %s: %s", tool, fields, exc)
         return ""
-    return told.stdout.partition("\n")[0].strip()
+    return result.stdout.partition("\n")[0].strip()
 
 
-# What an open graph takes per byte of its files: weights, their copy in the order that the
-# kernels read, and the largest pass.
-_OPEN_PER_FILE = 3
-# Of the free memory, what tuning may take; the rest is for replicas that start meanwhile.
-_SHARE = 0.5
-_MEBIBYTE = 1 << 20  # in which the driver counts
+# Memory of an open graph per byte of its files: the weights, their repacked copy for the kernels
+# and the activations of the largest forward pass.
+_OPEN_BYTES_PER_FILE_BYTE = 3
+# Share of the free memory for tuning; the remainder is for replicas that start meanwhile.
+_MAX_SHARE = 0.5
+_MEBIBYTE = 1 << 20  # unit of nvidia-smi
 
 
 def free_bytes(device: Device) -> int:
-    """Memory that this process may still take: the machine's, its control groups', the GPU's."""
-    rooms: list[int] = [psutil.virtual_memory().available]
+    """Return the smallest of the free memory of the host, of the control groups and of the GPU."""
+    limits: list[int] = [psutil.virtual_memory().available]
     group = ControlGroups.own().free_bytes()
     if group is not None:
-        rooms.append(group)
+        limits.append(group)
     on_gpu = query_gpu("memory.free") if device is Device.GPU else ""
     if on_gpu.isdecimal():
-        rooms.append(int(on_gpu) * _MEBIBYTE)
-    return min(rooms)
+        limits.append(int(on_gpu) * _MEBIBYTE)
+    return min(limits)
 
 
 def count_fitting(graphs: Iterable[Path], available_bytes: int) -> int:
-    """How many of the graphs, from the first on, may be open at once."""
-    needed = accumulate(_OPEN_PER_FILE * _file_bytes(graph) for graph in graphs)
-    return sum(1 for _ in takewhile(lambda total: total <= available_bytes * _SHARE, needed))
+    """Count the leading graphs that may be open at once in half of `available_bytes`."""
+    needed = accumulate(_OPEN_BYTES_PER_FILE_BYTE * _file_bytes(graph) for graph in graphs)
+    return sum(1 for _ in takewhile(lambda total: total <= available_bytes * _MAX_SHARE, needed))
 
 
 def _file_bytes(graph: Path) -> int:
-    """The graph and the weights that lie beside it under its name."""
+    """Return the size of the graph and of its weight files, which start with its name."""
     return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))
 
 
-# The packages that may provide an engine.
+# Python packages that provide each engine.
 _PACKAGES = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
@@ -76,7 +78,7 @@ _PACKAGES = {
 
 
 class Host(BaseModel):
-    """One kind of host. Equal hosts share their measurements."""
+    """One kind of host. Equal hosts share their cost tables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,27 +90,27 @@ class Host(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """Names the directory of what was measured here: 12 hex digits."""
+        """Name of the directory of its cost tables: 12 hex digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
 
 @cache
 def read_host(device: Device) -> Host:
-    """The host this process runs on, as one that computes on `device`."""
-    processor = read_cpu_info()
+    """Describe the host of this process for computation on `device`."""
+    cpu = read_cpu_info()
     return Host(
         device=device,
-        name=(query_gpu("name,driver_version") if device is Device.GPU else "") or processor.name,
-        generation=processor.generation,
-        flags=processor.flags,
+        name=(query_gpu("name,driver_version") if device is Device.GPU else "") or cpu.name,
+        generation=cpu.generation,
+        flags=cpu.flags,
         cores=usable_cores(),
     )
 
 
-def engine_versions(engines: Iterable[str]) -> dict[str, str]:
-    """The version of each of `engines` that is installed here."""
-    found = {}
+def read_engine_versions(engines: Iterable[str]) -> dict[str, str]:
+    """Return the package version of each of `engines` that is installed."""
+    versions = {}
     for engine in sorted(set(engines)):
         for package, version in installed_versions(_PACKAGES[engine]).items():
-            found[engine] = f"{package} {version}"
-    return found
+            versions[engine] = f"{package} {version}"
+    return versions

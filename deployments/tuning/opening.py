@@ -1,4 +1,4 @@
-"""The engine of a model on this host: what tuning chose, else the portable default."""
+"""Open the engine of a model on this host: the tuned variants, else the default candidate."""
 
 from __future__ import annotations
 
@@ -15,93 +15,95 @@ from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant, read_costs
 from deployments.tuning.selection import nearest_shape_variant
 
-_REMEMBERED_SHAPES = 4_096
+log = logging.getLogger("ray.serve.hundredfold")
+
+_CACHED_SHAPES = 4_096
 
 
 class ShapeDispatchEngine:
-    """An Engine over the variants that win somewhere; all of them have one precision."""
+    """An EncoderEngine that runs each batch on the fastest variant for its shape.
+
+    All variants have one precision, so that the output does not depend on the batch.
+    """
 
     def __init__(
-        self, winners: Sequence[tuple[Shape, Variant]], engines: Mapping[Variant, EncoderEngine]
+        self, selection: Sequence[tuple[Shape, Variant]], engines: Mapping[Variant, EncoderEngine]
     ) -> None:
-        kinds = {engine.info.compute_type for engine in engines.values()}
-        assert len(kinds) == 1, f"answers would depend on their company: {kinds}; this is a bug"
+        compute_types = {engine.info.compute_type for engine in engines.values()}
+        if len(compute_types) != 1:
+            raise AssertionError(f"bug: variants of different compute types: {compute_types}")
         self._engines = engines
-        giving = [engine for engine in engines.values() if engine.info.supports_unpooled]
-        self.info = EngineInfo(kinds.pop(), supports_unpooled=bool(giving))
-        self._giving = giving[0] if giving else None
+        self._unpooled = next((e for e in engines.values() if e.info.supports_unpooled), None)
+        self.info = EngineInfo(compute_types.pop(), supports_unpooled=self._unpooled is not None)
 
-        @lru_cache(_REMEMBERED_SHAPES)
-        def fastest(items: int, tokens: int) -> EncoderEngine:
-            return engines[nearest_shape_variant(winners, items, tokens)]
+        @lru_cache(_CACHED_SHAPES)
+        def select_engine(items: int, tokens: int) -> EncoderEngine:
+            return engines[nearest_shape_variant(selection, items, tokens)]
 
-        self._fastest = fastest
+        self._select_engine = select_engine
 
     def run(self, batch: Batch) -> Outputs:
-        """One forward pass. Raises EngineFailed."""
-        engine = self._fastest(*batch.input_ids.shape)
+        """Raises EngineFailed."""
+        engine = self._select_engine(*batch.input_ids.shape)
         if batch.unpooled and not engine.info.supports_unpooled:
-            engine = self._giving or engine
+            engine = self._unpooled or engine
         return engine.run(batch)
 
     def close(self) -> None:
-        """Close them all."""
         for engine in self._engines.values():
             engine.close()
 
 
-log = logging.getLogger("ray.serve.hundredfold")
-
-
 def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
-    """The fastest engine known for the target, and whether it was chosen by measuring.
+    """Open the fastest known engine. The flag tells whether a cost table selected it.
 
-    Raises HardwareUnavailable when the model has no graph for the encoder's device, EngineFailed when
-    none of them can be opened here.
+    Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
+    none of its graphs can be opened.
     """
     table = read_costs(target)
     if table is None:
         return open_default_engine(target), False
     try:
-        return _open_chosen(target, table), True
+        return _open_selected(target, table), True
     except EngineFailed as exc:
         log.warning(
-            "%s: what tuning chose cannot be opened, the portable default serves: %s",
+            "%s: the tuned variants cannot be opened, the default candidate is used: %s",
             target.manifest.id,
             exc,
         )
-    # Behind the block, where nothing holds what was opened half-way any more.
+    # After the except block, which would keep the partly opened engines alive.
     return open_default_engine(target, table.rejected), False
 
 
 def open_default_engine(target: TuningTarget, rejected: Collection[str] = ()) -> EncoderEngine:
-    """The engine of `default_candidate`. Raises HardwareUnavailable or EngineFailed."""
+    """Raises HardwareUnavailable or EngineFailed."""
     candidate = default_candidate(target, rejected)
     return open_engine(target.spec(candidate), target.settings)
 
 
 def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> Candidate:
-    """The first graph that has here what it needs and is not `rejected`.
+    """Return the first candidate that can run on this host and is not in `rejected`.
 
     Raises HardwareUnavailable or EngineFailed.
     """
     manifest, device = target.manifest, target.device
     if not target.candidates:
         raise HardwareUnavailable(
-            f"Model {manifest.id} has no graph for the {device} encoder", field="options.use_gpu"
+            f"Model {manifest.id} has no graph for the {device} encoder. Omit `options.use_gpu`",
+            field="options.use_gpu",
         )
-    missing = []
+    reasons = []
     for candidate in target.candidates:
-        reason = missing_requirement(target.spec(candidate), target.settings)
-        if reason is None and candidate.name not in rejected:
+        missing = missing_requirement(target.spec(candidate), target.settings)
+        if missing is None and candidate.name not in rejected:
             return candidate
-        missing.append(f"{candidate.name}: {reason or 'it is not right on this host'}")
+        reasons.append(f"{candidate.name}: {missing or 'it fails the accuracy gate on this host'}")
     raise EngineFailed(
-        f"Model {manifest.id} cannot run on the {device} encoder: {'; '.join(missing)}"
+        f"Model {manifest.id} cannot run on the {device} encoder: {'; '.join(reasons)}"
     )
 
 
-def _open_chosen(target: TuningTarget, table: CostTable) -> EncoderEngine:
+def _open_selected(target: TuningTarget, table: CostTable) -> EncoderEngine:
     sealed = {candidate.name: candidate for candidate in target.candidates}
     engines: dict[Variant, EncoderEngine] = {}
     try:

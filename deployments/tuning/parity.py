@@ -1,7 +1,7 @@
-"""Whether a graph still answers like the fp32 torch model, through the code that will serve.
+"""Parity: compare a graph with the fp32 torch model, through the code that serves it.
 
-The build writes a ReferenceOutputs; builds and hosts hold every candidate against it: `answers` alone and
-in company, then `judge`. Nothing here needs torch.
+The build writes ReferenceOutputs. Builds and hosts run the probes on every candidate, unbatched and
+batched, and compare the outputs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from deployments.messages import TokenizedItem
 
 Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
-ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, of the shape its ModelHead says
+ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as its ModelHead states
 
-# Probes of one batch in the company test; probes of all lengths are mixed in it.
+# Probes per batch in the batched run, of mixed lengths.
 PARITY_BATCH_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOutputs:
-    """Probes, and what the fp32 torch model answers to each of them alone."""
+    """Probes and the unbatched outputs of the fp32 torch model for each."""
 
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
-        """Keep it in one .npz file: ragged arrays end to end, and where each of them ends.
+        """Write one .npz file: concatenated ragged arrays and the end of each.
 
-        ProbeOutputs stay fp32, for half the digits would be noise beside a good int8 graph's.
+        Outputs stay fp32: the rounding of fp16 is as large as the error of a good int8 graph.
         """
         pooled = self.outputs[0].ndim == 1
-        rows = [answer[None] if pooled else answer for answer in self.outputs]
+        rows = [output[None] if pooled else output for output in self.outputs]
         with path.open("wb") as file:
             np.savez_compressed(
                 file,
@@ -62,55 +62,56 @@ class ReferenceOutputs:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote. Raises ArtifactError."""
+        """Read the file of `write`. Raises ArtifactError."""
         try:
-            # np.load leaves a path open when the file is no archive; an open file is closed here.
+            # np.load does not close a path that is not an archive; this block closes the file.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                ids = _parts(file["ids"], file["id_ends"])
-                answers = _parts(file["outputs"], file["output_ends"])
+                ids = _split(file["ids"], file["id_ends"])
+                outputs = _split(file["outputs"], file["output_ends"])
                 seconds = file["second_segment_start"].tolist()
                 pooled = bool(file["pooled"])
             items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
-            raise ArtifactError(f"{path}: not a reference: {exc}") from exc
-        return cls(items, tuple(rows[0] if pooled else rows for rows in answers))
+            raise ArtifactError(f"{path}: not a file of reference outputs: {exc}") from exc
+        return cls(items, tuple(rows[0] if pooled else rows for rows in outputs))
 
 
 def _ends(parts: Sequence[NDArray[Number]]) -> NDArray[np.int64]:
     return np.cumsum([len(part) for part in parts], dtype=np.int64)
 
 
-def _parts(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Number]]:
+def _split(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Number]]:
     starts = [0, *ends.tolist()]
     if starts != sorted(starts) or starts[-1] != len(flat):
-        raise ValueError("the parts do not make up the whole")
+        raise ValueError("the ends of the arrays do not match their length")
     return [flat[start:end] for start, end in pairwise(starts)]
 
 
 class ParityResult(BaseModel):
-    """How a candidate did. `parity` is None when it gave no usable numbers at all."""
+    """Result of one candidate. `parity` is None if it returned no valid outputs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parity: Parity | None
-    reasons: tuple[str, ...]  # empty: it passed
+    reasons: tuple[str, ...]  # violations of the gate; empty if it passed
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate may be sealed."""
         return not self.reasons
 
 
-def run_probes(engine: EncoderEngine, items: Sequence[TokenizedItem], company: int) -> list[Floats]:
-    """The engine's answer to every item, `company` items to a batch. Raises EngineFailed."""
-    batches = (items[i : i + company] for i in range(0, len(items), company))
-    return [answer for batch in batches for answer in engine.run(collate(batch)).items]
+def run_probes(
+    engine: EncoderEngine, items: Sequence[TokenizedItem], batch_size: int
+) -> list[Floats]:
+    """Run all items in batches of `batch_size`. Return one output per item. Raises EngineFailed."""
+    batches = (items[i : i + batch_size] for i in range(0, len(items), batch_size))
+    return [output for batch in batches for output in engine.run(collate(batch)).items]
 
 
 def check_graph(
     spec: GraphSpec, settings: EncoderSettings, reference: ReferenceOutputs, gate: Gate
 ) -> ParityResult:
-    """The graph against the reference; one that cannot be opened or fails has no parity."""
+    """Open the graph and compare it with the reference."""
     try:
         engine = open_engine(spec, settings)
     except EngineFailed as exc:
@@ -124,109 +125,113 @@ def check_graph(
 def check_engine(
     engine: EncoderEngine, reference: ReferenceOutputs, gate: Gate, head: ModelHead
 ) -> ParityResult:
-    """What the engine makes of the probes, alone and in company, held against the gate."""
+    """Run the probes unbatched and batched and compare the outputs with the reference."""
     try:
-        alone = run_probes(engine, reference.items, 1)
-        company = run_probes(engine, reference.items, PARITY_BATCH_ITEMS)
+        unbatched = run_probes(engine, reference.items, 1)
+        batched = run_probes(engine, reference.items, PARITY_BATCH_ITEMS)
     except EngineFailed as exc:
         return ParityResult(parity=None, reasons=(exc.message,))
-    return compare_outputs(reference, alone, company, gate, head)
+    return compare_outputs(reference, unbatched, batched, gate, head)
 
 
 def compare_outputs(
     reference: ReferenceOutputs,
-    alone: ProbeOutputs,
-    company: ProbeOutputs,
+    unbatched: ProbeOutputs,
+    batched: ProbeOutputs,
     gate: Gate,
     head: ModelHead,
 ) -> ParityResult:
-    """Parity of a candidate's answers to the reference's probes, and where they miss the gate.
+    """Compare a candidate's outputs with the reference and with the limits of the gate.
 
-    Vectors are judged by their cosines. Whatever chooses (a label, a token's label, the ends of a
-    span, a masked token) is judged by its choices, alone and in company, the worse counts, because
-    the cosine of a few logits says little; a single score by its correlation with the reference
-    over all probes, because the cosine of one number is its sign.
+    The measure depends on the head. Vectors: cosine. Heads that choose (a label, a token's label,
+    the ends of a span, a masked token): top-1 agreement, the worse of unbatched and batched,
+    because the cosine of a few logits is not informative. A single score: correlation over all
+    probes, because the cosine of one number is only its sign.
     """
-    for given in (alone, company):
-        if unusable := _invalid_output(given, reference.outputs):
-            return ParityResult(parity=None, reasons=(unusable,))
-    single = head is ModelHead.LABELS and len(reference.outputs[0]) == 1
-    likeness = correlation if single else cosines
-    against = likeness(alone, reference.outputs)
+    for outputs in (unbatched, batched):
+        if problem := _find_invalid_output(outputs, reference.outputs):
+            return ParityResult(parity=None, reasons=(problem,))
+    is_score = head is ModelHead.LABELS and len(reference.outputs[0]) == 1
+    similarity = correlation if is_score else cosines
+    to_reference = similarity(unbatched, reference.outputs)
     agreement = None
-    if head is not ModelHead.VECTOR and not single:
+    if head is not ModelHead.VECTOR and not is_score:
         agreement = min(
-            top1_agreement(given, reference.outputs, head, gate.near_tie_margin)
-            for given in (alone, company)
+            top1_agreement(outputs, reference.outputs, head, gate.near_tie_margin)
+            for outputs in (unbatched, batched)
         )
     parity = Parity(
-        cosine_mean=float(against.mean()),
-        cosine_worst=float(against.min()),
-        batched_cosine_worst=float(likeness(alone, company).min()),
+        cosine_mean=float(to_reference.mean()),
+        cosine_worst=float(to_reference.min()),
+        batched_cosine_worst=float(similarity(unbatched, batched).min()),
         top1_agreement=agreement,
     )
-    return ParityResult(parity=parity, reasons=tuple(_violations(parity, gate)))
+    return ParityResult(parity=parity, reasons=tuple(_find_violations(parity, gate)))
 
 
-def _invalid_output(given: ProbeOutputs, due: ProbeOutputs) -> str | None:
-    if [answer.shape for answer in given] != [answer.shape for answer in due]:
-        return "an answer is not of the reference's shape"
-    if not all(np.isfinite(answer).all() for answer in given):
+def _find_invalid_output(actual: ProbeOutputs, expected: ProbeOutputs) -> str | None:
+    if [output.shape for output in actual] != [output.shape for output in expected]:
+        return "an output does not have the shape of the reference"
+    if not all(np.isfinite(output).all() for output in actual):
         return "an output is not a finite number"
     return None
 
 
-# Rows [D, C] of C logits each, of which the best is the choice.
+# Converts an output to logits [D, C]: D decisions between C classes.
 _CHOICES: Mapping[ModelHead, Callable[[Floats], Floats]] = {
-    ModelHead.LABELS: lambda answer: answer[None],
-    ModelHead.TOKENS: lambda answer: answer,
-    ModelHead.SPAN: lambda answer: answer.T,
-    ModelHead.MASKS: lambda answer: answer,
+    ModelHead.LABELS: lambda output: output[None],
+    ModelHead.TOKENS: lambda output: output,
+    ModelHead.SPAN: lambda output: output.T,
+    ModelHead.MASKS: lambda output: output,
 }
 
 
 def top1_agreement(
-    given: ProbeOutputs, due: ProbeOutputs, head: ModelHead, near_tie_margin: float
+    actual: ProbeOutputs, expected: ProbeOutputs, head: ModelHead, near_tie_margin: float
 ) -> float:
-    """Share of the choices `due` is decided about that `given` makes too; 1 if there is none."""
-    same: list[NDArray[np.bool_]] = []
-    for mine, theirs in zip(given, due, strict=True):
-        chosen, right = _CHOICES[head](mine), _CHOICES[head](theirs)
-        agreeing = chosen.argmax(axis=1) == right.argmax(axis=1)
-        same.append(agreeing[_gaps(right) >= near_tie_margin])
-    decided = np.concatenate(same)
-    return float(decided.mean()) if len(decided) else 1.0
+    """Return the share of equal top-1 classes; 1 if there is no decision to compare.
+
+    Skips decisions whose two best classes differ by less than `near_tie_margin` in probability in
+    `expected`.
+    """
+    equal: list[NDArray[np.bool_]] = []
+    for output, expected_output in zip(actual, expected, strict=True):
+        logits, expected_logits = _CHOICES[head](output), _CHOICES[head](expected_output)
+        same_class = logits.argmax(axis=1) == expected_logits.argmax(axis=1)
+        equal.append(same_class[_top2_gaps(expected_logits) >= near_tie_margin])
+    decisions = np.concatenate(equal)
+    return float(decisions.mean()) if len(decisions) else 1.0
 
 
-def _gaps(logits: Floats) -> NDArray[np.float64]:
-    """Probability between the two best of each row; 1 where there is but one."""
+def _top2_gaps(logits: Floats) -> NDArray[np.float64]:
+    """Return the probability difference of the two best classes per row; 1 for a single class."""
     if logits.shape[1] < 2:
         return np.ones(len(logits))
-    shares = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    best = np.partition(shares, -2, axis=1)[:, -2:]
-    return np.asarray((best[:, 1] - best[:, 0]) / shares.sum(axis=1))
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    best = np.partition(weights, -2, axis=1)[:, -2:]
+    return np.asarray((best[:, 1] - best[:, 0]) / weights.sum(axis=1))
 
 
-def _violations(parity: Parity, gate: Gate) -> Iterator[str]:
+def _find_violations(parity: Parity, gate: Gate) -> Iterator[str]:
     measured: list[tuple[str, float, float]] = [
         ("mean cosine", parity.cosine_mean, gate.cosine_mean),
         ("worst cosine", parity.cosine_worst, gate.cosine_worst),
-        ("worst cosine alone to company", parity.batched_cosine_worst, gate.cosine_worst),
+        ("worst cosine unbatched to batched", parity.batched_cosine_worst, gate.cosine_worst),
     ]
     if parity.top1_agreement is not None:
         measured = [("top-1 agreement", parity.top1_agreement, gate.top1_agreement)]
-    for what, value, least in measured:
-        if value < least:
-            yield f"{what} {value:.4f} < {least}"
+    for name, value, minimum in measured:
+        if value < minimum:
+            yield f"{name} {value:.4f} < {minimum}"
 
 
 def cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
-    """Cosine of each answer, taken as one long vector, with its counterpart; [N]."""
+    """Return the cosine of each flattened output with its counterpart, [N]."""
     return np.array([_cosine(x.ravel(), y.ravel()) for x, y in zip(a, b, strict=True)])
 
 
 def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
-    """Correlation of two lists of single scores, [1]."""
+    """Return the correlation of two lists of single scores, [1]."""
     x, y = (np.concatenate(scores).astype(np.float64) for scores in (a, b))
     return np.array([_cosine(x - x.mean(), y - y.mean())])
 
@@ -234,5 +239,5 @@ def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
 def _cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
     x, y = a.astype(np.float64), b.astype(np.float64)
     if not x.size:
-        return 1.0  # a text without a mask token: nothing was asked, nothing is wrong
+        return 1.0  # a text without a mask token has no output to compare
     return float(x @ y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12)

@@ -1,4 +1,4 @@
-"""The process that a replica tunes in: its command line, its manners, how it ends."""
+"""The tuning process of a replica: command line, priority and exit codes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ _PACKAGES = Path(deployments.__file__).parents[1]
 
 
 class ExitCode(IntEnum):
-    """Exit statuses; 2 is that of a wrong command line."""
+    """Exit status of the process; argparse uses 2 for a wrong command line."""
 
     TUNED = 0
     FAILED = 1
-    BUSY = 3  # somebody else tunes this model for this kind of host
-    STORE_NOT_WRITABLE = 4  # the store cannot be written; so it is for every model
+    BUSY = 3  # another process tunes this model for this kind of host
+    STORE_NOT_WRITABLE = 4  # fails for every model of the store
 
 
 def start(target: TuningTarget) -> subprocess.Popen[bytes]:
-    """The process that tunes `target`; it ends when its standard input is closed.
+    """Start the process that tunes `target`. It ends when its standard input is closed.
 
-    It stays in the session and the process group of this one, where whoever ends a replica with
-    all that belongs to it finds both.
+    It stays in the session and process group of the replica, so that both are killed together.
     """
     settings = target.settings
     command = [
@@ -64,27 +63,27 @@ def start(target: TuningTarget) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune as the command line says; one line on standard error says what came of it."""
-    asked = _parser().parse_args(arguments)
-    if asked.for_replica:
+    """Tune as the command line requests. Write the result as one line to standard error."""
+    args = _build_parser().parse_args(arguments)
+    if args.for_replica:
         _end_with_standard_input()
         _lower_priority()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     options = {
-        "intra_op_threads": asked.threads,
-        "concurrent_passes": asked.concurrent_passes,
-        "providers": asked.providers,
+        "intra_op_threads": args.threads,
+        "concurrent_passes": args.concurrent_passes,
+        "providers": args.providers,
     }
     try:
         settings = EncoderSettings.parse(options)
-        manifest = ArtifactManifest.read(asked.artifact)
-        target = TuningTarget(asked.artifact, manifest, asked.device, settings)
-        table = tune_exclusively(target, asked.seconds, force=asked.force)
+        manifest = ArtifactManifest.read(args.artifact)
+        target = TuningTarget(args.artifact, manifest, args.device, settings)
+        table = tune_exclusively(target, args.seconds, force=args.force)
     except ServeError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.FAILED
     except OSError as error:
-        print(f"error: {asked.artifact} cannot keep what is measured: {error}", file=sys.stderr)
+        print(f"error: cannot write to {args.artifact}: {error}", file=sys.stderr)
         return ExitCode.STORE_NOT_WRITABLE
     if table is None:
         print(f"{manifest.id} is being tuned by another process", file=sys.stderr)
@@ -93,28 +92,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.TUNED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deployments.tuning",
         description="Measure a sealed model's graphs on this host, once.",
     )
     parser.add_argument("artifact", type=Path, help="directory of a sealed version")
     parser.add_argument("--device", type=Device, choices=list(Device), required=True)
-    parser.add_argument("--threads", type=int, default=1, help="engine threads per pass")
-    parser.add_argument("--concurrent-passes", type=int, default=1, help="passes at once")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for the measuring")
+    parser.add_argument("--threads", type=int, default=1, help="engine threads per forward pass")
+    parser.add_argument(
+        "--concurrent-passes", type=int, default=1, help="concurrent forward passes of the encoder"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="time budget of the measurements"
+    )
     parser.add_argument("--providers", nargs="+", default=["CPUExecutionProvider"])
-    parser.add_argument("--force", action="store_true", help="also where a valid table is")
+    parser.add_argument("--force", action="store_true", help="replace a valid cost table")
     parser.add_argument(
         "--for-replica",
         action="store_true",
-        help="at the lowest priority, and no longer than standard input stays open",
+        help="use the lowest priority; end when standard input is closed",
     )
     return parser
 
 
 def _end_with_standard_input() -> None:
-    """End this process at once when whoever started it is gone, however that happened."""
+    """End this process as soon as the process that started it is gone, even if it was killed."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -125,9 +128,9 @@ def _end_with_standard_input() -> None:
 
 
 def _lower_priority() -> None:
-    """Let everything else on the machine go first: to the cores, the disk, and the memory."""
+    """Take the lowest priority for CPU, disk and memory."""
     os.nice(19)
     with suppress(psutil.Error, OSError):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    with suppress(OSError):  # the kernel ends this process before any that serves
+    with suppress(OSError):  # on low memory the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Which variants to serve with: a pure function of what was measured.
+"""Select the variants to serve with from their measured costs. Pure functions.
 
-Every variant in use is one more graph in memory, so the fewest are taken that are, at every shape,
-within a tolerance of the fastest. All of them have one precision: an answer must not get other
-digits because of the batch it happened to travel in.
+Every selected variant is one more graph in memory. The selection is therefore the smallest set of
+variants that is within a tolerance of the fastest at every shape. All variants of a set have one
+precision: the output must not depend on the batch.
 """
 
 from __future__ import annotations
@@ -13,44 +13,46 @@ from math import log
 
 from deployments.tuning.costs import Shape, Variant, VariantCosts
 
-# Slower than the fastest by less than this is as fast: two measurements differ by as much.
+# Differences below this count as equal: repeated measurements differ as much.
 TOLERANCE = 0.05
-# More graphs in memory than this are never worth it.
-MOST_VARIANTS = 3
-_NEVER_MS = 1e9
+MAX_VARIANTS = 3  # graphs in memory
+_UNMEASURED_MS = 1e9
 
 Times = Mapping[Shape, float]  # milliseconds
 
 
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
-    """The winner per shape, shapes in order of size.
+    """Return the variant to use per shape, ordered by shape size.
 
-    Of equally small sets that with the fewest session options is taken, for they cost memory or
-    idle cores; of these the fastest on the whole is taken (mean of logarithms), of equally fast
-    ones the first in the order of `rows`. When no `MOST_VARIANTS` variants are near the fastest
-    everywhere, the smallest set that on the whole misses by nearly as little as any is taken.
+    Among equally small sets the order is: fewest session options (they cost memory or idle cores),
+    then smallest mean log time, then the order of `rows`. If no set of MAX_VARIANTS variants is
+    within TOLERANCE at every shape, the smallest set with nearly the least mean excess is used.
     """
     times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
     best = {shape: min(row[shape] for row in times if shape in row) for shape in shapes}
-    for count in range(1, min(MOST_VARIANTS, len(rows)) + 1):
+    for count in range(1, min(MAX_VARIANTS, len(rows)) + 1):
         sets = [
             members
-            for members in _of_one_precision(rows, count)
-            if _covers([times[i] for i in members], best)
+            for members in _combine_one_precision(rows, count)
+            if _is_near_best([times[i] for i in members], best)
         ]
         if sets:
             break
     else:
-        sets = _nearly_best(rows, times, best)
+        sets = _find_nearly_best(rows, times, best)
     members = min(
-        sets, key=lambda chosen: (_extras(rows, chosen), _loss([times[i] for i in chosen], best))
+        sets,
+        key=lambda candidates: (
+            _count_options(rows, candidates),
+            _mean_excess([times[i] for i in candidates], best),
+        ),
     )
-    winners = [(shape, min(members, key=lambda i: _time([times[i]], shape))) for shape in shapes]
-    return tuple((shape, rows[i].variant) for shape, i in winners)
+    fastest = [(shape, min(members, key=lambda i: _time_ms([times[i]], shape))) for shape in shapes]
+    return tuple((shape, rows[i].variant) for shape, i in fastest)
 
 
-def _of_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:
+def _combine_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:
     return [
         members
         for members in combinations(range(len(rows)), count)
@@ -58,46 +60,49 @@ def _of_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tuple[in
     ]
 
 
-def _nearly_best(
+def _find_nearly_best(
     rows: Sequence[VariantCosts], times: Sequence[Times], best: Times
 ) -> list[tuple[int, ...]]:
-    """The smallest sets whose loss is within the tolerance of the least."""
-    losses = {
-        members: _loss([times[i] for i in members], best)
-        for count in range(1, MOST_VARIANTS + 1)
-        for members in _of_one_precision(rows, count)
+    """Return the smallest sets whose mean excess is within TOLERANCE of the least."""
+    excesses = {
+        members: _mean_excess([times[i] for i in members], best)
+        for count in range(1, MAX_VARIANTS + 1)
+        for members in _combine_one_precision(rows, count)
     }
-    limit = min(losses.values()) + TOLERANCE
-    near = [members for members, loss in losses.items() if loss <= limit]
+    limit = min(excesses.values()) + TOLERANCE
+    near = [members for members, excess in excesses.items() if excess <= limit]
     return [members for members in near if len(members) == len(near[0])]
 
 
-def _covers(chosen: Sequence[Times], best: Times) -> bool:
-    return all(_time(chosen, shape) <= limit * (1 + TOLERANCE) for shape, limit in best.items())
+def _is_near_best(members: Sequence[Times], best: Times) -> bool:
+    return all(_time_ms(members, shape) <= limit * (1 + TOLERANCE) for shape, limit in best.items())
 
 
-def _extras(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
+def _count_options(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
     return sum(rows[i].variant.arena + rows[i].variant.spinning for i in members)
 
 
-def _loss(chosen: Sequence[Times], best: Times) -> float:
-    """Mean logarithm of how much slower than the fastest; rounded, for noise must not decide."""
-    ratios = [log(_time(chosen, shape) / limit) for shape, limit in best.items()]
+def _mean_excess(members: Sequence[Times], best: Times) -> float:
+    """Return the mean log ratio to the fastest, rounded so that noise does not decide."""
+    ratios = [log(_time_ms(members, shape) / limit) for shape, limit in best.items()]
     return round(sum(ratios) / len(ratios), 3)
 
 
-def _time(chosen: Sequence[Times], shape: Shape) -> float:
-    # A shape that a graph was not measured at is one that it does not win.
-    return min((times[shape] for times in chosen if shape in times), default=_NEVER_MS)
+def _time_ms(members: Sequence[Times], shape: Shape) -> float:
+    # A variant is never selected for a shape that it was not measured at.
+    return min((times[shape] for times in members if shape in times), default=_UNMEASURED_MS)
 
 
 def nearest_shape_variant(
-    winners: Sequence[tuple[Shape, Variant]], items: int, tokens: int
+    selection: Sequence[tuple[Shape, Variant]], items: int, tokens: int
 ) -> Variant:
-    """The winner of the measured shape that is most like `items` x `tokens`."""
+    """Return the selected variant of the measured shape nearest to `items` x `tokens`.
+
+    Distances are logarithmic; the length counts twice.
+    """
 
     def distance(entry: tuple[Shape, Variant]) -> float:
         shape = entry[0]
         return abs(log(items / shape.items)) + 2 * abs(log(tokens / shape.tokens))
 
-    return min(winners, key=distance)[1]
+    return min(selection, key=distance)[1]

@@ -27,7 +27,7 @@ from deployments.tuning.costs import (
     read_costs,
     write_costs,
 )
-from deployments.tuning.host import count_fitting, engine_versions, free_bytes, read_host
+from deployments.tuning.host import count_fitting, read_engine_versions, free_bytes, read_host
 from deployments.tuning.measure import (
     build_batches,
     choose_clock,
@@ -141,7 +141,7 @@ def build_cost_table(
         host=read_host(entered[0].spec.device),
         threads=plan.settings.intra_op_threads,
         providers=plan.settings.providers,
-        engines=engine_versions(contender.spec.engine for contender in entered),
+        engines=read_engine_versions(contender.spec.engine for contender in entered),
         rows=tuple(rows),
         selection=select_variants(drop_marginal_variants(rows)),
         rejected=dict(rejected),

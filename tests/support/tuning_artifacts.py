@@ -19,7 +19,7 @@ from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.tuning.costs import CostTable, TuningTarget, write_costs
-from deployments.tuning.host import engine_versions
+from deployments.tuning.host import read_engine_versions
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 from tests.support.artifacts import (
     EMBEDDER,
@@ -124,7 +124,7 @@ def keep_table(target: TuningTarget, winners: dict[str, str], **changes: object)
         host=target.host,
         threads=target.settings.intra_op_threads,
         providers=target.settings.providers,
-        engines=engine_versions(candidate.engine for candidate in target.candidates),
+        engines=read_engine_versions(candidate.engine for candidate in target.candidates),
         rows=tuple(row(v.name, shapes, "fp32") for v in dict.fromkeys(named)),
         selection=tuple(zip(map(shape, winners), named, strict=True)),
     )

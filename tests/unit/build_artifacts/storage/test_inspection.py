@@ -98,7 +98,7 @@ def test_a_reference_of_another_model_is_found(
     sealed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reseal_as(sealed, REFERENCE_NAME, b"not an archive")
-    with pytest.raises(ArtifactError, match="not a reference"):
+    with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         list(check(sealed))
     assert verify(sealed) == 1
     assert "error: " in capsys.readouterr().err

@@ -147,9 +147,9 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("kill -9 $$", "it said nothing (-9)"),
+        ("kill -9 $$", "it wrote no message (-9)"),
         ("echo Traceback >&2; echo 'KeyError: 1' >&2; exit 1", "KeyError: 1 (1)"),
-        ("exit 0", "it said nothing (0)"),  # and kept no table that holds
+        ("exit 0", "it wrote no message (0)"),  # and kept no table that holds
     ],
 )
 def test_whatever_happens_to_the_process_it_is_told_once(

@@ -90,13 +90,13 @@ def test_what_cannot_be_read_is_as_good_as_none(target: TuningTarget) -> None:
 STALE: dict[str, tuple[dict[str, object], str]] = {
     "another runtime": (
         {"engines": {"onnxruntime": "onnxruntime 1.2.3"}},
-        "measured with onnxruntime 1.2.3, here is onnxruntime 1",
+        "measured with onnxruntime 1.2.3, this host has onnxruntime 1",
     ),
     "an engine that is gone": (
         {"engines": {"onnxruntime": "onnxruntime 1.2.3", "warp": "warp 9"}},
-        "warp 9, here is onnxruntime 1",
+        "warp 9, this host has onnxruntime 1",
     ),
-    "an engine that came later": ({"engines": {}}, "measured with nothing, here is"),
+    "an engine that came later": ({"engines": {}}, "measured with nothing, this host has"),
     "another build": ({"version": "0" * 12}, "another artifact"),
     "other threads": ({"threads": 2}, "another kind of host"),
     "another provider": (

@@ -87,7 +87,7 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
     engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
     assert isinstance(engine, OnnxEngine)
-    assert "the portable default serves" in caplog.text
+    assert "the default candidate is used" in caplog.text
 
 
 def test_the_default_is_not_one_that_tuning_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_vector_that_company_changes_is_seen() -> None:
     assert found.parity is not None
     assert found.parity.batched_cosine_worst < 0.93
     assert [r.partition(" 0.")[0].partition(" -")[0] for r in found.reasons] == [
-        "worst cosine alone to company"
+        "worst cosine unbatched to batched"
     ]
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_a_number_never_passes(bad: float, where: str, head: ModelHe
 def test_answers_of_another_shape_never_pass() -> None:
     shorter = [answer[1:] for answer in ragged(3)]
     found = verdict(ragged(3), shorter, head=ModelHead.TOKENS, gate=ANYTHING)
-    assert found.reasons == ("an answer is not of the reference's shape",)
+    assert found.reasons == ("an output does not have the shape of the reference",)
     assert not verdict(rows(16), rows(16)[1:], gate=ANYTHING).passed
 
 
@@ -225,16 +225,16 @@ def test_a_damaged_reference_is_refused(damage: dict[str, object], tmp_path: Pat
     written(tmp_path / "reference.npz")
     ReferenceOutputs.read(tmp_path / "reference.npz")
     written(tmp_path / "reference.npz", **damage)
-    with pytest.raises(ArtifactError, match="not a reference"):
+    with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         ReferenceOutputs.read(tmp_path / "reference.npz")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY"])
 def test_a_file_that_is_no_reference_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "reference.npz").write_bytes(content)
-    with pytest.raises(ArtifactError, match="not a reference"):
+    with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         ReferenceOutputs.read(tmp_path / "reference.npz")
-    with pytest.raises(ArtifactError, match="not a reference"):
+    with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         ReferenceOutputs.read(tmp_path / "none.npz")
 
 

@@ -79,7 +79,7 @@ def test_a_store_that_cannot_be_written_is_told_in_one_line(target: TuningTarget
     (target.artifact / "hosts").write_text("in the way")
     status, said = ended(target)
     assert status == ExitCode.STORE_NOT_WRITABLE
-    assert said.startswith(f"error: {target.artifact} cannot keep what is measured: ")
+    assert said.startswith(f"error: cannot write to {target.artifact}: ")
     assert said.count("\n") == 1
 
 

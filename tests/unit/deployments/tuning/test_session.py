@@ -103,7 +103,7 @@ def test_a_store_that_cannot_be_written_is_an_error_of_the_system(target: Tuning
 
 def test_a_model_without_its_reference_cannot_be_tuned(target: TuningTarget) -> None:
     (target.artifact / REFERENCE_NAME).write_bytes(b"nothing to hold it against")
-    with pytest.raises(ArtifactError, match="not a reference"):
+    with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         tune_exclusively(target, SECONDS)
     assert read_costs(target) is None
 
