@@ -1,4 +1,4 @@
-"""One tuning of one model on one kind of host: locked, measured, kept."""
+"""Tune one model on one kind of host: lock, check accuracy, measure, select, store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from deployments.tuning.costs import (
     read_costs,
     write_costs,
 )
-from deployments.tuning.host import count_fitting, read_engine_versions, free_bytes, read_host
+from deployments.tuning.host import count_fitting, free_bytes, read_engine_versions, read_host
 from deployments.tuning.measure import (
     build_batches,
     choose_clock,
@@ -40,108 +40,112 @@ from deployments.tuning.selection import TOLERANCE, select_variants
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Of the budget, what the candidates get; the rest is for the session options of their winner.
+# Share of the time budget for the candidates; the remainder is for session options of the fastest.
 _CANDIDATES_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSpec:
-    """A graph that takes part, and what it is called."""
+    """A graph to measure and the variant that names it."""
 
     variant: Variant
     spec: GraphSpec
 
     @classmethod
     def of(cls, candidate: str, spec: GraphSpec) -> Self:
-        """The candidate of that name, as it was or will be sealed."""
+        """Create the spec of a candidate with its sealed options."""
         return cls(variant=Variant.of(candidate, spec.options), spec=spec)
 
     def with_options(self, variant: Variant) -> VariantSpec:
-        """The same graph with the session options of `variant`."""
+        """Return the same graph with the session options of `variant`."""
         options = variant.options(self.spec.options)
         return VariantSpec(variant=variant, spec=replace(self.spec, options=options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementPlan:
-    """How specs are to be compared.
+    """How variants are measured.
 
-    As many are opened at once as there is memory for, the first ones first; those that do not
-    fit beside them are not measured.
+    As many graphs are open at once as fit in memory, in the given order. The others are not
+    measured.
     """
 
     settings: EncoderSettings
     shapes: Sequence[Shape]
     items: Sequence[TokenizedItem]  # their tokens fill the batches
-    seconds: float
-    available_bytes: int | None = None  # None: what is free on the device of the specs
+    seconds: float  # time budget
+    available_bytes: int | None = None  # None: the free memory of the device
 
     def fit_in_memory(self, specs: Sequence[VariantSpec]) -> Sequence[VariantSpec]:
-        """Those that may be open at once. Raises EngineFailed when it is none."""
+        """Return the leading specs that may be open at once. Raises EngineFailed if none fits."""
         if not specs:
             return specs
         available_bytes = self.available_bytes
         if available_bytes is None:
             available_bytes = free_bytes(specs[0].spec.device)
-        fitting = count_fitting((c.spec.path for c in specs), available_bytes)
+        fitting = count_fitting((spec.spec.path for spec in specs), available_bytes)
         if not fitting:
             free_mb = available_bytes // 1_000_000
-            raise EngineFailed(f"not enough memory to measure in: {free_mb} MB are free")
-        for contender in specs[fitting:]:
-            log.warning("%s is not measured: not enough memory", contender.variant.name)
+            raise EngineFailed(
+                f"not enough memory to measure the first graph: {free_mb} MB are free"
+            )
+        for spec in specs[fitting:]:
+            log.warning("%s is not measured: not enough memory", spec.variant.name)
         return specs[:fitting]
 
 
 def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPlan) -> CostTable:
-    """The table of this host for the target's sealed candidates.
+    """Build the cost table of the target's sealed candidates on this host.
 
-    Candidates that cannot run here are left out, and so are those that miss the artifact's gate
-    here: kernels round differently from one CPU to another. Raises EngineFailed when none is
-    left.
+    Rejects candidates that cannot run here or fail the accuracy gate here, because kernels round
+    differently on each CPU. Raises EngineFailed if none is left.
     """
-    entered = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
-    plan.fit_in_memory(entered[:1])  # before any is opened
+    specs = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
+    plan.fit_in_memory(specs[:1])  # fails before any graph is opened
     rejected: dict[str, str] = {}
-    for contender in entered:
-        if reason := _unfit(contender.spec, target, reference):
-            rejected[contender.variant.candidate] = reason
-    fit = [c for c in entered if c.variant.candidate not in rejected]
-    if not fit:
-        raise EngineFailed(f"no graph is right on this host: {_told(rejected)}")
-    rows = measure_variants(fit, plan)
+    for spec in specs:
+        if reason := _find_rejection(spec.spec, target, reference):
+            rejected[spec.variant.candidate] = reason
+    accepted = [spec for spec in specs if spec.variant.candidate not in rejected]
+    if not accepted:
+        raise EngineFailed(f"no graph passes the accuracy gate on this host: {_format(rejected)}")
+    rows = measure_variants(accepted, plan)
     measured = {row.variant.candidate for row in rows}
-    for contender in fit:
-        if contender.variant.candidate not in measured:
-            rejected[contender.variant.candidate] = "it could not be measured beside the others"
-    return build_cost_table(target.manifest.version, entered, rows, plan, rejected)
+    for spec in accepted:
+        if spec.variant.candidate not in measured:
+            rejected[spec.variant.candidate] = "it could not be measured together with the others"
+    return build_cost_table(target.manifest.version, specs, rows, plan, rejected)
 
 
-def _unfit(spec: GraphSpec, target: TuningTarget, reference: ReferenceOutputs) -> str | None:
-    """Why the graph may not be used on this host."""
+def _find_rejection(
+    spec: GraphSpec, target: TuningTarget, reference: ReferenceOutputs
+) -> str | None:
+    """Return why the graph must not be used on this host, or None."""
     if reason := missing_requirement(spec, target.settings):
         return reason
-    verdict = check_graph(spec, target.settings, reference, target.manifest.gate)
-    return None if verdict.passed else "; ".join(verdict.reasons)
+    result = check_graph(spec, target.settings, reference, target.manifest.gate)
+    return None if result.passed else "; ".join(result.reasons)
 
 
-def _told(rejected: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "there is none"
+def _format(rejected: Mapping[str, str]) -> str:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    return reasons or "the artifact has no graph for this device"
 
 
 def build_cost_table(
     version: str,
-    entered: Sequence[VariantSpec],
+    specs: Sequence[VariantSpec],
     rows: Sequence[VariantCosts],
     plan: MeasurementPlan,
     rejected: Mapping[str, str],
 ) -> CostTable:
-    """What was measured of the graphs that were `entered`, with the winners chosen."""
+    """Build the cost table of measured `specs` and select its variants."""
     return CostTable(
         version=version,
-        host=read_host(entered[0].spec.device),
+        host=read_host(specs[0].spec.device),
         threads=plan.settings.intra_op_threads,
         providers=plan.settings.providers,
-        engines=read_engine_versions(contender.spec.engine for contender in entered),
+        engines=read_engine_versions(spec.spec.engine for spec in specs),
         rows=tuple(rows),
         selection=select_variants(drop_marginal_variants(rows)),
         rejected=dict(rejected),
@@ -149,37 +153,37 @@ def build_cost_table(
 
 
 def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> list[VariantCosts]:
-    """The costs of the specs, and of other session options of the one that wins most.
+    """Measure the graphs, then other session options of the graph that is selected most often.
 
-    Raises EngineFailed when none of them could be measured.
+    Raises EngineFailed if no graph could be measured.
     """
     rows = measure_fitting(specs, plan, _CANDIDATES_SHARE)
     if not rows:
         raise EngineFailed("every graph failed while it was measured")
-    winner = _winner(specs, rows)
-    variants = [winner, *map(winner.with_options, _other_options(winner, plan.settings))]
-    again = measure_fitting(variants, plan, 1 - _CANDIDATES_SHARE)
-    return merge_costs(rows, again)
+    best = _most_selected(specs, rows)
+    variants = [best, *map(best.with_options, _other_options(best, plan.settings))]
+    repeated = measure_fitting(variants, plan, 1 - _CANDIDATES_SHARE)
+    return merge_costs(rows, repeated)
 
 
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """`rows` without session options that gain no more than the tolerance on the whole.
+    """Drop session options whose mean gain over all shapes is at most TOLERANCE.
 
-    The first row of a candidate is what its others have to beat, at all of its shapes together. At
-    a few of them noise gains as much, and an arena costs memory, a spinning thread its core.
+    The baseline is the first row of the candidate. Gains at single shapes are noise, while an arena
+    costs memory and a spinning thread costs a core.
     """
-    plain: dict[str, VariantCosts] = {}
+    baselines: dict[str, VariantCosts] = {}
     for row in rows:
-        plain.setdefault(row.variant.candidate, row)
+        baselines.setdefault(row.variant.candidate, row)
     return [
         row
         for row in rows
-        if (base := plain[row.variant.candidate]) is row or _gain(base, row) > TOLERANCE
+        if (base := baselines[row.variant.candidate]) is row or _gain(base, row) > TOLERANCE
     ]
 
 
 def _gain(base: VariantCosts, row: VariantCosts) -> float:
-    """How much faster than `base` on the whole, as a share; 0 where a shape was not measured."""
+    """Return the mean share of time saved against `base`; 0 if a shape was not measured."""
     times = row.by_shape()
     if not base.by_shape().keys() <= times.keys():
         return 0.0
@@ -187,43 +191,45 @@ def _gain(base: VariantCosts, row: VariantCosts) -> float:
     return 1 - math.exp(sum(ratios) / len(ratios))
 
 
-def merge_costs(rows: Sequence[VariantCosts], again: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """`again`, and what only `rows` have.
+def merge_costs(
+    rows: Sequence[VariantCosts], repeated: Sequence[VariantCosts]
+) -> list[VariantCosts]:
+    """Return `repeated`, completed with the variants and shapes that only `rows` have.
 
-    A variant's new figures replace the old, so that it is compared with its other options in one
-    plan; at shapes that the second one had no time for, the old ones stay.
+    Repeated costs replace earlier ones, so that the options of a candidate are compared within one
+    measurement.
     """
-    before = {row.variant: row for row in rows}
-    return [*(_completed(row, before.pop(row.variant, row)) for row in again), *before.values()]
+    earlier = {row.variant: row for row in rows}
+    merged = [_add_missing_shapes(row, earlier.pop(row.variant, row)) for row in repeated]
+    return [*merged, *earlier.values()]
 
 
-def _completed(row: VariantCosts, before: VariantCosts) -> VariantCosts:
+def _add_missing_shapes(row: VariantCosts, earlier: VariantCosts) -> VariantCosts:
     shapes = row.by_shape()
-    kept = (cost for cost in before.costs if cost.shape not in shapes)
-    return row.model_copy(update={"costs": (*row.costs, *kept)})
+    missing = (cost for cost in earlier.costs if cost.shape not in shapes)
+    return row.model_copy(update={"costs": (*row.costs, *missing)})
 
 
-def _other_options(winner: VariantSpec, settings: EncoderSettings) -> Iterator[Variant]:
-    if winner.spec.engine != "onnxruntime" or winner.spec.device is not Device.CPU:
+def _other_options(spec: VariantSpec, settings: EncoderSettings) -> Iterator[Variant]:
+    if spec.spec.engine != "onnxruntime" or spec.spec.device is not Device.CPU:
         return
-    variant = winner.variant
+    variant = spec.variant
     yield variant.model_copy(update={"arena": not variant.arena})
     if settings.intra_op_threads > 1:
         yield variant.model_copy(update={"spinning": not variant.spinning})
 
 
-def _winner(specs: Sequence[VariantSpec], rows: Sequence[VariantCosts]) -> VariantSpec:
-    named = [variant for _, variant in select_variants(rows)]
-    return max(specs, key=lambda contender: named.count(contender.variant))
+def _most_selected(specs: Sequence[VariantSpec], rows: Sequence[VariantCosts]) -> VariantSpec:
+    variants = [variant for _, variant in select_variants(rows)]
+    return max(specs, key=lambda spec: variants.count(spec.variant))
 
 
 def measure_fitting(
     specs: Sequence[VariantSpec], plan: MeasurementPlan, share: float = 1.0
 ) -> list[VariantCosts]:
-    """The costs of those specs that there is memory for and that do not fail.
+    """Measure the specs that fit in memory and do not fail, in `share` of the time budget.
 
-    All of them are for one device, and get `share` of the plan's time. Raises EngineFailed when
-    there is no memory for any.
+    All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines:
         costs = measure(
@@ -236,12 +242,12 @@ def measure_fitting(
         )
     return [
         VariantCosts(
-            variant=contender.variant,
-            precision=contender.spec.precision,
-            costs=costs[contender.variant.name],
+            variant=spec.variant,
+            precision=spec.spec.precision,
+            costs=costs[spec.variant.name],
         )
-        for contender in specs
-        if contender.variant.name in costs
+        for spec in specs
+        if spec.variant.name in costs
     ]
 
 
@@ -249,14 +255,14 @@ def measure_fitting(
 def open_engines(
     specs: Sequence[VariantSpec], settings: EncoderSettings
 ) -> Iterator[dict[str, EncoderEngine]]:
-    """An engine by name of every contender that can be opened, closed on the way out."""
+    """Open an engine per spec by variant name; skip specs that fail. Close all on exit."""
     engines: dict[str, EncoderEngine] = {}
     try:
-        for contender in specs:
+        for spec in specs:
             try:
-                engines[contender.variant.name] = open_engine(contender.spec, settings)
+                engines[spec.variant.name] = open_engine(spec.spec, settings)
             except EngineFailed as exc:
-                log.warning("%s is not measured: %s", contender.variant.name, exc)
+                log.warning("%s is not measured: %s", spec.variant.name, exc)
         yield engines
     finally:
         for engine in engines.values():
@@ -271,17 +277,18 @@ def tune_exclusively(
     wait: bool = False,
     shapes: Sequence[Shape] | None = None,
 ) -> CostTable | None:
-    """The table of this host, measured now unless a valid one is there and `force` is not set.
+    """Return the cost table of this host. Measure it if it is missing or `force` is set.
 
-    One at a time per kind of host, wherever the store is shared: while somebody else measures,
-    `wait` decides between waiting and None. `shapes` None: all that the model reads of the usual
-    ones. Raises ArtifactError, EngineFailed, and OSError where the store cannot be written.
+    One process per kind of host tunes a model, on all hosts that share the store. While another
+    process does, `wait` waits for it; otherwise the result is None. `shapes` defaults to the
+    default shapes that the model can read. Raises ArtifactError, EngineFailed, and OSError if the
+    store cannot be written.
     """
-    with _locked(_lock_path(target), wait=wait) as is_ours:
-        if not is_ours:
+    with _locked(_lock_path(target), wait=wait) as is_locked:
+        if not is_locked:
             return None
-        if not force and (found := read_costs(target)) is not None:
-            return found
+        if not force and (stored := read_costs(target)) is not None:
+            return stored
         reference = ReferenceOutputs.read(target.artifact / REFERENCE_NAME)
         plan = MeasurementPlan(
             settings=target.settings,
@@ -295,10 +302,10 @@ def tune_exclusively(
 
 
 def is_tuning(target: TuningTarget) -> bool:
-    """Whether somebody measures for this kind of host right now."""
+    """Whether a process is tuning the target now."""
     try:
         return is_locked(_lock_path(target))
-    except OSError:  # nothing to be read there, or no such locks in this file system
+    except OSError:  # no permission, or a file system without locks
         return False
 
 
@@ -308,15 +315,15 @@ def _lock_path(target: TuningTarget) -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether the lock is ours, which it always is after a wait."""
+    """Yield whether the lock was acquired; always True with `wait`."""
 
-    def tell(holder: str) -> None:
+    def report(holder: str) -> None:
         log.info("waiting for the tuning by %s", holder or "another process")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if not wait:
-        with try_exclusive_lock(path) as is_ours:
-            yield is_ours
+        with try_exclusive_lock(path) as is_locked:
+            yield is_locked
         return
-    with exclusive_lock(path, tell):
+    with exclusive_lock(path, report):
         yield True

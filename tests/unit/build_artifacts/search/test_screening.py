@@ -102,5 +102,5 @@ def test_without_memory_for_one_graph_nothing_is_compared(
 ) -> None:
     specs = specs_of(workshop, "first", "second")
     leave_free(monkeypatch, 100)
-    with pytest.raises(EngineFailed, match="not enough memory to measure in"):
+    with pytest.raises(EngineFailed, match="not enough memory to measure the first graph"):
         held_on(workshop, specs)

@@ -112,7 +112,7 @@ def test_when_nothing_is_right_here_no_table_is_kept(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
     corrupted = target.manifest.model_copy(update={"candidates": target.candidates[1:]})
     wrong = TuningTarget(target.artifact, corrupted, target.device, target.settings)
-    with pytest.raises(EngineFailed, match="no graph is right on this host"):
+    with pytest.raises(EngineFailed, match="no graph passes the accuracy gate on this host"):
         tune_exclusively(wrong, SECONDS)
     assert not target.costs_path.exists()
     assert not is_tuning(target)

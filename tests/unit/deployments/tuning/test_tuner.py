@@ -123,13 +123,13 @@ def test_as_many_are_compared_as_there_is_memory_for(
     two = contest(target, available_bytes=13 * graph)
     table = tune(target, reference(target), two)
     assert measured(table) == {"plain", "twin"}
-    assert table.rejected == {"third": "it could not be measured beside the others"}
+    assert table.rejected == {"third": "it could not be measured together with the others"}
     assert "third is not measured: not enough memory" in caplog.text
 
 
 def test_without_memory_for_one_graph_nothing_is_opened(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
-    with pytest.raises(EngineFailed, match="not enough memory to measure in: 0 MB are free"):
+    with pytest.raises(EngineFailed, match="not enough memory to measure the first graph: 0 MB are free"):
         tune(target, reference(target), contest(target, available_bytes=100))
 
 
