@@ -131,7 +131,7 @@ def read_chat_template(weights: Path) -> str | None:
             raise corrupt_file(path, str(exc)) from exc
         except OSError as exc:
             raise unreadable_source(path, str(exc.strerror)) from exc
-    value = read_object(weights / "tokenizer_config.json").get("read_chat_template")
+    value = read_object(weights / "tokenizer_config.json").get("chat_template")
     if isinstance(value, list):  # several named templates
         value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
     return value if isinstance(value, str) else None

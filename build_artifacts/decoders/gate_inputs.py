@@ -195,7 +195,7 @@ def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str
             weights, trust_remote_code=False, local_files_only=True
         )
         return tokenizer.apply_chat_template(
-            chats, read_chat_template=template, tokenize=False, add_generation_prompt=True
+            chats, chat_template=template, tokenize=False, add_generation_prompt=True
         ), True
     except Exception as exc:  # templates are programs and may raise any exception
         raise UnsupportedModel(

@@ -50,7 +50,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
     model_id: str = DECODER,
     *,
     says: str = "",
-    read_chat_template: str | None = CHATML,
+    chat_template: str | None = CHATML,
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
     defaults: GenerationDefaults | None = None,
@@ -65,8 +65,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
     tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
     names = [TOKENIZER_NAME, GRAPH_NAME]
-    if read_chat_template is not None:
-        (directory / CHAT_TEMPLATE_NAME).write_text(read_chat_template, encoding="utf-8")
+    if chat_template is not None:
+        (directory / CHAT_TEMPLATE_NAME).write_text(chat_template, encoding="utf-8")
         names.append(CHAT_TEMPLATE_NAME)
     saying = [*tokenizer.encode("\n" + says).ids, tokenizer.token_to_id(TURN_END)] if says else []
     assert len(set(saying)) == len(saying), "a token of `says` comes twice"

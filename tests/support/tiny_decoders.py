@@ -21,17 +21,15 @@ from tests.support.decoder_artifacts import (
 HIDDEN, LAYERS, TASK_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 
 
-def tiny_llama(
-    directory: Path, *, read_chat_template: str | None = CHATML, inner: int = INNER
-) -> Path:
+def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
     """A Llama with a tokenizer of bytes; returns `directory`. Its logits are clearly apart."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", tokenizer_config())
-    if read_chat_template is not None:
-        (directory / "read_chat_template.jinja").write_text(read_chat_template, encoding="utf-8")
+    if chat_template is not None:
+        (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=HIDDEN,

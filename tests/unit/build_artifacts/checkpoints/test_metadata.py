@@ -89,7 +89,7 @@ def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> Non
 
 def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
     assert ends_of(directory) == (7,)
-    (directory / "read_chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     assert ends_of(directory) == (7, id_of(directory, TURN_END))
 
 
@@ -134,9 +134,9 @@ def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None
 )
 def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: object) -> None:
     assert read_chat_template(directory) is None
-    write_json(directory / "tokenizer_config.json", {"read_chat_template": said})
+    write_json(directory / "tokenizer_config.json", {"chat_template": said})
     assert read_chat_template(directory) == "a template"
-    (directory / "read_chat_template.jinja").write_text("the file", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
     assert read_chat_template(directory) == "the file"
 
 

@@ -88,8 +88,8 @@ def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None
     for candidate in manifest.candidates:
         assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
         assert candidate.parity.batched_cosine_worst > 0.9999
-    assert (built.directory / "read_chat_template.jinja").read_text(encoding="utf-8") == CHATML
-    assert {"read_chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
+    assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
+    assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
 
 
 @pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])
