@@ -1,4 +1,4 @@
-"""Where the rivals get the model from: the checkpoint that the sealed artifact was built from."""
+"""Checkpoint of the baselines: the source of the sealed artifact."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONFIG_NAME = "genai_config.json"
 
 
 class SourceCheckpoint:
-    """The checkpoint, fetched when somebody asks for it; what must be unpacked is under `scratch`.
+    """Checkpoint that is fetched on first use; unpacked files go to `scratch`.
 
-    `source` is what `build_artifacts build` takes; None: the artifact's own.
+    `source` is a source of `build_artifacts build`; None takes the artifact's.
     """
 
     def __init__(self, model: LocalModel, source: str | None, scratch: Path) -> None:
@@ -29,7 +29,7 @@ class SourceCheckpoint:
 
     @cached_property
     def weights(self) -> Path:
-        """A directory of safetensors, config and tokenizer. Raises a BuildError."""
+        """Directory of safetensors, config and tokenizer. Raises a BuildError."""
         from build_artifacts.sources.hub import HuggingFaceHub
         from build_artifacts.steps.dequantize import dequantize
         from build_artifacts.steps.resolve import resolve
@@ -37,36 +37,36 @@ class SourceCheckpoint:
         source = self._source or find_source(self._model.manifest)
         checkpoint = resolve(source, self._scratch, HuggingFaceHub())
         if checkpoint.gguf is not None:
-            into = self._scratch / "dequantised"
-            into.mkdir()
-            checkpoint = dequantize(checkpoint, into)
+            directory = self._scratch / "dequantized"
+            directory.mkdir()
+            checkpoint = dequantize(checkpoint, directory)
         return checkpoint.weights
 
     def genai_directory(self, precision: str | None) -> Path:
-        """What onnxruntime-genai's model builder makes of it; None: in the artifact's precision.
+        """Run onnxruntime-genai's model builder; None takes the artifact's precision.
 
-        Raises BenchmarkError or a BuildError.
+        Raise BenchmarkError or a BuildError.
         """
-        made = self._scratch / "genai"
+        output = self._scratch / "genai"
         precision = precision or self._model.candidate.precision
-        ran = run_builder(self.weights, made, precision=precision, device=Device.CPU)
-        if ran.failure is not None:
+        result = run_builder(self.weights, output, precision=precision, device=Device.CPU)
+        if result.failure is not None:
             raise BenchmarkError(
-                f"onnxruntime-genai's model builder fails: {ran.failure}",
-                hint="name a directory that it made elsewhere: --genai DIR",
+                f"onnxruntime-genai's model builder failed: {result.failure}",
+                hint="name an existing output directory of the builder: --genai DIR",
             )
-        return made
+        return output
 
 
 def has_same_weights(model: LocalModel, directory: Path) -> bool:
-    """Whether the graph in `directory` computes with the very weights of the sealed one."""
+    """Compare the weights file in `directory` with that of the sealed graph by digest."""
     sealed = model.manifest.files.get(model.candidate.graph + WEIGHTS_SUFFIX)
     weights = directory / WEIGHTS_NAME
     return sealed is not None and weights.is_file() and file_sha256(weights) == sealed.sha256
 
 
-def checked_genai(directory: Path) -> Path:
-    """The directory itself. Raises BenchmarkError when the model builder did not write it."""
+def require_genai_directory(directory: Path) -> Path:
+    """Return `directory`. Raise BenchmarkError if the model builder did not write it."""
     if not (directory / CONFIG_NAME).is_file():
         raise BenchmarkError(
             f"`{directory}` has no {CONFIG_NAME}",

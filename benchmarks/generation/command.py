@@ -1,8 +1,8 @@
-"""Text generation: tokens per second and waits, in this process, over HTTP, and beside others.
+"""Text generation: tokens per second and latencies in process, over HTTP and of other engines.
 
-Everybody gets the same prompts and writes as many tokens, greedily. Rounds are interleaved (one
-stream of everybody, then four, ... then the scenarios), so that a machine that slows down does so
-for every one alike.
+All systems get the same prompts and decode the same number of tokens greedily. Rounds are
+interleaved (one stream of every system, then four, ..., then the scenarios), so that a change of
+the machine's speed affects all systems equally.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks.generation.results import (
     AnswerAgreement,
     GenerationResults,
     RatioTable,
+    build_tables,
     describe,
     evaluate_goals,
     require_correct,
@@ -46,21 +47,20 @@ from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselin
 from deployments.machine import installed_versions, usable_cores
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-STREAM_PARTS, CHURN, STRUCTURED_OUTPUT = "levels", "churn", "schemas"
-PARTS = (STREAM_PARTS, *SCENARIOS, CHURN, STRUCTURED_OUTPUT)
+STREAMS_PART, CHURN, STRUCTURED_OUTPUT = "streams", "churn", "structured-output"
+PARTS = (STREAMS_PART, *SCENARIOS, CHURN, STRUCTURED_OUTPUT)
 PACKAGES = ("onnxruntime-genai", "llama-cpp-python")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks generation`."""
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
     add_store_option(parser)
     add_url_option(parser)
     add_run_options(parser)
     add_rounds_option(parser)
     counts = {
-        "--new-tokens": (64, "of each answer"),
-        "--prompt-tokens": (64, "of each prompt"),
+        "--new-tokens": (64, "tokens of each answer"),
+        "--prompt-tokens": (64, "tokens of each prompt"),
         "--churn": (1_000, "requests of the part `churn`"),
     }
     for option, (default, what) in counts.items():
@@ -82,133 +82,144 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=PARTS, help=f"default: {' '.join(PARTS)}"
     )
-    _add_options_of_others(parser)
+    _add_baseline_options(parser)
 
 
-def _add_options_of_others(parser: argparse.ArgumentParser) -> None:
+def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--without", nargs="+", choices=tuple(BASELINES), default=(), help="who is not measured"
+        "--skip", nargs="+", choices=tuple(BASELINES), default=(), help="systems to leave out"
     )
     parser.add_argument(
         "--source",
         metavar="SOURCE",
-        help="the checkpoint for the others, as for `build_artifacts build`; default: what the "
-        "artifact was built from",
+        help="checkpoint of the baselines, as for `build_artifacts build`; default: the source of "
+        "the artifact",
     )
     parser.add_argument(
         "--genai",
         type=Path,
         metavar="DIR",
-        help="output of onnxruntime-genai's model builder; default: it is run",
+        help="output of onnxruntime-genai's model builder; default: run the builder",
     )
     parser.add_argument(
         "--genai-precision",
         choices=("int4", "int8", "fp32"),
-        help="what it is asked for when it is run; default: as the artifact",
+        help="precision for onnxruntime-genai's model builder; default: that of the artifact",
     )
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, compare, print, write. Raises BenchmarkError, also when an answer was wrong."""
-    command: str = arguments.command_line
-    facts = start_run("generation", command, arguments.seed)
+    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    metadata = start_run("generation", arguments.command_line, arguments.seed)
     with ExitStack() as stack:
-        figures = measure(arguments, stack)
-    print(describe(figures))
-    print(write_result(arguments.out, facts, figures))
-    require_correct(figures)
+        results = measure(arguments, stack)
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    require_correct(results)
     return 0
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
-    """All rounds, then what is asked again alone, churn and schemas. Raises ServeError."""
+    """Run all rounds, repeat answers unbatched, then run churn and structured output.
+
+    Raise ServeError.
+    """
     model = LocalModel.open_by_name(arguments.store, arguments.model)
-    threads, rows = usable_cores(), max(STREAMS, *arguments.streams)
+    threads, kv_slots = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-    service = InProcessGenerator(model, rows=rows, threads=threads, events=runner.get_loop())
-    stack.callback(service.close)
-    check_room(arguments, service.context)
-    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    origin = SourceCheckpoint(model, arguments.source, scratch)
-    entrance = SystemFactory(
-        arguments, model, origin, runner, stack, rows, threads, service.context
+    generator = InProcessGenerator(
+        model, kv_slots=kv_slots, threads=threads, events=runner.get_loop()
     )
-    benchmark = open_benchmark(arguments, entrance, StreamingSystem(IN_PROCESS, service, runner))
+    stack.callback(generator.close)
+    require_context(arguments, generator.context)
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    checkpoint = SourceCheckpoint(model, arguments.source, scratch)
+    factory = SystemFactory(
+        arguments, model, checkpoint, runner, stack, kv_slots, threads, generator.context
+    )
+    in_process = StreamingSystem(IN_PROCESS, generator, runner)
+    benchmark = open_benchmark(arguments, factory, in_process)
     benchmark.warm_up()
     for round_number in range(1, arguments.rounds + 1):
         benchmark.run_round(f"round {round_number}/{arguments.rounds}")
-    alone = repeat_unbatched(benchmark)
-    churned: ChurnResults | None = None
+    invariance = repeat_unbatched(benchmark)
+    churn_results: ChurnResults | None = None
     if CHURN in arguments.parts:
-        churned = runner.run(churn(service, benchmark.book, benchmark.rng, arguments.churn, rows))
-    filled = schemas(benchmark, arguments.seed) if STRUCTURED_OUTPUT in arguments.parts else None
-    return build_results(entrance, benchmark, alone, churned, filled)
+        churn_results = runner.run(
+            churn(generator, benchmark.prompts, benchmark.rng, arguments.churn, kv_slots)
+        )
+    schema_results: SchemaResults | None = None
+    if STRUCTURED_OUTPUT in arguments.parts:
+        schema_results = answer_schemas(benchmark, arguments.seed)
+    return build_results(factory, benchmark, invariance, churn_results, schema_results)
 
 
-def schemas(benchmark: GenerationBenchmark, seed: int) -> SchemaResults | None:
-    """What the server makes of them; None where none takes part, or it has failed before."""
-    for one in benchmark.others:
-        if isinstance(one, StreamingSystem) and isinstance(one.service, HttpGenerator):
-            return one.runner.run(answer_all(one.service, build_schema_tasks(random.Random(seed))))
+def answer_schemas(benchmark: GenerationBenchmark, seed: int) -> SchemaResults | None:
+    """Run the schema tasks over HTTP; None if that system is skipped or was dropped."""
+    for system in benchmark.baselines:
+        if isinstance(system, StreamingSystem) and isinstance(system.generator, HttpGenerator):
+            tasks = build_schema_tasks(random.Random(seed))
+            return system.runner.run(answer_all(system.generator, tasks))
     return None
 
 
 def build_results(
-    entrance: SystemFactory,
+    factory: SystemFactory,
     benchmark: GenerationBenchmark,
-    alone: AnswerAgreement | None,
-    churned: ChurnResults | None,
-    filled: SchemaResults | None,
+    invariance: AnswerAgreement | None,
+    churn_results: ChurnResults | None,
+    schema_results: SchemaResults | None,
 ) -> GenerationResults:
-    """Everything in its place."""
-    board = RatioTable((*benchmark.levels, *benchmark.scenario_results))
-    ratios = board.ratios()
+    table = RatioTable((*benchmark.stream_results, *benchmark.scenario_results))
+    ratios = table.ratios()
     return GenerationResults(
-        model_id=entrance.model.manifest.id,
-        version=entrance.model.manifest.version,
-        compute_type=entrance.model.compute_type,
-        threads=entrance.threads,
+        model_id=factory.model.manifest.id,
+        version=factory.model.manifest.version,
+        compute_type=factory.model.compute_type,
+        threads=factory.threads,
         prompt_tokens=benchmark.prompt_tokens,
         new_tokens=benchmark.new_tokens,
-        levels=benchmark.levels,
+        streams=benchmark.stream_results,
         scenarios=benchmark.scenario_results,
-        churn=churned,
-        schemas=filled,
-        alone=alone,
+        churn=churn_results,
+        structured_output=schema_results,
+        batch_invariance=invariance,
         answer_agreements=benchmark.answer_agreements,
-        notes=tuple(entrance.notes),
+        notes=tuple(factory.notes),
         packages=installed_versions(PACKAGES),
         missing=benchmark.missing,
         ratios=ratios,
-        goals=evaluate_goals(board, ratios, churned, filled),
+        goals=evaluate_goals(table, ratios, churn_results, schema_results),
     )
 
 
 def open_benchmark(
-    arguments: argparse.Namespace, entrance: SystemFactory, ours: StreamingSystem
+    arguments: argparse.Namespace, factory: SystemFactory, in_process: StreamingSystem
 ) -> GenerationBenchmark:
-    """Everybody who takes part, ready to begin."""
-    others, missing = open_baselines(entrance, arguments.without)
-    has_levels = STREAM_PARTS in arguments.parts
+    """Open the baselines and build the benchmark."""
+    baselines, missing = open_baselines(factory, arguments.skip)
+    has_streams = STREAMS_PART in arguments.parts
     return GenerationBenchmark(
-        ours=ours,
-        others=others,
+        in_process=in_process,
+        baselines=baselines,
         missing=missing,
-        book=PromptSampler.of(entrance.model, arguments.seed),
+        prompts=PromptSampler.open(factory.model, arguments.seed),
         rng=random.Random(arguments.seed),
-        streams=tuple(sorted(set(arguments.streams))) if has_levels else (),
+        streams=tuple(sorted(set(arguments.streams))) if has_streams else (),
         prompt_tokens=arguments.prompt_tokens,
         new_tokens=arguments.new_tokens,
-        scenarios=[SCENARIOS[p](entrance.context) for p in arguments.parts if p in SCENARIOS],
+        scenarios=[
+            SCENARIOS[part](factory.context) for part in arguments.parts if part in SCENARIOS
+        ],
     )
 
 
-def check_room(arguments: argparse.Namespace, context: int) -> None:
-    """Raises BenchmarkError when a prompt and its answer are more than the model reads."""
-    wanted = arguments.prompt_tokens + arguments.new_tokens
-    if wanted > context:
+def require_context(arguments: argparse.Namespace, context: int) -> None:
+    """Raise BenchmarkError if a prompt and its answer exceed the context."""
+    tokens = arguments.prompt_tokens + arguments.new_tokens
+    if tokens > context:
         raise BenchmarkError(
-            f"prompts and answers of {wanted} tokens do not fit into {context}",
-            hint="ask for fewer with --prompt-tokens N and --new-tokens N",
+            f"a prompt and its answer have {tokens} tokens; the maximum is {context}",
+            hint="lower --prompt-tokens N or --new-tokens N",
         )

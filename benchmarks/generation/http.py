@@ -1,7 +1,7 @@
-"""Answers of a running server: `/v1/completions` as events, and when each of them came.
+"""Client of `/v1/completions` that records when each event of a stream arrives.
 
-As light as the load generator, for the same reason: what it takes, the server does not get. While
-the clock runs nothing is done but note when bytes came; they are read after the stream's end.
+It shares the cores with the server, so it only stores bytes and their arrival times during the
+timing, and parses them after the end of the stream.
 """
 
 from __future__ import annotations
@@ -21,59 +21,58 @@ from benchmarks.generation.streams import StreamRequest, StreamResult
 PATH = "/v1/completions"
 TIMEOUT_S = 120.0
 _DONE = b"[DONE]"
-_MOST_TOLD = 300  # characters of an answer that is none
+_MAX_MESSAGE_CHARACTERS = 300  # characters of an answer that is none
 
 
 class BodyChunk(NamedTuple):
-    """Bytes of a body, and when they came."""
+    """Bytes of a body and their arrival time."""
 
     at_s: float
     data: bytes
 
 
 class HttpGenerator:
-    """A TextGenerator over HTTP; every stream has a connection of its own."""
+    """TextGenerator over HTTP with one connection per stream."""
 
     def __init__(self, target: ServerAddress, model_id: str, version: str = "") -> None:
-        self.version = version  # of the model, as the server says
+        self.version = version  # of the served model
         self.model_id = model_id
-        self._target = target
+        self._address = target
 
     @classmethod
-    def found(cls, url: str, model_id: str) -> HttpGenerator:
-        """The one at `url`. Raises BenchmarkError when nothing there serves the model."""
+    def connect(cls, url: str, model_id: str) -> HttpGenerator:
+        """Connect to `url`. Raise BenchmarkError if no server there serves the model."""
         target = ServerAddress.parse(url)
         with Client(target) as client:
-            described = client.describe_model(model_id)
-        return cls(target, model_id, str(described.get("version")))
+            model = client.describe_model(model_id)
+        return cls(target, model_id, str(model.get("version")))
 
-    async def answer(self, ask: StreamRequest) -> StreamResult:
-        """One stream to its end, or until it has told as much as its reader wants.
+    async def generate(self, request: StreamRequest) -> StreamResult:
+        """Run one stream to its end or to the disconnect.
 
-        Raises BenchmarkError for anything but that.
+        Raise BenchmarkError for an error or an incomplete stream.
         """
-        stream = _Stream(self._target.build_post(PATH, body_of(self.model_id, ask)), ask)
+        stream = _Stream(
+            self._address.build_post(PATH, build_body(self.model_id, request)), request
+        )
         submitted_s = time.perf_counter()
-        await self._follow(stream, PATH)
+        await self._exchange(stream, PATH)
         if stream.status != 200:
-            told = stream.body[:_MOST_TOLD].decode(errors="replace")
-            raise self._failed(PATH, f"{stream.status}: {told}")
-        return self._read(submitted_s, stream.pieces, is_whole=ask.disconnect_after is None)
+            message = stream.body[:_MAX_MESSAGE_CHARACTERS].decode(errors="replace")
+            raise self._failed(PATH, f"{stream.status}: {message}")
+        return self._read(submitted_s, stream.chunks, is_whole=request.disconnect_after is None)
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer that comes as a whole.
-
-        Raises BenchmarkError when none comes.
-        """
-        stream = _Stream(self._target.build_post(path, body))
-        await self._follow(stream, path)
+        """Return status and body of a response. Raise BenchmarkError without a response."""
+        stream = _Stream(self._address.build_post(path, body))
+        await self._exchange(stream, path)
         return stream.status, stream.body
 
-    async def _follow(self, stream: _Stream, path: str) -> None:
+    async def _exchange(self, stream: _Stream, path: str) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await loop.create_connection(lambda: stream, self._target.host, self._target.port)
+                await loop.create_connection(lambda: stream, self._address.host, self._address.port)
                 await stream.done
         except (OSError, TimeoutError) as exc:
             raise self._failed(path, f"{exc!r}") from exc
@@ -81,21 +80,21 @@ class HttpGenerator:
             stream.close()
 
     def _read(
-        self, submitted_s: float, pieces: Sequence[BodyChunk], *, is_whole: bool
+        self, submitted_s: float, chunks: Sequence[BodyChunk], *, is_whole: bool
     ) -> StreamResult:
         arrivals_s: list[float] = []
         texts: list[str] = []
         usage: dict[str, Any] | None = None
-        for at_s, data in parse_events(pieces):
-            told = orjson.loads(data)
-            if "error" in told:
-                raise self._failed(PATH, str(told["error"])[:_MOST_TOLD])
-            usage = told.get("usage") or usage
-            for choice in told["choices"]:
+        for at_s, data in parse_events(chunks):
+            event = orjson.loads(data)
+            if "error" in event:
+                raise self._failed(PATH, str(event["error"])[:_MAX_MESSAGE_CHARACTERS])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
                 arrivals_s.append(at_s)
                 texts.append(choice["text"])
         if is_whole and (usage is None or not arrivals_s):
-            raise self._failed(PATH, "a stream without its end")
+            raise self._failed(PATH, "a stream without its last event")
         details = (usage or {}).get("prompt_tokens_details") or {}
         return StreamResult(
             submitted_s=submitted_s,
@@ -107,18 +106,17 @@ class HttpGenerator:
 
     def _failed(self, path: str, how: str) -> BenchmarkError:
         return BenchmarkError(
-            f"`{path}` of {self._target.url} answered {how}", hint="look into the server's log"
+            f"`{path}` of {self._address.url} returned {how}", hint="see the server's log"
         )
 
 
-def body_of(model_id: str, ask: StreamRequest) -> bytes:
-    """The question as JSON."""
+def build_body(model_id: str, request: StreamRequest) -> bytes:
     return orjson.dumps(
         {
             "model": model_id,
-            "prompt": list(ask.prompt),
-            "max_tokens": ask.new_tokens,
-            "min_tokens": ask.new_tokens,
+            "prompt": list(request.prompt),
+            "max_tokens": request.new_tokens,
+            "min_tokens": request.new_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -126,39 +124,38 @@ def body_of(model_id: str, ask: StreamRequest) -> bytes:
     )
 
 
-def parse_events(pieces: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
-    """The data of each event but the last, and when it was whole."""
+def parse_events(chunks: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
+    """Yield the arrival time and the data of each event except `[DONE]`."""
     rest = b""
-    for at_s, data in pieces:
+    for at_s, data in chunks:
         *events, rest = (rest + data).split(b"\n\n")
         for event in events:
-            told = event.partition(b"data: ")[2]
-            if told and told != _DONE:
-                yield at_s, told
+            content = event.partition(b"data: ")[2]
+            if content and content != _DONE:
+                yield at_s, content
 
 
 class _Stream(asyncio.Protocol):
-    """One request and its answer. `done` is set when nothing more is to come, or is wanted."""
+    """One request and its response. `done` is set at the end or at the disconnect."""
 
-    def __init__(self, request: bytes, ask: StreamRequest | None = None) -> None:
+    def __init__(self, raw: bytes, request: StreamRequest | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.pieces: list[BodyChunk] = []
+        self.chunks: list[BodyChunk] = []
         self.status = 0
-        self._request = request
-        self._begun = ask.begun if ask else None
-        self._leaves_after = ask.disconnect_after if ask else None
+        self._raw = raw
+        self._begun = request.first_token if request else None
+        self._disconnect_after = request.disconnect_after if request else None
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
 
     @property
     def body(self) -> bytes:
-        """All that came behind the head."""
-        return b"".join(piece.data for piece in self.pieces)
+        return b"".join(chunk.data for chunk in self.chunks)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A promise, not a check: uvloop's transports do not derive from asyncio's.
+        # uvloop's transports do not derive from asyncio.Transport, so isinstance would fail.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
+        self._transport.write(self._raw)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -172,21 +169,20 @@ class _Stream(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Called by the parser for each chunk of a body."""
-        self.pieces.append(BodyChunk(time.perf_counter(), data))
+        self.chunks.append(BodyChunk(time.perf_counter(), data))
         if self._begun is not None:
             self._begun.set()
-        if len(self.pieces) == self._leaves_after:
+        if len(self.chunks) == self._disconnect_after:
             self._end()
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of the answer."""
+        """Called by the parser at the end of the response."""
         self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc or ConnectionError("the connection was closed"))
 
     def close(self) -> None:
-        """Leave, whatever is still to come."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,6 +1,6 @@
-"""A sealed model that generates, in this process: loop and decoder as a replica has them.
+"""Generator of a sealed model in this process: scheduler and decoder of a replica.
 
-Without Ray and HTTP, so this is what they are measured against.
+Measures them without Ray and HTTP.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from deployments.messages import ModelRef
 from deployments.records import StepRecord
 from deployments.registry import RegisteredModel
 
-LONGEST_S = 600.0
+REQUEST_TIMEOUT_S = 600.0
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class InProcessGenerator:
-    """A TextGenerator over a GenerationLoop. To be made where the event loop `events` is known."""
+    """TextGenerator over a generation scheduler. `events` is the loop that runs `generate`."""
 
     def __init__(
         self,
         model: LocalModel,
         *,
-        rows: int,
+        kv_slots: int,
         threads: int,
         events: asyncio.AbstractEventLoop,
-        rules: SchedulingSettings | None = None,
+        scheduling: SchedulingSettings | None = None,
     ) -> None:
         manifest = model.manifest
         if manifest.generation_config is None:
             raise BenchmarkError(
-                f"`{manifest.id}` writes no text", hint="name a model that does with --model ID"
+                f"`{manifest.id}` does not generate text",
+                hint="name a model for text generation with --model ID",
             )
         settings = GeneratorSettings(
             intra_op_threads=threads,
-            kv_slots=rows,
-            kv_cache_bytes=1 << 62,  # every row that is asked for
+            kv_slots=kv_slots,
+            kv_cache_bytes=1 << 62,  # no limit, so that all slots are allocated
         )
         spec = DecoderSpec.of(model.directory, manifest, model.candidate)
         self._decoder = open_decoder(spec, settings)
@@ -65,10 +66,10 @@ class InProcessGenerator:
         )
         self._preparation = RequestPreparer(opened, self._decoder.info)
         self._events = events
-        self._readers: dict[int, _TokenRecorder] = {}
+        self._recorders: dict[int, _TokenRecorder] = {}
         self._loop = GenerationLoop(
             self._decoder,
-            rules or SchedulingSettings(),
+            scheduling or SchedulingSettings(),
             self._publish,
             _NoRecords(),
             manifest.id,
@@ -77,61 +78,59 @@ class InProcessGenerator:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer that a row has room for."""
+        """Maximum of prompt and answer tokens."""
         return self._decoder.info.context
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that are being answered, and requests that wait."""
+        """Numbers of running and of waiting requests."""
         return self._loop.load
 
-    async def answer(self, ask: StreamRequest) -> StreamResult:
-        """One stream, to its end or until its reader leaves. Raises ServeError."""
+    async def generate(self, request: StreamRequest) -> StreamResult:
+        """Run one stream to its end or to the disconnect. Raise ServeError."""
         options = GenerationOptions(
-            sampling=GREEDY, max_new_tokens=ask.new_tokens, min_new_tokens=ask.new_tokens
+            sampling=GREEDY, max_new_tokens=request.new_tokens, min_new_tokens=request.new_tokens
         )
-        call = GenerationCall(self._ref, ask.prompt, options, time.time() + LONGEST_S)
+        call = GenerationCall(self._ref, request.prompt, options, time.time() + REQUEST_TIMEOUT_S)
         submitted_s = time.perf_counter()
         job = self._preparation.build_job(call, None)
-        reader = self._readers[job.number] = _TokenRecorder(ask, self._events)
+        recorder = self._recorders[job.number] = _TokenRecorder(request, self._events)
         try:
             self._loop.submit(job)
-            await reader.done
+            await recorder.done
         finally:
-            del self._readers[job.number]
+            del self._recorders[job.number]
             self._loop.cancel(job)
-        return reader.answer(submitted_s)
+        return recorder.answer(submitted_s)
 
     def close(self) -> None:
-        """Finish what runs, then give the memory back."""
         self._loop.close()
         self._decoder.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Called from the loop's thread: the time of a token is when it is published."""
-        self._events.call_soon_threadsafe(self._hand_out, time.perf_counter(), events)
+        """Called by the scheduler thread. The arrival time of a token is its publication."""
+        self._events.call_soon_threadsafe(self._deliver, time.perf_counter(), events)
 
-    def _hand_out(self, now_s: float, events: Sequence[JobEvent]) -> None:
+    def _deliver(self, now_s: float, events: Sequence[JobEvent]) -> None:
         for event in events:
-            reader = self._readers.get(event.job)
-            if reader is not None:  # else it left meanwhile
-                reader.put(now_s, event.payload)
+            recorder = self._recorders.get(event.job)
+            if recorder is not None:  # None: the client has disconnected
+                recorder.put(now_s, event.payload)
 
 
 class _TokenRecorder:
-    """Notes what comes of one job. `done` when it has ended, or the reader has had enough."""
+    """Tokens of one job with arrival times. `done` is set at the end or at the disconnect."""
 
-    def __init__(self, ask: StreamRequest, events: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: StreamRequest, events: asyncio.AbstractEventLoop) -> None:
         self.done: asyncio.Future[None] = events.create_future()
-        self._ask = ask
+        self._ask = request
         self._started: Started | None = None
         self._chunks: list[Chunk] = []
         self._arrivals_s: list[float] = []
-        if ask.disconnect_after == 0:
+        if request.disconnect_after == 0:
             self.done.set_result(None)
 
     def put(self, now_s: float, what: Started | Chunk | ServeError) -> None:
-        """Take the next news."""
         if self.done.done():
             return
         if isinstance(what, ServeError):
@@ -141,13 +140,12 @@ class _TokenRecorder:
         else:
             self._chunks.append(what)
             self._arrivals_s += [now_s] * len(what.tokens)
-            if self._ask.begun is not None:
-                self._ask.begun.set()
+            if self._ask.first_token is not None:
+                self._ask.first_token.set()
             if what.finished is not None or len(self._arrivals_s) == self._ask.disconnect_after:
                 self.done.set_result(None)
 
     def answer(self, submitted_s: float) -> StreamResult:
-        """All that came."""
         return StreamResult(
             submitted_s=submitted_s,
             arrivals_s=tuple(self._arrivals_s),
@@ -159,7 +157,7 @@ class _TokenRecorder:
 
 
 class _NoRecords:
-    """A StepRecorder that publishes nothing."""
+    """StepRecorder that discards all records."""
 
     def record(self, done: StepRecord) -> None:
-        """Let it pass."""
+        pass

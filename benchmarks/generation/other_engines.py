@@ -1,6 +1,7 @@
-"""What others make of the same model: onnxruntime-genai, transformers and llama.cpp.
+"""Baselines that run the same model: onnxruntime-genai, transformers and llama.cpp.
 
-Each as its own documentation has it, on the same cores, with the same tokens in and as many out.
+Each is used as its documentation recommends, on the same cores, with the same prompt tokens and the
+same number of new tokens.
 """
 
 from __future__ import annotations
@@ -20,51 +21,50 @@ from numpy.typing import NDArray
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.generation.streams import (
     GENAI,
-    LLAMA,
-    PAGED,
+    LLAMA_CPP,
+    PAGED_TRANSFORMERS,
     TRANSFORMERS,
     StreamGroup,
     StreamResult,
     Tokens,
 )
 
-_NO_TOKEN = -1  # nothing ends an answer but its length
+_NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
 
 
 class TokenTimes:
-    """Notes the tokens of a batch, step by step."""
+    """Tokens of a batch with the time of each step."""
 
     def __init__(self) -> None:
-        self._asked_s = time.perf_counter()
+        self._started_s = time.perf_counter()
         self._times_s: list[float] = []
         self._tokens: list[NDArray[np.int64]] = []  # each [n]
 
     def add(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """The next token of each stream, just now."""
+        """Record one token of each stream with the current time."""
         self._times_s.append(time.perf_counter())
         self._tokens.append(np.array(tokens, np.int64))
 
-    def heat(self) -> StreamGroup:
-        """An answer for each stream."""
+    def to_group(self) -> StreamGroup:
         columns = np.stack(self._tokens, axis=1).tolist()
         times_s = tuple(self._times_s)
         return StreamGroup(
-            tuple(StreamResult(self._asked_s, times_s, len(ids), tuple(ids)) for ids in columns)
+            tuple(StreamResult(self._started_s, times_s, len(ids), tuple(ids)) for ids in columns)
         )
 
 
 class GenaiSystem:
-    """onnxruntime-genai's `Generator`: all prompts of a batch have one length, and stay to the end.
+    """`Generator` of onnxruntime-genai; all prompts of a batch have the same length.
 
-    `directory` is what its model builder wrote.
+    `directory` is the output of its model builder.
     """
 
     name = GENAI
     max_streams: int | None = None
 
     def __init__(self, directory: Path, threads: int) -> None:
-        genai = _imported("onnxruntime_genai", ".[build]")
+        genai = _import_package("onnxruntime_genai", ".[build]")
         options = {"session_options": {"intra_op_num_threads": threads}}
         with translate_errors(self.name):
             config = genai.Config(str(directory))
@@ -73,9 +73,8 @@ class GenaiSystem:
             self._model = genai.Model(config)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """One batch."""
         with translate_errors(self.name):
-            return self._batch(prompts, len(prompts[0]) + new_tokens).heat()
+            return self._batch(prompts, len(prompts[0]) + new_tokens).to_group()
 
     def _batch(self, prompts: Sequence[Tokens], length: int) -> TokenTimes:
         steps = TokenTimes()
@@ -92,49 +91,48 @@ class GenaiSystem:
 
 
 class TransformersSystem:
-    """`generate` of transformers: eager, bf16, on the CPU."""
+    """`generate` of transformers: eager, bf16, CPU."""
 
     name = TRANSFORMERS
     max_streams: int | None = None
 
     def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
-        torch = _imported("torch", ".[build]")
-        transformers = _imported("transformers", ".[build]")
+        torch = _import_package("torch", ".[build]")
+        transformers = _import_package("transformers", ".[build]")
         torch.set_num_threads(threads)
         self._torch = torch
         self._transformers = transformers
-        self._end_tokens = list(eos_token_ids)
+        self._eos_token_ids = list(eos_token_ids)
         with translate_errors(self.name):
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 weights, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
             ).eval()
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """One batch."""
         torch = self._torch
         ids = torch.tensor(prompts)
         settings = self._transformers.GenerationConfig(
             do_sample=False,
             min_new_tokens=new_tokens,
             max_new_tokens=new_tokens,
-            eos_token_id=self._end_tokens,
-            pad_token_id=self._end_tokens[0],
+            eos_token_id=self._eos_token_ids,
+            pad_token_id=self._eos_token_ids[0],
         )
-        listener = _Listener()
+        streamer = _Streamer()
         with translate_errors(self.name), torch.inference_mode():
             self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=settings,
-                streamer=listener,
+                streamer=streamer,
             )
-        return listener.steps.heat()
+        return streamer.steps.to_group()
 
 
 class PagedTransformersSystem(TransformersSystem):
-    """Continuous batching of transformers over paged memory: eager, bf16, on the CPU."""
+    """Continuous batching of transformers with a paged KV cache: eager, bf16, CPU."""
 
-    name = PAGED
+    name = PAGED_TRANSFORMERS
 
     def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
         super().__init__(weights, eos_token_ids, threads)
@@ -144,71 +142,71 @@ class PagedTransformersSystem(TransformersSystem):
             self._manager.start()
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """All at once, each from the moment it was asked."""
         answers: dict[str, StreamResult] = {}
         with translate_errors(self.name):
-            asked = self._manager.add_requests(
+            request_ids = self._manager.add_requests(
                 [list(prompt) for prompt in prompts],
                 max_new_tokens=new_tokens,
                 record_timestamps=True,
             )
-            while len(answers) < len(asked):
-                found = self._manager.get_result(timeout=_TIMEOUT_S)
-                if found is None or found.error is not None:
-                    raise RuntimeError(found.error if found else "no answer in time")
-                ids = tuple(found.generated_tokens)
-                times_s = tuple(found.timestamps)
-                answers[found.request_id] = StreamResult(found.created_time, times_s, len(ids), ids)
-        return StreamGroup(tuple(answers[each] for each in asked))
+            while len(answers) < len(request_ids):
+                result = self._manager.get_result(timeout=_TIMEOUT_S)
+                if result is None or result.error is not None:
+                    raise RuntimeError(result.error if result else "timeout")
+                ids = tuple(result.generated_tokens)
+                times_s = tuple(result.timestamps)
+                answers[result.request_id] = StreamResult(
+                    result.created_time, times_s, len(ids), ids
+                )
+        return StreamGroup(tuple(answers[request_id] for request_id in request_ids))
 
     def close(self) -> None:
-        """Stop its thread."""
         self._manager.stop(block=True)
 
 
-class _Listener:
-    """What `generate` calls a streamer; the first thing that it is told is the prompts."""
+class _Streamer:
+    """Streamer for `generate` of transformers. The first call of `put` passes the prompts."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()
         self._has_prompts = False
 
     def put(self, tokens: Any) -> None:
-        """Tokens, a torch tensor."""
+        """Record `tokens`, a torch tensor."""
         if self._has_prompts:
             self.steps.add(tokens.reshape(-1).numpy())
         self._has_prompts = True
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Called after the last token."""
 
 
 class Llama(Protocol):
-    """What is needed of `llama_cpp.Llama`."""
+    """The used part of `llama_cpp.Llama`."""
 
     def reset(self) -> None:
-        """Forget what was read."""
+        """Clear the KV cache."""
 
     def generate(
         self, tokens: Sequence[int], *, temp: float, top_k: int, repeat_penalty: float
     ) -> Iterator[int]:
-        """Tokens, also behind an end token."""
+        """Yield tokens, also after an end-of-sequence token."""
         ...
 
 
 class LlamaCppSystem:
-    """llama.cpp through llama-cpp-python, which has one stream."""
+    """llama.cpp through llama-cpp-python, which runs one stream."""
 
-    name = LLAMA
+    name = LLAMA_CPP
     max_streams: int | None = 1
 
     def __init__(self, llama: Llama) -> None:
         self._llama = llama
 
     @classmethod
-    def opened(cls, file: Path, context: int, threads: int) -> LlamaCppSystem:
-        """Over a GGUF file. Raises BenchmarkError where llama-cpp-python is not installed."""
-        package = _imported("llama_cpp", "llama-cpp-python")
+    def open(cls, file: Path, context: int, threads: int) -> LlamaCppSystem:
+        """Open a GGUF file. Raise BenchmarkError if llama-cpp-python is not installed."""
+        package = _import_package("llama_cpp", "llama-cpp-python")
         with translate_errors(cls.name):
             llama = package.Llama(
                 model_path=str(file),
@@ -220,7 +218,7 @@ class LlamaCppSystem:
         return cls(llama)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """The one prompt."""
+        """Run one prompt."""
         (prompt,) = prompts
         with translate_errors(self.name):
             self._llama.reset()
@@ -228,20 +226,20 @@ class LlamaCppSystem:
             tokens = self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)
             for token in islice(tokens, new_tokens):
                 steps.add([token])
-            return steps.heat()
+            return steps.to_group()
 
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Give somebody else's failures a name of ours: who fails is left out, the others go on."""
+    """Raise errors of a baseline as BenchmarkError, so that only this baseline is dropped."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as exc:
-        raise BenchmarkError(f"{name} fails: {exc}", hint="leave it out with --without") from exc
+        raise BenchmarkError(f"{name} failed: {exc}", hint="leave it out with --skip") from exc
 
 
-def _imported(package: str, hint: str) -> Any:
-    """A package that need not be there. Raises BenchmarkError."""
+def _import_package(package: str, hint: str) -> Any:
+    """Import an optional package. Raise BenchmarkError."""
     try:
         return import_module(package)
     except ImportError as exc:

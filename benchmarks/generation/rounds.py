@@ -1,4 +1,4 @@
-"""The rounds: every contender at every number of streams, then every scenario of every service."""
+"""Rounds: every system at every number of streams, then every scenario of every streaming system."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.common.report import format_number, log_progress
-from benchmarks.generation.results import AnswerAgreement, SystemResult, streams_part
+from benchmarks.generation.results import AnswerAgreement, SystemResult, name_streams
 from benchmarks.generation.scenarios import PromptSampler, Scenario
 from benchmarks.generation.streams import (
     DECODE,
     IN_PROCESS,
-    WHOLE,
+    THROUGHPUT,
     StreamGroup,
     StreamingSystem,
     StreamRequest,
@@ -25,141 +25,146 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
-COMPARED_PER_LEVEL = 4  # answers in company that are asked for again alone
+REPEATED_PER_ROUND = 4  # batched answers per round and number of streams to repeat unbatched
 
-Key = tuple[str, str]  # part, contender
+Key = tuple[str, str]  # part, system
 Pairs = list[tuple[StreamResult, StreamResult]]
 
 
 @dataclass(slots=True)
 class GenerationBenchmark:
-    """What is measured in every round, and what the rounds have given so far.
+    """The measurements of every round, and their values so far.
 
-    Whoever of the others fails is not asked again; that we fail ourselves is an error.
+    A baseline that fails is dropped; a failure of `in_process` is raised.
     """
 
-    ours: StreamingSystem
-    others: list[System]
-    missing: dict[str, str]  # contender -> why
-    book: PromptSampler
+    in_process: StreamingSystem
+    baselines: list[System]
+    missing: dict[str, str]  # system -> reason
+    prompts: PromptSampler
     rng: random.Random
     streams: Sequence[int]
     prompt_tokens: int
     new_tokens: int
     scenarios: Sequence[Scenario]
-    levels_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
-    scenarios_found: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
+    stream_rounds: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
+    scenario_rounds: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
     batched_answers: list[tuple[Tokens, StreamResult]] = field(default_factory=list)
-    beside_ours: dict[str, Pairs] = field(default_factory=dict)
+    answer_pairs: dict[str, Pairs] = field(default_factory=dict)
 
     def warm_up(self) -> None:
-        """Everybody at every number of streams, shortly."""
+        """Run every system briefly at every number of streams."""
         for streams in self.streams:
-            for contender in self._taking(streams):
-                self._heat(contender, self._prompts(streams), WARM_UP_TOKENS)
+            for system in self._systems_for(streams):
+                self._run_group(system, self._sample_prompts(streams), WARM_UP_TOKENS)
 
     def run_round(self, label: str) -> None:
-        """Every level, then every scenario."""
         for streams in self.streams:
-            self._level(streams, label)
+            self._run_streams(streams, label)
         for scenario in self.scenarios:
-            asks = scenario.draw(self.book, self.rng)
-            for contender in (self.ours, *self.others):
-                if isinstance(contender, StreamingSystem):
-                    self._scenario(scenario, contender, asks, label)
+            requests = scenario.sample(self.prompts, self.rng)
+            for system in (self.in_process, *self.baselines):
+                if isinstance(system, StreamingSystem):
+                    self._run_scenario(scenario, system, requests, label)
 
     @property
-    def levels(self) -> tuple[SystemResult, ...]:
-        """Summaries of all rounds."""
-        return tuple(SystemResult.of(*key, rounds) for key, rounds in self.levels_found.items())
+    def stream_results(self) -> tuple[SystemResult, ...]:
+        return tuple(
+            SystemResult.summarize(*key, rounds) for key, rounds in self.stream_rounds.items()
+        )
 
     @property
     def scenario_results(self) -> tuple[SystemResult, ...]:
-        """Likewise, of the scenarios."""
-        return tuple(SystemResult.of(*key, rounds) for key, rounds in self.scenarios_found.items())
+        return tuple(
+            SystemResult.summarize(*key, rounds) for key, rounds in self.scenario_rounds.items()
+        )
 
     @property
     def answer_agreements(self) -> tuple[AnswerAgreement, ...]:
-        """The others' answers beside ours to the same prompts."""
-        pairs = self.beside_ours.items()
+        """Answers of the baselines compared with those of `in_process` to the same prompts."""
         return tuple(
-            AnswerAgreement.of(f"{name} beside {IN_PROCESS}", found) for name, found in pairs
+            AnswerAgreement.compare(f"{name} and {IN_PROCESS}", pairs)
+            for name, pairs in self.answer_pairs.items()
         )
 
-    def _level(self, streams: int, label: str) -> None:
-        prompts = self._prompts(streams)
-        our_heat: StreamGroup | None = None
-        for contender in self._taking(streams):
-            heat = self._heat(contender, prompts, self.new_tokens)
-            if heat is None:
+    def _run_streams(self, streams: int, label: str) -> None:
+        prompts = self._sample_prompts(streams)
+        reference: StreamGroup | None = None
+        for system in self._systems_for(streams):
+            group = self._run_group(system, prompts, self.new_tokens)
+            if group is None:
                 continue
-            decode = heat.decode_tokens_per_s
-            figures = heat.figures | ({} if decode is None else {DECODE: decode})
-            key = (streams_part(streams), contender.name)
-            self.levels_found.setdefault(key, []).append(figures)
-            rate = format_number(figures.get(DECODE, figures[WHOLE]), 1)
-            log_progress(f"{label}: {contender.name}, {key[0]}, {rate} tokens/s")
-            if contender is self.ours:
-                our_heat = heat
+            decode = group.decode_tokens_per_s
+            metrics = group.metrics | ({} if decode is None else {DECODE: decode})
+            key = (name_streams(streams), system.name)
+            self.stream_rounds.setdefault(key, []).append(metrics)
+            rate = format_number(metrics.get(DECODE, metrics[THROUGHPUT]), 1)
+            log_progress(f"{label}: {system.name}, {key[0]}, {rate} tokens/s")
+            if system is self.in_process:
+                reference = group
                 if streams > 1:
-                    kept = list(zip(prompts, heat.answers, strict=True))
-                    self.batched_answers += self.rng.sample(kept, min(streams, COMPARED_PER_LEVEL))
-            elif our_heat is not None:
-                pairs = zip(our_heat.answers, heat.answers, strict=True)
-                self.beside_ours.setdefault(contender.name, []).extend(pairs)
+                    answers = list(zip(prompts, group.answers, strict=True))
+                    count = min(streams, REPEATED_PER_ROUND)
+                    self.batched_answers += self.rng.sample(answers, count)
+            elif reference is not None:
+                pairs = zip(reference.answers, group.answers, strict=True)
+                self.answer_pairs.setdefault(system.name, []).extend(pairs)
 
-    def _scenario(
+    def _run_scenario(
         self,
         scenario: Scenario,
-        contender: StreamingSystem,
-        asks: Sequence[StreamRequest],
+        system: StreamingSystem,
+        requests: Sequence[StreamRequest],
         label: str,
     ) -> None:
         wait_until_idle()
         try:
-            figures = contender.runner.run(scenario.run(contender.service, asks))
+            metrics = system.runner.run(scenario.run(system.generator, requests))
         except ServeError as exc:
-            self._give_up(contender, exc)
+            self._drop(system, exc)
             return
-        self.scenarios_found.setdefault((scenario.name, contender.name), []).append(figures)
-        told = ", ".join(f"{name} {value:,.1f}" for name, value in figures.items())
-        log_progress(f"{label}: {contender.name}, {scenario.name}, {told}")
+        self.scenario_rounds.setdefault((scenario.name, system.name), []).append(metrics)
+        values = ", ".join(f"{name} {value:,.1f}" for name, value in metrics.items())
+        log_progress(f"{label}: {system.name}, {scenario.name}, {values}")
 
-    def _heat(
-        self, contender: System, prompts: Sequence[Tokens], tokens: int
+    def _run_group(
+        self, system: System, prompts: Sequence[Tokens], tokens: int
     ) -> StreamGroup | None:
         wait_until_idle()
         try:
-            return contender.run(prompts, tokens)
+            return system.run(prompts, tokens)
         except ServeError as exc:
-            self._give_up(contender, exc)
+            self._drop(system, exc)
             return None
 
-    def _give_up(self, contender: System, error: ServeError) -> None:
-        if contender is self.ours:
+    def _drop(self, system: System, error: ServeError) -> None:
+        if system is self.in_process:
             raise error
-        log_progress(f"{contender.name} is not measured further: {error.message}")
-        self.missing[contender.name] = error.message
-        self.others.remove(contender)
+        log_progress(f"{system.name} is dropped: {error.message}")
+        self.missing[system.name] = error.message
+        self.baselines.remove(system)
 
-    def _taking(self, streams: int) -> list[System]:
-        """Who can be asked for so many at once, us first."""
+    def _systems_for(self, streams: int) -> list[System]:
+        """Return the systems that support so many streams, `in_process` first."""
         return [
-            contender
-            for contender in (self.ours, *self.others)
-            if contender.max_streams is None or streams <= contender.max_streams
+            system
+            for system in (self.in_process, *self.baselines)
+            if system.max_streams is None or streams <= system.max_streams
         ]
 
-    def _prompts(self, streams: int) -> tuple[Tokens, ...]:
-        return self.book.sample_prompts([self.prompt_tokens] * streams)
+    def _sample_prompts(self, streams: int) -> tuple[Tokens, ...]:
+        return self.prompts.sample_prompts([self.prompt_tokens] * streams)
 
 
 def repeat_unbatched(benchmark: GenerationBenchmark) -> AnswerAgreement | None:
-    """The kept answers in company beside those that the same prompts get alone."""
+    """Repeat the sampled prompts one at a time and compare with the batched answers."""
     if not benchmark.batched_answers:
         return None
-    asks = [StreamRequest(prompt, benchmark.new_tokens) for prompt, _ in benchmark.batched_answers]
-    ours = benchmark.ours
-    alone = ours.runner.run(run_streams(ours.service, asks, readers=1))
-    pairs = [(one, again) for (_, one), again in zip(benchmark.batched_answers, alone, strict=True)]
-    return AnswerAgreement.of(f"{IN_PROCESS} in company beside alone", pairs)
+    requests = [
+        StreamRequest(prompt, benchmark.new_tokens) for prompt, _ in benchmark.batched_answers
+    ]
+    system = benchmark.in_process
+    unbatched = system.runner.run(run_streams(system.generator, requests, clients=1))
+    batched = [answer for _, answer in benchmark.batched_answers]
+    pairs = list(zip(batched, unbatched, strict=True))
+    return AnswerAgreement.compare(f"{IN_PROCESS}, batched and unbatched", pairs)

@@ -1,7 +1,7 @@
-"""Fifty questions, each with a JSON schema of its own: ten kinds of form, five subjects of each.
+"""Fifty prompts with a JSON schema each: ten kinds of task with five subjects.
 
-Every schema bounds its answer: texts and arrays have a most, numbers are integers within limits,
-objects are closed. So a model of any size comes to an end within `MOST_TOKENS`.
+Every schema bounds its answer: texts and arrays have a maximum length, numbers are integers within
+limits, objects are closed. Any model can complete an answer within `MAX_TOKENS`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MOST_TOKENS = 200
+MAX_TOKENS = 200
 
 Schema = dict[str, Any]
 
 
 class SchemaTask(NamedTuple):
-    """What is asked, and what the answer must be like."""
+    """A named prompt and the schema of its answer."""
 
     name: str  # letters and underscores, then a number
     prompt: str
@@ -24,23 +24,23 @@ class SchemaTask(NamedTuple):
 
 
 class SchemaPrompt(NamedTuple):
-    """A form that has no name yet."""
+    """A prompt and the schema of its answer."""
 
     prompt: str
     schema: Schema
 
 
 def build_schema_tasks(rng: random.Random) -> tuple[SchemaTask, ...]:
-    """All of them; limits and the order of choices are drawn."""
+    """Build all tasks with random limits and orders of choices."""
     return tuple(
-        SchemaTask(f"{kind}_{number}", *make(subject, rng))
-        for kind, (make, subjects) in KINDS.items()
+        SchemaTask(f"{kind}_{number}", *build(subject, rng))
+        for kind, (build, subjects) in KINDS.items()
         for number, subject in enumerate(subjects, 1)
     )
 
 
 def _closed(**properties: Schema) -> Schema:
-    """An object of exactly these."""
+    """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -49,24 +49,24 @@ def _closed(**properties: Schema) -> Schema:
     }
 
 
-def _text(most: int) -> Schema:
-    return {"type": "string", "minLength": 1, "maxLength": most}
+def _text(max_length: int) -> Schema:
+    return {"type": "string", "minLength": 1, "maxLength": max_length}
 
 
-def _shaped(pattern: str) -> Schema:
+def _pattern(pattern: str) -> Schema:
     return {"type": "string", "pattern": f"^{pattern}$"}
 
 
-def _integer(least: int, most: int) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most}
+def _integer(minimum: int, maximum: int) -> Schema:
+    return {"type": "integer", "minimum": minimum, "maximum": maximum}
 
 
 def _choice(rng: random.Random, choices: Sequence[str]) -> Schema:
     return {"type": "string", "enum": rng.sample(choices, len(choices))}
 
 
-def _list(items: Schema, least: int, most: int) -> Schema:
-    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+def _list(items: Schema, min_items: int, max_items: int) -> Schema:
+    return {"type": "array", "items": items, "minItems": min_items, "maxItems": max_items}
 
 
 YES_OR_NO: Schema = {"type": "boolean"}
@@ -107,13 +107,13 @@ def _appointment(occasion: str, rng: random.Random) -> SchemaPrompt:
     names = rng.sample(("Ada", "Bela", "Chen", "Dora", "Emil", "Farah", "Goran"), 4)
     schema = _closed(
         title=_text(rng.randint(20, 40)),
-        date=_shaped(r"2027-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"),
-        time=_shaped(r"([01][0-9]|2[0-3]):[0-5][0-9]"),
+        date=_pattern(r"2027-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"),
+        time=_pattern(r"([01][0-9]|2[0-3]):[0-5][0-9]"),
         guests=_list(_choice(rng, names), 1, rng.randint(2, 4)),
         online=YES_OR_NO,
     )
-    told = f"Plan {occasion} with {', '.join(names)} in March 2027. Give the appointment as JSON."
-    return SchemaPrompt(told, schema)
+    prompt = f"Plan {occasion} with {', '.join(names)} in March 2027. Give the appointment as JSON."
+    return SchemaPrompt(prompt, schema)
 
 
 def _person(note: str, rng: random.Random) -> SchemaPrompt:
@@ -137,18 +137,18 @@ def _opinion(comment: str, rng: random.Random) -> SchemaPrompt:
         sure_percent=_integer(0, 100),
         aspects=_list(aspect, 1, rng.randint(2, 4)),
     )
-    told = f'"{comment}" What does this guest feel, and about what? StreamResult with JSON.'
-    return SchemaPrompt(told, {"$defs": {"feeling": feeling}, **schema})
+    prompt = f'"{comment}" What does this guest feel, and about what? StreamResult with JSON.'
+    return SchemaPrompt(prompt, {"$defs": {"feeling": feeling}, **schema})
 
 
 def _order(goods: str, rng: random.Random) -> SchemaPrompt:
-    card = _closed(by={"const": "card"}, last_digits=_shaped("[0-9]{4}"))
+    card = _closed(by={"const": "card"}, last_digits=_pattern("[0-9]{4}"))
     later = _closed(by={"const": "invoice"}, within_days=_integer(7, rng.choice((14, 30, 60))))
     line = _closed(
         article=_choice(rng, goods.split(" and ")), count=_integer(1, rng.randint(6, 99))
     )
     schema = _closed(
-        number=_shaped("[A-Z]{2}-[0-9]{5}"),
+        number=_pattern("[A-Z]{2}-[0-9]{5}"),
         lines=_list(line, 1, 2),
         payment={"anyOf": [card, later]},
     )
@@ -163,11 +163,11 @@ def _quiz(field: str, rng: random.Random) -> SchemaPrompt:
         right={"type": "integer", "enum": list(range(choices))},
         level=_choice(rng, ("easy", "medium", "hard")),
     )
-    told = f"Make up a quiz question about {field} with {choices} choices, as JSON."
-    return SchemaPrompt(told, schema)
+    prompt = f"Make up a quiz question about {field} with {choices} choices, as JSON."
+    return SchemaPrompt(prompt, schema)
 
 
-def _command(wish: str, rng: random.Random) -> SchemaPrompt:
+def _command(utterance: str, rng: random.Random) -> SchemaPrompt:
     rooms = ("kitchen", "bedroom", "hall", "bath", "office")
     switch = _closed(do={"const": "switch"}, on=YES_OR_NO)
     level = _closed(do={"const": "set"}, percent=_integer(0, 100))
@@ -177,7 +177,9 @@ def _command(wish: str, rng: random.Random) -> SchemaPrompt:
         room=_choice(rng, rooms),
         steps=_list({"anyOf": [switch, level, wait]}, 1, 3),
     )
-    return SchemaPrompt(f'Someone says to their house: "{wish}" What is it to do? As JSON.', schema)
+    return SchemaPrompt(
+        f'Someone says to their house: "{utterance}" What is it to do? As JSON.', schema
+    )
 
 
 def _forecast(place: str, rng: random.Random) -> SchemaPrompt:

@@ -1,7 +1,7 @@
-"""One stream of text as its reader saw it, and what several of them say together.
+"""Streams of text: requests, arrival times of tokens, and the metrics of several streams.
 
-Whoever generates, in this process or behind HTTP, is asked the same way and answers with the times
-at which tokens came; every figure is computed from those, after the clock has stopped.
+Every system returns arrival times in the same form; all metrics are computed from them after the
+timing.
 """
 
 from __future__ import annotations
@@ -19,139 +19,141 @@ OVER_HTTP = "hundredfold over HTTP"
 NO_DRAFTS = "hundredfold, no drafts"
 GENAI = "onnxruntime-genai"
 TRANSFORMERS = "transformers bf16"
-PAGED = "transformers bf16, paged"
-LLAMA = "llama.cpp"
+PAGED_TRANSFORMERS = "transformers bf16, paged"
+LLAMA_CPP = "llama.cpp"
 
 
 class System(Protocol):
-    """Something that writes text."""
+    """A system that generates text."""
 
     @property
-    def name(self) -> str:
-        """As in the result."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def max_streams(self) -> int | None:
-        """At once; None: any number."""
+        """Maximum of concurrent streams; None: unlimited."""
         ...
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """An answer of so many tokens to each prompt, greedy. Raises ServeError."""
+        """Decode `new_tokens` greedily for each prompt. Raise ServeError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingSystem:
-    """A System over a TextGenerator: as many readers as prompts, all from the same moment on."""
+    """System over a TextGenerator; all prompts are sent at the same time."""
 
     name: str
-    service: TextGenerator
+    generator: TextGenerator
     runner: asyncio.Runner
     max_streams: int | None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """All streams together. Raises ServeError."""
-        asks = [StreamRequest(prompt, new_tokens) for prompt in prompts]
-        return StreamGroup(self.runner.run(run_streams(self.service, asks)))
+        """Run all streams concurrently. Raise ServeError."""
+        requests = [StreamRequest(prompt, new_tokens) for prompt in prompts]
+        return StreamGroup(self.runner.run(run_streams(self.generator, requests)))
 
 
-# Names of figures. Tokens per second:
-DECODE = "decode_tokens_per_s"  # while all streams write
-WHOLE = "tokens_per_s"  # from the first question to the last token
-# Milliseconds until a stream's first token: the median stream's, and the last one's.
-TTFT, TTFT_MAX = "first_token_ms_p50", "first_token_ms_max"
-# Milliseconds between two tokens of a stream.
-INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = "gap_ms_p50", "gap_ms_p99", "gap_ms_max"
+# Names of metrics. Tokens per second:
+DECODE = "decode_tokens_per_s"  # while all streams decode
+THROUGHPUT = "tokens_per_s"  # from the first request to the last token
+# Time to first token, ms: median and maximum of the streams.
+TTFT, TTFT_MAX = "ttft_ms_p50", "ttft_ms_max"
+# Time between two tokens of a stream, ms.
+INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = (
+    "inter_token_ms_p50",
+    "inter_token_ms_p99",
+    "inter_token_ms_max",
+)
 
 Tokens = tuple[int, ...]
 
 
 class StreamRequest(NamedTuple):
-    """What a stream is asked for: greedy, and with as many tokens as said, whatever they are."""
+    """Request for exactly `new_tokens` greedily decoded tokens."""
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # tokens, after which the reader goes away
-    begun: asyncio.Event | None = None  # to be set when the first token comes
+    disconnect_after: int | None = None  # tokens, after which the client disconnects
+    first_token: asyncio.Event | None = None  # set when the first token arrives
 
 
 class StreamResult(NamedTuple):
-    """What came of it. Times are time.perf_counter."""
+    """Tokens of a stream and their arrival times (time.perf_counter)."""
 
     submitted_s: float
-    arrivals_s: tuple[float, ...]  # of each token; over HTTP of each event with text
+    arrivals_s: tuple[float, ...]  # per token; over HTTP per event with text
     tokens: int
-    ids: Tokens = ()  # empty where only the text is told
+    ids: Tokens = ()  # empty if the system returns text only
     text: str = ""
-    cached_tokens: int = 0  # of the prompt, computed for an earlier request
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first token."""
+        """Time to first token."""
         return self.arrivals_s[0] - self.submitted_s
 
     @property
     def inter_token_s(self) -> NDArray[np.float64]:
-        """Between each two that follow each other."""
+        """Times between adjacent tokens."""
         return np.diff(self.arrivals_s)
 
 
 class TextGenerator(Protocol):
-    """Many streams at once, on the event loop that runs."""
+    """Generator of concurrent streams on the running event loop."""
 
-    async def answer(self, ask: StreamRequest) -> StreamResult:
-        """One stream to its end. Raises ServeError."""
+    async def generate(self, request: StreamRequest) -> StreamResult:
+        """Run one stream to its end or to the disconnect. Raise ServeError."""
         ...
 
 
 async def run_streams(
-    service: TextGenerator, asks: Sequence[StreamRequest], readers: int | None = None
+    generator: TextGenerator, requests: Sequence[StreamRequest], clients: int | None = None
 ) -> tuple[StreamResult, ...]:
-    """All answers, in order: by so many readers, each with one stream at a time, or all at once.
+    """Run `requests` by `clients` with one stream each, or all at once. Return answers in order.
 
-    Raises the first failure, and ends the rest.
+    Raise the first failure and cancel the other streams.
     """
     answers: dict[int, StreamResult] = {}
-    waiting = iter(enumerate(asks))
+    waiting = iter(enumerate(requests))
 
-    async def read() -> None:
-        for number, ask in waiting:
-            answers[number] = await service.answer(ask)
+    async def run_client() -> None:
+        for number, request in waiting:
+            answers[number] = await generator.generate(request)
 
-    tasks = [asyncio.create_task(read()) for _ in range(readers or len(asks))]
+    tasks = [asyncio.create_task(run_client()) for _ in range(clients or len(requests))]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return tuple(answers[number] for number in range(len(asks)))
+    return tuple(answers[number] for number in range(len(requests)))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGroup:
-    """Some streams that were asked for together, or one after the other by a few readers."""
+    """Answers of streams that ran together or by a few clients one after the other."""
 
     answers: tuple[StreamResult, ...]
 
     @property
-    def figures(self) -> dict[str, float]:
-        """All but DECODE, by the names of the constants above."""
-        return {WHOLE: self.tokens_per_s, **self._first_ms(), **self._gap_ms()}
+    def metrics(self) -> dict[str, float]:
+        """All metrics except DECODE."""
+        return {THROUGHPUT: self.tokens_per_s, **self._ttft_ms(), **self._inter_token_ms()}
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all streams, from the first question to the last token: prompts take their time."""
+        """Tokens of all streams from the first request to the last token; includes prefill."""
         end_s = max(answer.arrivals_s[-1] for answer in self.answers)
-        began_s = min(answer.submitted_s for answer in self.answers)
-        return sum(answer.tokens for answer in self.answers) / (end_s - began_s)
+        started_s = min(answer.submitted_s for answer in self.answers)
+        return sum(answer.tokens for answer in self.answers) / (end_s - started_s)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """While all of them were writing: no prompt is read any more, nobody is done yet.
+        """Tokens per second between the last first token and the first end of a stream.
 
-        None where there was no such time, or where arrivals are those of events.
+        None if this interval is empty, or if arrival times are those of HTTP events.
         """
         begin_s = max(answer.arrivals_s[0] for answer in self.answers)
         end_s = min(answer.arrivals_s[-1] for answer in self.answers)
@@ -160,11 +162,11 @@ class StreamGroup:
         times = np.concatenate([answer.arrivals_s for answer in self.answers])
         return float(((times > begin_s) & (times <= end_s)).sum() / (end_s - begin_s))
 
-    def _first_ms(self) -> dict[str, float]:
-        firsts = [answer.ttft_s * 1e3 for answer in self.answers]
-        return {TTFT: float(np.median(firsts)), TTFT_MAX: max(firsts)}
+    def _ttft_ms(self) -> dict[str, float]:
+        ttfts = [answer.ttft_s * 1e3 for answer in self.answers]
+        return {TTFT: float(np.median(ttfts)), TTFT_MAX: max(ttfts)}
 
-    def _gap_ms(self) -> dict[str, float]:
+    def _inter_token_ms(self) -> dict[str, float]:
         gaps = np.concatenate([answer.inter_token_s for answer in self.answers]) * 1e3
         if not gaps.size:
             return {}

@@ -1,7 +1,7 @@
-"""Answers that must follow JSON schemas: does a running server keep to every one of them?
+"""Structured output: check that the answers of a running server follow their JSON schemas.
 
-Asked over HTTP as OpenAI's clients ask, a few at a time; judged by another program than the one
-that made the server keep to them. What was cut by its number of tokens never counts as valid.
+Requests use OpenAI's chat API, AT_ONCE at a time. The `jsonschema` package validates the answers,
+independently of the server's grammar. An answer that reaches its token limit is never valid.
 """
 
 from __future__ import annotations
@@ -19,152 +19,149 @@ import orjson
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.generation.http import HttpGenerator
-from benchmarks.generation.schemas import MOST_TOKENS, SchemaTask
+from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask
 
 PATH = "/v1/chat/completions"
 AT_ONCE = 4
-_MOST_TOLD = 200  # characters of what is wrong
+_MAX_MESSAGE_CHARACTERS = 200  # characters of what is wrong
 
 
 class SchemaOutcome(StrEnum):
-    """What came of one form."""
-
     VALID = "valid"
-    CUT = "cut short"  # by its number of tokens: nothing can be said about it
-    WRONG = "wrong"  # ended, and is no JSON or breaks its schema
-    REFUSED = "refused"  # no answer at all
+    TRUNCATED = "truncated"  # by its token limit
+    INVALID = "invalid"  # complete, but no JSON or against the schema
+    REJECTED = "rejected"  # no response with status 200
 
 
 class SchemaAnswer(NamedTuple):
-    """One form and its answer."""
+    """One schema task and its outcome."""
 
     name: str
-    verdict: SchemaOutcome
-    why: str = ""  # unless it is valid
+    outcome: SchemaOutcome
+    reason: str = ""  # empty if valid
     tokens: int = 0
-    seconds: float = 0.0  # from the question to the whole answer
+    seconds: float = 0.0  # from the request to the complete answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaResults:
-    """All forms together."""
+    """Outcomes of all schema tasks."""
 
-    asked: int
+    requests: int
     valid: int
-    cut: int
-    wrong: int
-    refused: int
-    answer_ms: Mapping[str, float]  # p50 to p99 of those that were answered; may be empty
+    truncated: int
+    invalid: int
+    rejected: int
+    answer_ms: Mapping[str, float]  # p50 to p99 of the answered requests; may be empty
     tokens: int
-    seconds: float  # from the first question to the last answer
-    faults: tuple[str, ...]  # a sentence for each that is not valid
+    seconds: float  # from the first request to the last answer
+    faults: tuple[str, ...]  # one sentence per answer that is not valid
 
     @classmethod
-    def of(cls, filled: Sequence[SchemaAnswer], seconds: float) -> Self:
-        """Counted."""
-        verdicts = [one.verdict for one in filled]
-        answered = [one for one in filled if one.verdict is not SchemaOutcome.REFUSED]
+    def summarize(cls, answers: Sequence[SchemaAnswer], seconds: float) -> Self:
+        outcomes = [answer.outcome for answer in answers]
+        answered = [answer for answer in answers if answer.outcome is not SchemaOutcome.REJECTED]
         return cls(
-            asked=len(filled),
-            valid=verdicts.count(SchemaOutcome.VALID),
-            cut=verdicts.count(SchemaOutcome.CUT),
-            wrong=verdicts.count(SchemaOutcome.WRONG),
-            refused=verdicts.count(SchemaOutcome.REFUSED),
-            answer_ms=percentiles_ms([one.seconds for one in answered]),
-            tokens=sum(one.tokens for one in filled),
+            requests=len(answers),
+            valid=outcomes.count(SchemaOutcome.VALID),
+            truncated=outcomes.count(SchemaOutcome.TRUNCATED),
+            invalid=outcomes.count(SchemaOutcome.INVALID),
+            rejected=outcomes.count(SchemaOutcome.REJECTED),
+            answer_ms=percentiles_ms([answer.seconds for answer in answered]),
+            tokens=sum(answer.tokens for answer in answers),
             seconds=seconds,
             faults=tuple(
-                f"{one.name} is {one.verdict}: {one.why}"
-                for one in filled
-                if one.verdict is not SchemaOutcome.VALID
+                f"{answer.name} is {answer.outcome}: {answer.reason}"
+                for answer in answers
+                if answer.outcome is not SchemaOutcome.VALID
             ),
         )
 
     @property
     def sentence(self) -> str:
-        """For people."""
-        told = (
-            f"schemas: {self.valid} of {self.asked} answers valid, {self.cut} cut short, "
-            f"{self.wrong} wrong, {self.refused} refused"
+        text = (
+            f"schemas: {self.valid} of {self.requests} answers valid, {self.truncated} truncated, "
+            f"{self.invalid} invalid, {self.rejected} rejected"
         )
         if not self.answer_ms:
-            return told
+            return text
         p50_s, p95_s = (self.answer_ms[rank] / 1e3 for rank in ("p50", "p95"))
         rate = self.tokens / self.seconds
-        return f"{told}; {p50_s:.2f} s an answer, p95 {p95_s:.2f} s, {rate:.1f} tokens/s"
+        return f"{text}; {p50_s:.2f} s per answer, p95 {p95_s:.2f} s, {rate:.1f} tokens/s"
 
 
-async def answer_all(service: HttpGenerator, forms: Iterable[SchemaTask]) -> SchemaResults:
+async def answer_all(generator: HttpGenerator, tasks: Iterable[SchemaTask]) -> SchemaResults:
     """StreamRequest for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
-    filled: list[SchemaAnswer] = []
-    waiting = iter(forms)
+    answers: list[SchemaAnswer] = []
+    waiting = iter(tasks)
 
-    async def read() -> None:
-        for form in waiting:
-            filled.append(await answer_schema(service, form))
+    async def run_client() -> None:
+        for task in waiting:
+            answers.append(await answer_schema(generator, task))
 
-    began_s = time.perf_counter()
-    async with asyncio.TaskGroup() as readers:
+    started_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            readers.create_task(read())
-    seconds = time.perf_counter() - began_s
-    return SchemaResults.of(sorted(filled), seconds)
+            group.create_task(run_client())
+    seconds = time.perf_counter() - started_s
+    return SchemaResults.summarize(sorted(answers), seconds)
 
 
-async def answer_schema(service: HttpGenerator, form: SchemaTask) -> SchemaAnswer:
-    """One form, judged behind the clock."""
+async def answer_schema(generator: HttpGenerator, task: SchemaTask) -> SchemaAnswer:
+    """Send one task and check its answer after the timing."""
     submitted_s = time.perf_counter()
     try:
-        status, body = await service.post(PATH, body_of(service.model_id, form))
+        status, body = await generator.post(PATH, build_body(generator.model_id, task))
     except BenchmarkError as exc:
-        return SchemaAnswer(form.name, SchemaOutcome.REFUSED, exc.message)
+        return SchemaAnswer(task.name, SchemaOutcome.REJECTED, exc.message)
     seconds = time.perf_counter() - submitted_s
     if status != 200:
-        told = body[:_MOST_TOLD].decode(errors="replace")
-        return SchemaAnswer(form.name, SchemaOutcome.REFUSED, f"{status}: {told}")
-    return judged(form, body)._replace(seconds=seconds)
+        message = body[:_MAX_MESSAGE_CHARACTERS].decode(errors="replace")
+        return SchemaAnswer(task.name, SchemaOutcome.REJECTED, f"{status}: {message}")
+    return check_answer(task, body)._replace(seconds=seconds)
 
 
-def body_of(model_id: str, form: SchemaTask) -> bytes:
-    """The question as JSON."""
-    named = {"name": form.name, "schema": form.schema, "strict": True}
+def build_body(model_id: str, task: SchemaTask) -> bytes:
+    schema = {"name": task.name, "schema": task.schema, "strict": True}
     return orjson.dumps(
         {
             "model": model_id,
-            "messages": [{"role": "user", "content": form.prompt}],
-            "max_tokens": MOST_TOKENS,
+            "messages": [{"role": "user", "content": task.prompt}],
+            "max_tokens": MAX_TOKENS,
             "temperature": 0,
-            "response_format": {"type": "json_schema", "json_schema": named},
+            "response_format": {"type": "json_schema", "json_schema": schema},
         }
     )
 
 
-def judged(form: SchemaTask, body: bytes) -> SchemaAnswer:
-    """What is to be said about an answer with status 200."""
+def check_answer(task: SchemaTask, body: bytes) -> SchemaAnswer:
+    """Validate a response with status 200."""
     try:
-        told = orjson.loads(body)
-        (choice,) = told["choices"]
-        tokens = int(told["usage"]["completion_tokens"])
+        completion = orjson.loads(body)
+        (choice,) = completion["choices"]
+        tokens = int(completion["usage"]["completion_tokens"])
         text, reason = str(choice["message"]["content"]), choice["finish_reason"]
     except (ValueError, KeyError, TypeError) as exc:
-        return SchemaAnswer(form.name, SchemaOutcome.WRONG, f"no chat completion: {exc!r}")
+        return SchemaAnswer(task.name, SchemaOutcome.INVALID, f"no chat completion: {exc!r}")
     if reason == "length":
         return SchemaAnswer(
-            form.name, SchemaOutcome.CUT, f"after {tokens} tokens: {text[-40:]!r}", tokens
+            task.name, SchemaOutcome.TRUNCATED, f"after {tokens} tokens: {text[-40:]!r}", tokens
         )
     if reason != "stop":
-        return SchemaAnswer(form.name, SchemaOutcome.WRONG, f"it ended with {reason!r}", tokens)
-    fault = find_violation(text, form.schema)
-    verdict = SchemaOutcome.VALID if fault is None else SchemaOutcome.WRONG
-    return SchemaAnswer(form.name, verdict, fault or "", tokens)
+        return SchemaAnswer(task.name, SchemaOutcome.INVALID, f"it ended with {reason!r}", tokens)
+    violation = find_violation(text, task.schema)
+    outcome = SchemaOutcome.VALID if violation is None else SchemaOutcome.INVALID
+    return SchemaAnswer(task.name, outcome, violation or "", tokens)
 
 
 def find_violation(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Where a text breaks a schema; None where it does not."""
+    """Return the first violation of the schema; None if the text is valid."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        return f"no JSON ({exc}): {text[:_MOST_TOLD]!r}"
-    found = jsonschema.Draft202012Validator(schema).iter_errors(value)
-    first = next(found, None)
-    return None if first is None else f"{first.json_path}: {first.message}"[:_MOST_TOLD]
+        return f"no JSON ({exc}): {text[:_MAX_MESSAGE_CHARACTERS]!r}"
+    violations = jsonschema.Draft202012Validator(schema).iter_errors(value)
+    first = next(violations, None)
+    return (
+        None if first is None else f"{first.json_path}: {first.message}"[:_MAX_MESSAGE_CHARACTERS]
+    )

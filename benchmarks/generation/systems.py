@@ -1,4 +1,4 @@
-"""Who takes part: the others are opened one by one, and who cannot be is told, not waited for."""
+"""Systems to measure. Baselines are opened one by one; one that fails to open is skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.report import log_progress
-from benchmarks.generation.checkpoints import SourceCheckpoint, checked_genai, has_same_weights
+from benchmarks.generation.checkpoints import (
+    SourceCheckpoint,
+    has_same_weights,
+    require_genai_directory,
+)
 from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.other_engines import (
@@ -22,10 +26,10 @@ from benchmarks.generation.other_engines import (
 )
 from benchmarks.generation.streams import (
     GENAI,
-    LLAMA,
+    LLAMA_CPP,
     NO_DRAFTS,
     OVER_HTTP,
-    PAGED,
+    PAGED_TRANSFORMERS,
     TRANSFORMERS,
     StreamingSystem,
     System,
@@ -36,95 +40,98 @@ from deployments.errors import ServeError
 
 @dataclass(frozen=True, slots=True)
 class SystemFactory:
-    """What is needed to open a contender."""
+    """Everything that opening a system requires."""
 
     arguments: argparse.Namespace
     model: LocalModel
-    origin: SourceCheckpoint
+    checkpoint: SourceCheckpoint
     runner: asyncio.Runner
-    stack: ExitStack  # closes what was opened
-    rows: int
+    stack: ExitStack  # closes the opened systems
+    kv_slots: int
     threads: int
     context: int  # tokens of prompt and answer
-    notes: list[str] = field(default_factory=list)  # on how far they can be compared
+    notes: list[str] = field(default_factory=list)  # limits of the comparison
 
     def served(self) -> System:
-        """The server at `--url`."""
-        here = self.model.manifest
-        service = HttpGenerator.found(self.arguments.url, here.id)
-        if service.version != here.version:
-            self.notes.append(f"the server has version {service.version}, this is {here.version}")
-        return StreamingSystem(OVER_HTTP, service, self.runner)
+        """Connect to the server at `--url`."""
+        local = self.model.manifest
+        generator = HttpGenerator.connect(self.arguments.url, local.id)
+        if generator.version != local.version:
+            self.notes.append(
+                f"the server has version {generator.version}, this process has {local.version}"
+            )
+        return StreamingSystem(OVER_HTTP, generator, self.runner)
 
-    def undrafted(self) -> System:
-        """The same model in this process, a token a step."""
-        service = InProcessGenerator(
+    def no_drafts(self) -> System:
+        """Open the same model in this process without speculative decoding."""
+        generator = InProcessGenerator(
             self.model,
-            rows=self.rows,
+            kv_slots=self.kv_slots,
             threads=self.threads,
             events=self.runner.get_loop(),
-            rules=SchedulingSettings(max_draft_tokens=0),
+            scheduling=SchedulingSettings(max_draft_tokens=0),
         )
-        self.stack.callback(service.close)
-        return StreamingSystem(NO_DRAFTS, service, self.runner)
+        self.stack.callback(generator.close)
+        return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """onnxruntime-genai on `--genai`, or on what its builder makes now."""
-        given = self.arguments.genai
-        if given is None:
-            directory = self.origin.genai_directory(self.arguments.genai_precision)
+        """Open onnxruntime-genai on `--genai`, or run its model builder first."""
+        named = self.arguments.genai
+        if named is None:
+            directory = self.checkpoint.genai_directory(self.arguments.genai_precision)
         else:
-            directory = checked_genai(given)
+            directory = require_genai_directory(named)
         if not has_same_weights(self.model, directory):
-            self.notes.append(f"{GENAI} computes with other weights than the sealed graph")
+            self.notes.append(f"the weights of {GENAI} differ from those of the sealed graph")
         return GenaiSystem(directory, self.threads)
 
     def transformers(self) -> System:
-        """`generate` on the checkpoint."""
-        return TransformersSystem(self.origin.weights, self._end_tokens, self.threads)
+        """Open `generate` of transformers on the checkpoint."""
+        return TransformersSystem(self.checkpoint.weights, self._eos_token_ids, self.threads)
 
     def paged(self) -> System:
-        """Continuous batching of transformers on the checkpoint."""
-        loop = PagedTransformersSystem(self.origin.weights, self._end_tokens, self.threads)
-        self.stack.callback(loop.close)
-        return loop
+        """Open the continuous batching of transformers on the checkpoint."""
+        system = PagedTransformersSystem(self.checkpoint.weights, self._eos_token_ids, self.threads)
+        self.stack.callback(system.close)
+        return system
 
     @property
-    def _end_tokens(self) -> Sequence[int]:
+    def _eos_token_ids(self) -> Sequence[int]:
         generation_config = self.model.manifest.generation_config
-        assert generation_config is not None, "this is a bug: a model that writes no text"
+        if generation_config is None:
+            raise AssertionError("bug: the model does not generate text")
         return generation_config.eos_token_ids
 
     def llama(self) -> System:
-        """llama.cpp on `--gguf`."""
+        """Open llama.cpp on `--gguf`."""
         if self.arguments.gguf is None:
-            raise BenchmarkError("no GGUF file was named", hint="name one with --gguf FILE")
-        return LlamaCppSystem.opened(self.arguments.gguf, self.context, self.threads)
+            raise BenchmarkError("llama.cpp requires a GGUF file", hint="name one with --gguf FILE")
+        return LlamaCppSystem.open(self.arguments.gguf, self.context, self.threads)
 
 
-# By their names on the command line: what they are called in the result, and how they are opened.
+# Name on the command line -> name in the results and function that opens the system.
 BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
-    "undrafted": (NO_DRAFTS, SystemFactory.undrafted),
+    "no-drafts": (NO_DRAFTS, SystemFactory.no_drafts),
     "http": (OVER_HTTP, SystemFactory.served),
     "genai": (GENAI, SystemFactory.genai),
     "transformers": (TRANSFORMERS, SystemFactory.transformers),
-    "paged": (PAGED, SystemFactory.paged),
-    "llama": (LLAMA, SystemFactory.llama),
+    "paged": (PAGED_TRANSFORMERS, SystemFactory.paged),
+    "llama": (LLAMA_CPP, SystemFactory.llama),
 }
 
 
 def open_baselines(
-    entrance: SystemFactory, without: Collection[str]
+    factory: SystemFactory, skip: Collection[str]
 ) -> tuple[list[System], dict[str, str]]:
-    """All that are wanted and can be opened, and why others cannot."""
+    """Open all baselines except `skip`. Return them, and the reasons of those that failed."""
     opened: list[System] = []
     missing: dict[str, str] = {}
-    for name, (label, opens) in BASELINES.items():
-        if name in without:
+    for name, (label, open_system) in BASELINES.items():
+        if name in skip:
             continue
         try:
-            opened.append(opens(entrance))
+            opened.append(open_system(factory))
         except ServeError as exc:
             missing[label] = exc.message
-            log_progress(f"{label} is not measured: {exc.message}")
+            log_progress(f"{label} is skipped: {exc.message}")
     return opened, missing

@@ -31,26 +31,26 @@ class ScriptedText:
     def __init__(
         self, says: Callable[[StreamRequest], Sequence[int]] | None = None, *, gap_s: float = 0.001
     ) -> None:
-        self.asks: list[StreamRequest] = []
+        self.requests: list[StreamRequest] = []
         self.most_at_once = 0
-        self._says = says or (lambda ask: range(ask.new_tokens))
+        self._says = says or (lambda request: range(request.new_tokens))
         self._gap_s = gap_s
         self._running = 0
 
-    async def answer(self, ask: StreamRequest) -> StreamResult:
+    async def generate(self, request: StreamRequest) -> StreamResult:
         """All tokens, or as many as are wanted."""
-        self.asks.append(ask)
+        self.requests.append(request)
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
         submitted_s = time.perf_counter()
-        ids = list(self._says(ask))[: ask.disconnect_after]
+        ids = list(self._says(request))[: request.disconnect_after]
         arrivals_s = []
         try:
             for _ in ids:
                 await asyncio.sleep(self._gap_s)
                 arrivals_s.append(time.perf_counter())
-                if ask.begun is not None:
-                    ask.begun.set()
+                if request.first_token is not None:
+                    request.first_token.set()
         finally:
             self._running -= 1
         return StreamResult(submitted_s, tuple(arrivals_s), len(ids), tuple(ids))

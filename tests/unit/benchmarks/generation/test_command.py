@@ -12,10 +12,10 @@ from benchmarks.__main__ import main
 from benchmarks.generation.streams import (
     GENAI,
     IN_PROCESS,
-    LLAMA,
+    LLAMA_CPP,
     NO_DRAFTS,
     OVER_HTTP,
-    PAGED,
+    PAGED_TRANSFORMERS,
     TRANSFORMERS,
 )
 from deployments.config import GeneratorSettings
@@ -52,37 +52,37 @@ def command(store: Path, out: Path, url: str, *options: str) -> list[str]:
     return ["generation", "--model", DECODER, *places, *SHORT, *options]
 
 
-def part(figures: list[dict[str, Any]], name: str, contender: str) -> dict[str, Any]:
-    (found,) = [f for f in figures if (f["part"], f["contender"]) == (name, contender)]
-    return found["results"]
+def part(figures: list[dict[str, Any]], name: str, system: str) -> dict[str, Any]:
+    (found,) = [f for f in figures if (f["part"], f["system"]) == (name, system)]
+    return found["metrics"]
 
 
 def test_loop_and_server_are_measured_alike_and_say_the_same(
     store: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = ["--without", "genai", "transformers", "paged", "llama"]
-    assert main(command(store, tmp_path, url, *others, "--churn", "40")) == 0
+    baselines = ["--skip", "genai", "transformers", "paged", "llama"]
+    assert main(command(store, tmp_path, url, *baselines, "--churn", "40")) == 0
     result = only_result(tmp_path)
     assert result["run"]["benchmark"] == "generation"
     figures = result["results"]
     assert (figures["missing"], figures["notes"]) == ({}, [])
-    for contender in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
+    for system in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
         for name in ("1 stream", "8 streams"):
-            level = part(figures["levels"], name, contender)
+            level = part(figures["streams"], name, system)
             assert len(level["tokens_per_s"]["values"]) == 2
-            assert level["first_token_ms_p50"]["median"] > 0
-        assert part(figures["scenarios"], "join", contender)["first_token_ms"]["median"] > 0
-        assert part(figures["scenarios"], "mix", contender)["tokens_per_s"]["median"] > 0
-        prefix = part(figures["scenarios"], "prefix", contender)
+            assert level["ttft_ms_p50"]["median"] > 0
+        assert part(figures["scenarios"], "long-prompt", system)["joining_ttft_ms"]["median"] > 0
+        assert part(figures["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
+        prefix = part(figures["scenarios"], "shared-prefix", system)
         assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
     # A server may tell all tokens of an answer in one event; the loop tells one at a time.
-    alone = part(figures["levels"], "1 stream", IN_PROCESS)
-    assert 0 < alone["gap_ms_p50"]["median"] <= alone["gap_ms_max"]["median"]
+    alone = part(figures["streams"], "1 stream", IN_PROCESS)
+    assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
     assert figures["churn"]["requests"] == 40
-    schemas = figures["schemas"]
-    assert (schemas["asked"], schemas["wrong"], schemas["refused"]) == (50, 0, 0)
+    schemas = figures["structured_output"]
+    assert (schemas["requests"], schemas["wrong"], schemas["refused"]) == (50, 0, 0)
     assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
-    alone = figures["alone"]
+    alone = figures["batch_invariance"]
     assert (alone["compared"], alone["same"]) == (8, 8)
     assert len(figures["answer_agreements"]) == 2
     for likeness in figures["answer_agreements"]:
@@ -92,12 +92,12 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
 
 
 def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:
-    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama", "http"]
+    few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama", "http"]
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
     figures = only_result(tmp_path)["results"]
     assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
-    assert figures["schemas"] is None
-    parts = [(level["part"], level["contender"]) for level in figures["levels"]]
+    assert figures["structured_output"] is None
+    parts = [(level["part"], level["system"]) for level in figures["streams"]]
     expected = [
         (name, who) for name in ("1 stream", "8 streams") for who in (IN_PROCESS, NO_DRAFTS)
     ]
@@ -108,20 +108,20 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = str(tmp_path / "gone")
-    few = ["--parts", "levels", "prefix", "--genai", gone, "--source", gone]
+    few = ["--parts", "streams", "shared-prefix", "--genai", gone, "--source", gone]
     assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
     figures = only_result(tmp_path / "out")["results"]
     missing = figures["missing"]
-    assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED, LLAMA}
-    assert "no answer from http://127.0.0.1:9" in missing[OVER_HTTP]
+    assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED_TRANSFORMERS, LLAMA_CPP}
+    assert "no response from http://127.0.0.1:9" in missing[OVER_HTTP]
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
-    assert missing[LLAMA] == "no GGUF file was named"
+    assert missing[LLAMA_CPP] == "llama.cpp requires a GGUF file"
     measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
     # Not even that where eight short answers never happen to be written at one time.
     assert measured <= {"eight streams / one stream without drafts"}
     assert len(figures["goals"]) == 9
-    assert "over HTTP was not measured, or not to the end: no answer" in capsys.readouterr().out
+    assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out
 
 
 def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path) -> None:
@@ -129,20 +129,20 @@ def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path
 
     def failing_later(call: Any) -> ScriptedReply:
         calls.append(call)
-        pieces = ("a",) * (call.options.max_new_tokens or 1)
+        chunks = ("a",) * (call.options.max_new_tokens or 1)
         return (
-            ScriptedReply(pieces=pieces)
+            ScriptedReply(pieces=chunks)
             if len(calls) < 12
             else ScriptedReply(breaks=EngineFailed("gone"))
         )
 
     generator = ScriptedGeneratorClient(failing_later)
-    few = ["--parts", "levels", "--without", "genai", "transformers", "paged", "llama"]
+    few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
     with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
     figures = only_result(tmp_path)["results"]
     assert "gone" in figures["missing"][OVER_HTTP]
-    assert len(part(figures["levels"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
+    assert len(part(figures["streams"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
     assert "eight clients over HTTP / eight streams" not in figures["ratios"]
 
 
@@ -150,7 +150,7 @@ def test_answers_that_do_not_fit_are_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(store, tmp_path, NOBODY, "--new-tokens", "300")) == 1
-    assert "prompts and answers of 320 tokens do not fit into 256" in capsys.readouterr().err
+    assert "a prompt and its answer have 320 tokens; the maximum is 256" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -159,4 +159,4 @@ def test_a_model_that_writes_no_text_is_refused(
 ) -> None:
     places = ["--store", str(tiny_store), "--out", str(tmp_path)]
     assert main(["generation", "--model", EMBEDDER, *places]) == 1
-    assert f"error: `{EMBEDDER}` writes no text" in capsys.readouterr().err
+    assert f"error: `{EMBEDDER}` does not generate text" in capsys.readouterr().err

@@ -27,18 +27,18 @@ def text(part: str) -> bytes:
     return event({"choices": [{"text": part}], "usage": None})
 
 
-WHOLE = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"]
+THROUGHPUT = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"]
 
 
-async def ask(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
+async def request(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await HttpGenerator(server.target, "org/model").answer(wanted)
+        found = await HttpGenerator(server.target, "org/model").generate(wanted)
         (seen,) = server.seen
     return found, orjson.loads(seen.body)
 
 
 async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None:
-    found, body = await ask(FakeAnswer(body=b"".join(WHOLE)))
+    found, body = await request(FakeAnswer(body=b"".join(THROUGHPUT)))
     assert body == {
         "model": "org/model",
         "prompt": [5, 6, 7],
@@ -61,9 +61,9 @@ def test_an_event_comes_when_its_last_byte_does() -> None:
 
 
 async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
-    begun = asyncio.Event()
-    await ask(FakeAnswer(body=b"".join(WHOLE)), ASK._replace(begun=begun))
-    assert begun.is_set()
+    first_token = asyncio.Event()
+    await request(FakeAnswer(body=b"".join(THROUGHPUT)), ASK._replace(first_token=first_token))
+    assert first_token.is_set()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
         pytest.param(FakeAnswer(503, b'{"error": "busy"}'), '503: {"error": "busy"}', id="status"),
         pytest.param(FakeAnswer(hang_up=True), "connection was closed", id="hung up"),
         pytest.param(FakeAnswer(raw=b"SMTP 220\r\n\r\n"), "not HTTP", id="not http"),
-        pytest.param(FakeAnswer(body=text("Hel")), "without its end", id="cut off"),
+        pytest.param(FakeAnswer(body=text("Hel")), "without its last event", id="cut off"),
         pytest.param(
             FakeAnswer(body=text("Hel") + event({"error": {"message": "lost"}})),
             "'message': 'lost'",
@@ -82,26 +82,26 @@ async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
 )
 async def test_anything_but_a_whole_stream_is_a_failure(answer: FakeAnswer, reason: str) -> None:
     with pytest.raises(BenchmarkError) as failed:
-        await ask(answer)
+        await request(answer)
     assert reason in failed.value.message
 
 
 async def test_a_reader_who_has_enough_leaves() -> None:
-    found, _ = await ask(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
+    found, _ = await request(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
     assert (found.text, found.tokens) == ("Hel", 1)
 
 
 def test_only_a_server_of_the_model_is_taken() -> None:
     without_it = FakeServer(lambda n, request: FakeAnswer(404, b"{}"))
-    unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` answered 404")
+    unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` returned 404")
     with without_it.in_thread() as server, unknown:
-        HttpGenerator.found(server.target.url, "org/model")
+        HttpGenerator.connect(server.target.url, "org/model")
 
 
 def test_the_version_that_is_served_is_known() -> None:
     described = FakeServer(lambda n, request: FakeAnswer(body=b'{"version": "0123abc"}'))
     with described.in_thread() as server:
-        assert HttpGenerator.found(server.target.url, "org/model").version == "0123abc"
+        assert HttpGenerator.connect(server.target.url, "org/model").version == "0123abc"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.generation.in_process import InProcessGenerator
-from benchmarks.generation.scenarios import PromptSampler, churn, drawn
+from benchmarks.generation.scenarios import PromptSampler, churn, random_request
 from benchmarks.generation.streams import StreamRequest, StreamResult, run_streams
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
@@ -28,17 +28,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
 
 
 @asynccontextmanager
-async def running(model: LocalModel, rows: int = 4) -> AsyncIterator[InProcessGenerator]:
-    service = InProcessGenerator(model, rows=rows, threads=1, events=asyncio.get_running_loop())
+async def running(model: LocalModel, kv_slots: int = 4) -> AsyncIterator[InProcessGenerator]:
+    generator = InProcessGenerator(
+        model, kv_slots=kv_slots, threads=1, events=asyncio.get_running_loop()
+    )
     try:
-        yield service
+        yield generator
     finally:
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(generator.close)
 
 
 async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
-    async with running(model) as service:
-        found = await service.answer(StreamRequest(tuple(range(40)), 20))
+    async with running(model) as generator:
+        found = await generator.generate(StreamRequest(tuple(range(40)), 20))
     assert found.tokens == len(found.ids) == len(found.arrivals_s) == 20
     assert found.submitted_s < found.arrivals_s[0]
     assert list(found.arrivals_s) == sorted(set(found.arrivals_s))
@@ -46,11 +48,11 @@ async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
 
 
 async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: LocalModel) -> None:
-    asks = [StreamRequest((*range(number, 40), *range(number)), 12) for number in range(9)]
-    async with running(model) as service:
-        together = await run_streams(service, asks)
-        alone = await run_streams(service, asks, readers=1)
-        again = await service.answer(asks[-1])
+    requests = [StreamRequest((*range(number, 40), *range(number)), 12) for number in range(9)]
+    async with running(model) as generator:
+        together = await run_streams(generator, requests)
+        alone = await run_streams(generator, requests, clients=1)
+        again = await generator.generate(requests[-1])
     assert [one.ids for one in alone] == [one.ids for one in together]
     assert together[0].cached_tokens == 0
     assert (again.ids, again.cached_tokens) == (alone[-1].ids, 38)
@@ -58,18 +60,20 @@ async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: Lo
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 async def test_a_reader_who_leaves_frees_the_row(model: LocalModel, tokens: int) -> None:
-    async with running(model, rows=1) as service:
-        left = await service.answer(StreamRequest(tuple(range(30)), 100, disconnect_after=tokens))
-        await wait_until(lambda: service.load == (0, 0))
+    async with running(model, kv_slots=1) as generator:
+        left = await generator.generate(
+            StreamRequest(tuple(range(30)), 100, disconnect_after=tokens)
+        )
+        await wait_until(lambda: generator.load == (0, 0))
     assert left.tokens == tokens
 
 
 async def test_churn_leaves_nothing_behind(model: LocalModel) -> None:
-    book = PromptSampler.of(model, 3)
-    async with running(model) as service:
-        figures = await churn(service, book, random.Random(3), requests=60, rows=4)
-    assert figures.requests == 60 == figures.left + figures.compared
-    assert 15 < figures.left < 45
+    prompts = PromptSampler.open(model, 3)
+    async with running(model) as generator:
+        figures = await churn(generator, prompts, random.Random(3), request_count=60, kv_slots=4)
+    assert figures.requests == 60 == figures.disconnected + figures.compared
+    assert 15 < figures.disconnected < 45
     assert figures.is_clean
     assert figures.resident_bytes_before > 0
     assert figures.seconds > 0
@@ -85,20 +89,20 @@ class Leaky:
     def load(self) -> tuple[int, int]:
         return (1, 0)
 
-    async def answer(self, ask: StreamRequest) -> StreamResult:
+    async def generate(self, request: StreamRequest) -> StreamResult:
         self._running += 1
         await asyncio.sleep(0)
-        ids = (self._running,) * ask.new_tokens
+        ids = (self._running,) * request.new_tokens
         self._running -= 1
-        return StreamResult(0.0, (1.0,) * ask.new_tokens, ask.new_tokens, ids)
+        return StreamResult(0.0, (1.0,) * request.new_tokens, request.new_tokens, ids)
 
 
 async def test_churn_finds_rows_that_leak_and_answers_that_differ(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.generation.scenarios.SETTLED_WITHIN_S", 0.05)
-    book = PromptSampler.of(model, 3)
-    figures = await churn(Leaky(), book, random.Random(3), requests=40, rows=4)
+    monkeypatch.setattr("benchmarks.generation.scenarios.DRAIN_TIMEOUT_S", 0.05)
+    prompts = PromptSampler.open(model, 3)
+    figures = await churn(Leaky(), prompts, random.Random(3), request_count=40, kv_slots=4)
     assert figures.still_active == 1
     assert figures.different > 0
     assert not figures.is_clean
@@ -106,14 +110,14 @@ async def test_churn_finds_rows_that_leak_and_answers_that_differ(
 
 def test_who_leaves_does_so_before_the_last_token() -> None:
     rng = random.Random(5)
-    asks = [drawn([(1, 2), (3, 4)], rng) for _ in range(400)]
-    leaving = [ask for ask in asks if ask.disconnect_after is not None]
+    requests = [random_request([(1, 2), (3, 4)], rng) for _ in range(400)]
+    leaving = [request for request in requests if request.disconnect_after is not None]
     assert 150 < len(leaving) < 250
-    assert all(ask.disconnect_after < ask.new_tokens for ask in leaving)
-    assert any(ask.disconnect_after == 0 for ask in leaving)
+    assert all(request.disconnect_after < request.new_tokens for request in leaving)
+    assert any(request.disconnect_after == 0 for request in leaving)
 
 
 def test_a_model_that_writes_no_text_is_refused(tiny_store: Path) -> None:
     embedder = LocalModel.open_by_name(tiny_store, EMBEDDER)
-    with pytest.raises(BenchmarkError, match="writes no text"):
-        InProcessGenerator(embedder, rows=1, threads=1, events=asyncio.new_event_loop())
+    with pytest.raises(BenchmarkError, match="does not generate text"):
+        InProcessGenerator(embedder, kv_slots=1, threads=1, events=asyncio.new_event_loop())

@@ -13,7 +13,11 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.checkpoints import SourceCheckpoint, checked_genai, has_same_weights
+from benchmarks.generation.checkpoints import (
+    SourceCheckpoint,
+    has_same_weights,
+    require_genai_directory,
+)
 from benchmarks.generation.other_engines import (
     GenaiSystem,
     LlamaCppSystem,
@@ -90,23 +94,23 @@ def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[i
 
 def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
     loop = TransformersSystem(checkpoint, [END], threads=1)
-    heat = loop.run(PROMPTS, 6)
-    assert [found.tokens for found in heat.answers] == [6, 6]
-    assert all(END not in found.ids for found in heat.answers)
+    group = loop.run(PROMPTS, 6)
+    assert [found.tokens for found in group.answers] == [6, 6]
+    assert all(END not in found.ids for found in group.answers)
     alone = loop.run(PROMPTS[:1], 6)
     assert alone.answers[0].ids[:1] == right_answers(checkpoint, 1, "bfloat16")[0]
-    assert list(heat.answers[0].arrivals_s) == sorted(set(heat.answers[0].arrivals_s))
-    assert heat.answers[0].submitted_s < heat.answers[0].arrivals_s[0]
+    assert list(group.answers[0].arrivals_s) == sorted(set(group.answers[0].arrivals_s))
+    assert group.answers[0].submitted_s < group.answers[0].arrivals_s[0]
 
 
 def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
     loop = PagedTransformersSystem(checkpoint, [END], threads=1)
-    heat = loop.run(PROMPTS, 6)
+    group = loop.run(PROMPTS, 6)
     loop.close()
-    assert [found.tokens for found in heat.answers] == [6, 6]
-    first = [found.ids[0] for found in heat.answers]
+    assert [found.tokens for found in group.answers] == [6, 6]
+    first = [found.ids[0] for found in group.answers]
     assert first == [END, END], "nothing keeps it from what it loves"
-    for found in heat.answers:
+    for found in group.answers:
         assert list(found.arrivals_s) == sorted(found.arrivals_s)
         assert found.submitted_s < found.arrivals_s[0]
 
@@ -116,10 +120,12 @@ def test_genai_is_built_from_the_artifact_s_source(
     checkpoint: Path, model: LocalModel, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime_genai")
-    directory = checked_genai(SourceCheckpoint(model, None, tmp_path).genai_directory(None))
+    directory = require_genai_directory(
+        SourceCheckpoint(model, None, tmp_path).genai_directory(None)
+    )
     assert not has_same_weights(model, directory)
-    heat = GenaiSystem(directory, threads=1).run(PROMPTS, 6)
-    assert [found.ids for found in heat.answers] == right_answers(checkpoint, 6, "float32")
+    group = GenaiSystem(directory, threads=1).run(PROMPTS, 6)
+    assert [found.ids for found in group.answers] == right_answers(checkpoint, 6, "float32")
 
 
 class TalkingLlama:
@@ -163,20 +169,20 @@ def test_llama_opens_its_file_on_all_threads(
     package.Llama = Opening
     monkeypatch.setitem(sys.modules, "llama_cpp", package)
     file = tmp_path / "model.gguf"
-    with pytest.raises(BenchmarkError, match=r"llama.cpp fails: Model path does not exist"):
-        LlamaCppSystem.opened(file, 256, threads=3)
+    with pytest.raises(BenchmarkError, match=r"llama.cpp failed: Model path does not exist"):
+        LlamaCppSystem.open(file, 256, threads=3)
     file.touch()
-    LlamaCppSystem.opened(file, 256, threads=3)
+    LlamaCppSystem.open(file, 256, threads=3)
     assert (opened[1]["n_ctx"], opened[1]["n_threads"]) == (256, 3)
 
 
 def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as refused:
-        LlamaCppSystem.opened(tmp_path / "model.gguf", 256, threads=1)
+        LlamaCppSystem.open(tmp_path / "model.gguf", 256, threads=1)
     assert refused.value.hint == "pip install llama-cpp-python"
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"has no genai_config.json"):
-        checked_genai(tmp_path)
+        require_genai_directory(tmp_path)

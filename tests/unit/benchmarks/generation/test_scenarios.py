@@ -5,78 +5,80 @@ import random
 import pytest
 
 from benchmarks.generation.scenarios import (
-    CACHED,
-    COLD,
-    JOIN_FIRST,
-    JOIN_GAP,
-    WARM,
+    CACHED_TOKENS,
+    COLD_TTFT,
+    JOINING_TTFT,
+    RUNNING_INTER_TOKEN_MAX,
+    WARM_TTFT,
     LongPromptScenario,
     MixedLoadScenario,
     PromptSampler,
     SharedPrefixScenario,
-    largest_gap_s,
+    max_inter_token_s,
 )
 from tests.support.benchmark_generation import ScriptedText, answer
 
 CONTEXT = 2_048
 
 
-def book(seed: int = 7) -> PromptSampler:
+def sampler(seed: int = 7) -> PromptSampler:
     return PromptSampler(range(1_000), seed)
 
 
 def test_no_two_prompts_begin_alike_and_a_seed_draws_the_same_again() -> None:
-    prompts = book().sample_prompts([16] * 500)
+    prompts = sampler().sample_prompts([16] * 500)
     assert len({prompt[0] for prompt in prompts}) == 500
-    assert prompts == book().sample_prompts([16] * 500)
-    assert prompts != book(8).sample_prompts([16] * 500)
-    assert [len(prompt) for prompt in book().sample_prompts([1, 999, 2_500])] == [1, 999, 2_500]
+    assert prompts == sampler().sample_prompts([16] * 500)
+    assert prompts != sampler(8).sample_prompts([16] * 500)
+    assert [len(prompt) for prompt in sampler().sample_prompts([1, 999, 2_500])] == [1, 999, 2_500]
 
 
 def test_the_gap_is_looked_for_while_the_long_prompt_is_read() -> None:
     joined = answer([3.0], submitted_s=1.0)
     patient = answer([0.1, 0.9, 2.4, 3.1, 9.0])  # 1.5 s from 0.9 to 2.4; what follows 3.1 is later
     lucky = answer([0.5, 1.1, 2.0, 3.2])
-    assert largest_gap_s([lucky, patient], joined) == pytest.approx(1.5)
-    assert largest_gap_s([lucky], joined) == pytest.approx(1.2)
+    assert max_inter_token_s([lucky, patient], joined) == pytest.approx(1.5)
+    assert max_inter_token_s([lucky], joined) == pytest.approx(1.2)
 
 
 def test_a_stream_that_ended_before_tells_nothing() -> None:
-    assert largest_gap_s([answer([0.5, 2.9])], answer([3.0], submitted_s=1.0)) is None
+    assert max_inter_token_s([answer([0.5, 2.9])], answer([3.0], submitted_s=1.0)) is None
 
 
 async def test_a_long_prompt_joins_when_all_others_have_a_token() -> None:
     scenario = LongPromptScenario(CONTEXT, written_tokens=40)
-    asks = scenario.draw(book(), random.Random(1))
-    service = ScriptedText()
-    figures = await scenario.run(service, asks)
-    assert [len(ask.prompt) for ask in service.asks] == [16] * 7 + [1_500]
-    assert service.most_at_once == 8
-    assert figures[JOIN_FIRST] >= 1.0
-    assert 1.0 <= figures[JOIN_GAP] < 1_000
+    requests = scenario.sample(sampler(), random.Random(1))
+    generator = ScriptedText()
+    figures = await scenario.run(generator, requests)
+    assert [len(request.prompt) for request in generator.requests] == [16] * 7 + [1_500]
+    assert generator.most_at_once == 8
+    assert figures[JOINING_TTFT] >= 1.0
+    assert 1.0 <= figures[RUNNING_INTER_TOKEN_MAX] < 1_000
 
 
 async def test_the_mix_is_eight_readers_and_lengths_within_bounds() -> None:
     scenario = MixedLoadScenario(CONTEXT)
-    asks = scenario.draw(book(), random.Random(1))
-    assert len(asks) == 16
-    assert all(16 <= len(ask.prompt) <= 512 and 8 <= ask.new_tokens <= 128 for ask in asks)
-    assert len({ask.new_tokens for ask in asks}) > 8
-    service = ScriptedText()
-    figures = await scenario.run(service, asks)
-    assert service.most_at_once == 8
+    requests = scenario.sample(sampler(), random.Random(1))
+    assert len(requests) == 16
+    assert all(
+        16 <= len(request.prompt) <= 512 and 8 <= request.new_tokens <= 128 for request in requests
+    )
+    assert len({request.new_tokens for request in requests}) > 8
+    generator = ScriptedText()
+    figures = await scenario.run(generator, requests)
+    assert generator.most_at_once == 8
     assert figures["tokens_per_s"] > 0
 
 
 async def test_the_second_question_has_the_same_system_prompt() -> None:
     scenario = SharedPrefixScenario(CONTEXT)
-    service = ScriptedText()
-    figures = await scenario.run(service, scenario.draw(book(), random.Random(1)))
-    first, second = (ask.prompt for ask in service.asks)
+    generator = ScriptedText()
+    figures = await scenario.run(generator, scenario.sample(sampler(), random.Random(1)))
+    first, second = (request.prompt for request in generator.requests)
     assert first[:500] == second[:500]
     assert first[500:] != second[500:]
-    assert service.most_at_once == 1
-    assert {COLD, WARM, CACHED} == set(figures)
+    assert generator.most_at_once == 1
+    assert {COLD_TTFT, WARM_TTFT, CACHED_TOKENS} == set(figures)
 
 
 @pytest.mark.parametrize(
@@ -85,5 +87,5 @@ async def test_the_second_question_has_the_same_system_prompt() -> None:
 def test_a_model_that_reads_little_is_asked_for_little(
     scenario: LongPromptScenario | MixedLoadScenario | SharedPrefixScenario,
 ) -> None:
-    for ask in scenario.draw(book(), random.Random(1)):
-        assert len(ask.prompt) + ask.new_tokens <= 64
+    for request in scenario.sample(sampler(), random.Random(1)):
+        assert len(request.prompt) + request.new_tokens <= 64

@@ -14,7 +14,7 @@ from benchmarks.generation.schemas import KINDS, SchemaTask, build_schema_tasks
 SEEDS = (0, 1, 20_261)
 
 
-def drawn(seed: int = 7) -> tuple[SchemaTask, ...]:
+def random_request(seed: int = 7) -> tuple[SchemaTask, ...]:
     return build_schema_tasks(random.Random(seed))
 
 
@@ -29,7 +29,7 @@ def within(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_there_are_fifty_questions_and_no_two_have_the_same_schema(seed: int) -> None:
-    forms = drawn(seed)
+    forms = random_request(seed)
     assert len(forms) == 50
     assert len(KINDS) == 10
     for texts in (
@@ -42,13 +42,13 @@ def test_there_are_fifty_questions_and_no_two_have_the_same_schema(seed: int) ->
 
 
 def test_a_seed_draws_the_same_again() -> None:
-    assert drawn() == drawn()
-    assert drawn() != drawn(8)
+    assert random_request() == random_request()
+    assert random_request() != random_request(8)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_schema_is_one_and_leaves_nothing_open(seed: int) -> None:
-    for form in drawn(seed):
+    for form in random_request(seed):
         jsonschema.Draft202012Validator.check_schema(form.schema)
         assert not jsonschema.Draft202012Validator(form.schema).is_valid({}), form.name
         for part in within(form.schema):

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.generation.streams import (
     INTER_TOKEN,
     INTER_TOKEN_MAX,
+    THROUGHPUT,
     TTFT,
     TTFT_MAX,
-    WHOLE,
     StreamGroup,
     StreamRequest,
     StreamResult,
@@ -41,8 +41,8 @@ def test_events_are_no_tokens() -> None:
 
 def test_waits_are_told_in_milliseconds() -> None:
     quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], submitted_s=0.5)
-    figures = StreamGroup((quick, slow)).figures
-    assert figures[WHOLE] == 3.0
+    figures = StreamGroup((quick, slow)).metrics
+    assert figures[THROUGHPUT] == 3.0
     assert figures[TTFT] == pytest.approx(750.0)
     assert figures[TTFT_MAX] == pytest.approx(1_000.0)
     assert figures[INTER_TOKEN] == pytest.approx(100.0)
@@ -50,34 +50,34 @@ def test_waits_are_told_in_milliseconds() -> None:
 
 
 def test_a_single_token_has_no_gap() -> None:
-    assert set(StreamGroup((answer([1.0]),)).figures) == {WHOLE, TTFT, TTFT_MAX}
+    assert set(StreamGroup((answer([1.0]),)).metrics) == {THROUGHPUT, TTFT, TTFT_MAX}
 
 
 async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> None:
-    service = ScriptedText(lambda ask: ask.prompt)
-    asks = [StreamRequest((number, number), 2) for number in range(9)]
-    answers = await run_streams(service, asks, readers=3)
-    assert [found.ids for found in answers] == [ask.prompt for ask in asks]
-    assert service.most_at_once == 3
+    generator = ScriptedText(lambda request: request.prompt)
+    requests = [StreamRequest((number, number), 2) for number in range(9)]
+    answers = await run_streams(generator, requests, clients=3)
+    assert [found.ids for found in answers] == [request.prompt for request in requests]
+    assert generator.most_at_once == 3
 
 
 async def test_without_a_number_of_readers_all_are_asked_at_once() -> None:
-    service = ScriptedText()
-    await run_streams(service, [StreamRequest((1,), 3)] * 5)
-    assert service.most_at_once == 5
+    generator = ScriptedText()
+    await run_streams(generator, [StreamRequest((1,), 3)] * 5)
+    assert generator.most_at_once == 5
 
 
 async def test_a_failure_ends_the_rest() -> None:
     ended = []
 
     class Failing:
-        async def answer(self, ask: StreamRequest) -> StreamResult:
-            if ask.prompt == (13,):
+        async def generate(self, request: StreamRequest) -> StreamResult:
+            if request.prompt == (13,):
                 raise EngineFailed("bad luck")
             try:
                 await asyncio.Event().wait()
             finally:
-                ended.append(ask.prompt)
+                ended.append(request.prompt)
             raise AssertionError
 
     with pytest.raises(EngineFailed, match="bad luck"):

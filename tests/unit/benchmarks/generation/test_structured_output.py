@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from benchmarks.generation.http import HttpGenerator
-from benchmarks.generation.schemas import MOST_TOKENS, SchemaTask, build_schema_tasks
+from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask, build_schema_tasks
 from benchmarks.generation.structured_output import (
     AT_ONCE,
     SchemaAnswer,
@@ -52,42 +52,42 @@ async def test_a_form_is_asked_for_as_openai_s_clients_do() -> None:
     assert body == {
         "model": "org/model",
         "messages": [{"role": "user", "content": "How many stars?"}],
-        "max_tokens": MOST_TOKENS,
+        "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "review_1", "schema": SCHEMA, "strict": True},
         },
     }
-    assert (found.verdict, found.why, found.tokens) == (SchemaOutcome.VALID, "", 7)
+    assert (found.outcome, found.reason, found.tokens) == (SchemaOutcome.VALID, "", 7)
     assert found.seconds > 0
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict", "why"),
     [
-        pytest.param(completion('{"stars": 6}'), "wrong", "$.stars: 6 is greater", id="value"),
-        pytest.param(completion('{"stars": 4'), "wrong", "no JSON", id="half"),
-        pytest.param(completion('{"stars": NaN}'), "wrong", "no JSON", id="no number"),
-        pytest.param(completion("Four stars!"), "wrong", "no JSON", id="prose"),
-        pytest.param(completion(None), "wrong", "no JSON", id="no text"),
-        pytest.param(completion(reason="tool_calls"), "wrong", "'tool_calls'", id="a call"),
-        pytest.param(FakeAnswer(body=b"[]"), "wrong", "no chat completion", id="something else"),
-        pytest.param(FakeAnswer(body=b"<html>"), "wrong", "no chat completion", id="html"),
+        pytest.param(completion('{"stars": 6}'), "invalid", "$.stars: 6 is greater", id="value"),
+        pytest.param(completion('{"stars": 4'), "invalid", "no JSON", id="half"),
+        pytest.param(completion('{"stars": NaN}'), "invalid", "no JSON", id="no number"),
+        pytest.param(completion("Four stars!"), "invalid", "no JSON", id="prose"),
+        pytest.param(completion(None), "invalid", "no JSON", id="no text"),
+        pytest.param(completion(reason="tool_calls"), "invalid", "'tool_calls'", id="a call"),
+        pytest.param(FakeAnswer(body=b"[]"), "invalid", "no chat completion", id="something else"),
+        pytest.param(FakeAnswer(body=b"<html>"), "invalid", "no chat completion", id="html"),
         pytest.param(
-            completion('{"sta', "length", 200), "cut short", "after 200 tokens: '{\"sta'", id="cut"
+            completion('{"sta', "length", 200), "truncated", "after 200 tokens: '{\"sta'", id="cut"
         ),
-        pytest.param(completion(GOOD, "length", 4), "cut short", "after 4 tokens", id="cut behind"),
-        pytest.param(FakeAnswer(400, b'{"error": "no"}'), "refused", '400: {"error"', id="status"),
-        pytest.param(FakeAnswer(hang_up=True), "refused", "connection was closed", id="hung up"),
+        pytest.param(completion(GOOD, "length", 4), "truncated", "after 4 tokens", id="cut behind"),
+        pytest.param(FakeAnswer(400, b'{"error": "no"}'), "rejected", '400: {"error"', id="status"),
+        pytest.param(FakeAnswer(hang_up=True), "rejected", "connection was closed", id="hung up"),
     ],
 )
 async def test_what_is_not_valid_is_told_for_what_it_is(
     answer: FakeAnswer, verdict: str, why: str
 ) -> None:
     found, _ = await filled(answer)
-    assert (found.name, found.verdict) == ("review_1", verdict)
-    assert why in found.why
+    assert (found.name, found.outcome) == ("review_1", verdict)
+    assert why in found.reason
 
 
 def test_a_text_that_follows_its_schema_has_no_fault() -> None:
@@ -113,8 +113,8 @@ async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() 
         figures = await answer_all(HttpGenerator(server.target, "org/model"), forms)
         prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.seen}
     assert prompts == {form.prompt for form in forms}
-    assert (figures.asked, figures.valid, figures.cut) == (50, 0, 20)
-    assert (figures.wrong, figures.refused) == (20, 10)
+    assert (figures.requests, figures.valid, figures.truncated) == (50, 0, 20)
+    assert (figures.invalid, figures.rejected) == (20, 10)
     assert len(figures.faults) == 50
     assert list(figures.faults) == sorted(figures.faults)
     assert figures.tokens == 10 * (1 + 200 + 3 + 200)
@@ -134,21 +134,23 @@ async def test_no_more_than_a_few_are_under_way() -> None:
             self.running -= 1
             return 200, completion().body
 
-    service = Counting(FakeServer().target, "org/model")
-    figures = await answer_all(service, [FORM] * 30)
-    assert (figures.asked, figures.valid, figures.tokens) == (30, 30, 210)
+    generator = Counting(FakeServer().target, "org/model")
+    figures = await answer_all(generator, [FORM] * 30)
+    assert (figures.requests, figures.valid, figures.tokens) == (30, 30, 210)
     assert max(under_way) == AT_ONCE
     assert figures.faults == ()
 
 
 def test_where_nothing_was_answered_no_time_is_told() -> None:
-    figures = SchemaResults.of([SchemaAnswer("a_1", SchemaOutcome.REFUSED, "503: busy")], 1.0)
+    figures = SchemaResults.summarize(
+        [SchemaAnswer("a_1", SchemaOutcome.REJECTED, "503: busy")], 1.0
+    )
     assert figures.answer_ms == {}
-    assert figures.sentence == "schemas: 0 of 1 answers valid, 0 cut short, 0 wrong, 1 refused"
-    assert figures.faults == ("a_1 is refused: 503: busy",)
+    assert figures.sentence == "schemas: 0 of 1 answers valid, 0 truncated, 0 invalid, 1 rejected"
+    assert figures.faults == ("a_1 is rejected: 503: busy",)
 
 
 def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
     found = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
-    told = SchemaResults.of(found, 3.0).sentence
-    assert told.endswith("0 refused; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")
+    told = SchemaResults.summarize(found, 3.0).sentence
+    assert told.endswith("0 rejected; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")
