@@ -80,15 +80,15 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
     assert figures["churn"]["requests"] == 40
     schemas = figures["structured_output"]
-    assert (schemas["requests"], schemas["wrong"], schemas["refused"]) == (50, 0, 0)
-    assert schemas["valid"] == 50 - schemas["cut"] == 50 - len(schemas["faults"])
+    assert (schemas["requests"], schemas["invalid"], schemas["rejected"]) == (50, 0, 0)
+    assert schemas["valid"] == 50 - schemas["truncated"] == 50 - len(schemas["faults"])
     alone = figures["batch_invariance"]
     assert (alone["compared"], alone["same"]) == (8, 8)
     assert len(figures["answer_agreements"]) == 2
     for likeness in figures["answer_agreements"]:
         assert (likeness["compared"], likeness["same"]) == (18, 18)
     assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
-    assert "\ntargets\n" in capsys.readouterr().out
+    assert "\ngoals\n" in capsys.readouterr().out
 
 
 def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:

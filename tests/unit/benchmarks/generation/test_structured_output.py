@@ -153,4 +153,4 @@ def test_where_nothing_was_answered_no_time_is_told() -> None:
 def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
     found = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
     told = SchemaResults.summarize(found, 3.0).sentence
-    assert told.endswith("0 rejected; 0.50 s an answer, p95 0.86 s, 30.0 tokens/s")
+    assert told.endswith("0 rejected; 0.50 s per answer, p95 0.86 s, 30.0 tokens/s")
