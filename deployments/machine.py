@@ -1,8 +1,4 @@
-"""What its control groups leave a process of the machine's cores and memory (Linux, v1 and v2).
-
-A container's own view hides the groups above it, so a limit is looked for in every group from the
-process's own up to the root, and the tightest counts.
-"""
+"""CPU, cgroup limits and library versions of this process (Linux, cgroups v1 and v2)."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from pathlib import Path, PurePosixPath
 _CPU_INFO = Path("/proc/cpuinfo")
 UNKNOWN = "unknown"
 
-# Instructions that decide which kernels run, by Linux's names for them (x86 and arm64).
-DECIDING_FLAGS = (
+# Instruction sets that decide which kernels run, by their Linux names (x86 and arm64).
+KERNEL_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8",
     "amx_bf16", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
@@ -26,16 +22,16 @@ DECIDING_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class CpuInfo:
-    """One kind of CPU."""
+    """Model and instruction sets of a CPU."""
 
     name: str
-    generation: str  # tells apart what clouds sell under one name
-    flags: tuple[str, ...]  # those of DECIDING_FLAGS it has
+    generation: str  # distinguishes CPUs that clouds sell under one name
+    flags: tuple[str, ...]  # subset of KERNEL_FLAGS
     machine: str = platform.machine()
 
     @property
-    def overflows(self) -> bool:
-        """Whether products of uint8 and int8 overflow, which x86 adds in 16 bits without VNNI.
+    def int8_overflows(self) -> bool:
+        """Whether sums of uint8 times int8 overflow: x86 without VNNI adds them in 16 bits.
 
         https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
         """
@@ -43,39 +39,39 @@ class CpuInfo:
 
 
 def read_cpu_info() -> CpuInfo:
-    """The processor this process runs on."""
+    """Read the CPU of this machine."""
     return parse_cpu_info(_CPU_INFO.read_text() if _CPU_INFO.is_file() else "")
 
 
 def parse_cpu_info(cpu_info: str) -> CpuInfo:
-    """The first processor in the text of /proc/cpuinfo."""
+    """Parse the first processor in the text of /proc/cpuinfo."""
     first = cpu_info.partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines() if ":" in line)
-    facts = {name.strip(): value.strip() for name, _, value in pairs}
-    flags = set((facts.get("flags") or facts.get("Features") or "").split())
-    numbers = (facts.get(key, "") for key in ("cpu family", "model", "stepping", "CPU part"))
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    numbers = (fields.get(key, "") for key in ("cpu family", "model", "stepping", "CPU part"))
     return CpuInfo(
-        name=facts.get("model name") or platform.processor() or platform.machine() or UNKNOWN,
+        name=fields.get("model name") or platform.processor() or platform.machine() or UNKNOWN,
         generation="-".join(number for number in numbers if number),
-        flags=tuple(flag for flag in DECIDING_FLAGS if flag in flags),
+        flags=tuple(flag for flag in KERNEL_FLAGS if flag in flags),
     )
 
 
 def usable_cores() -> int:
-    """Cores this process may keep busy: by affinity, and by its control groups' quotas."""
+    """Return the number of cores of this process: CPU affinity, limited by the cgroup quota."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, ControlGroups.own().cores() or cores))
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that are installed."""
-    found: dict[str, str] = {}
+    """Return the versions of the installed packages; omit the others."""
+    versions: dict[str, str] = {}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -84,26 +80,31 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The groups of one process: by controller its directory, "" for the one tree of version 2."""
+    """The cgroups of one process: directory by controller, "" for the hierarchy of version 2.
+
+    A container does not see the groups above it, so every group up to the root is read and the
+    smallest limit applies.
+    """
 
     root: Path
     paths: Mapping[str, str]
 
     @classmethod
     def own(cls) -> ControlGroups:
-        """Those of this process; without any limit where there are no control groups."""
-        told = _MEMBERSHIP.read_text(encoding="utf-8") if _MEMBERSHIP.is_file() else ""
-        return cls(_ROOT, read_membership(told))
+        """Return the groups of this process; no limits if the system has no cgroups."""
+        text = _MEMBERSHIP.read_text(encoding="utf-8") if _MEMBERSHIP.is_file() else ""
+        return cls(_ROOT, parse_membership(text))
 
     def cores(self) -> int | None:
-        """Cores that may be kept busy, rounded up; None without a limit."""
-        shares = [share for group in self._groups("cpu") if (share := _cores(group)) is not None]
-        return ceil(min(shares)) if shares else None
+        """Return the CPU quota in cores, rounded up; None without a limit."""
+        quotas = [quota for group in self._groups("cpu") if (quota := _cores(group)) is not None]
+        return ceil(min(quotas)) if quotas else None
 
     def free_bytes(self) -> int | None:
-        """Memory that may still be taken; None without a limit."""
-        rooms = [room for group in self._groups("memory") if (room := _room(group)) is not None]
-        return max(0, min(rooms)) if rooms else None
+        """Return the available memory; None without a limit."""
+        groups = map(_available_bytes, self._groups("memory"))
+        available = [size for size in groups if size is not None]
+        return max(0, min(available)) if available else None
 
     def _groups(self, controller: str) -> Iterator[Path]:
         for name in (controller, ""):
@@ -112,32 +113,32 @@ class ControlGroups:
                 yield from (self.root / name / path for path in (own, *own.parents))
 
 
-def read_membership(text: str) -> Mapping[str, str]:
-    """The text of /proc/<pid>/cgroup as a directory per controller."""
+def parse_membership(text: str) -> Mapping[str, str]:
+    """Parse the text of /proc/<pid>/cgroup to a directory per controller."""
     lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2)
     return {name: path for _, names, path in lines for name in names.split(",")}
 
 
 def _cores(group: Path) -> float | None:
-    quota, _, period = _told(group / "cpu.max").partition(" ")
-    quota = quota or _told(group / "cpu.cfs_quota_us")
-    period = period or _told(group / "cpu.cfs_period_us")
+    quota, _, period = _read_text(group / "cpu.max").partition(" ")
+    quota = quota or _read_text(group / "cpu.cfs_quota_us")
+    period = period or _read_text(group / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
-def _room(group: Path) -> int | None:
-    limit = _told(group / "memory.max") or _told(group / "memory.limit_in_bytes")
-    used = _told(group / "memory.current") or _told(group / "memory.usage_in_bytes")
+def _available_bytes(group: Path) -> int | None:
+    limit = _read_text(group / "memory.max") or _read_text(group / "memory.limit_in_bytes")
+    used = _read_text(group / "memory.current") or _read_text(group / "memory.usage_in_bytes")
     if not limit.isdigit() or not used.isdigit():
         return None
-    # Files that were read stay in memory until somebody needs it; they count as used.
-    facts = dict(line.split(" ", 1) for line in _told(group / "memory.stat").splitlines())
-    cached = facts.get("total_inactive_file") or facts.get("inactive_file") or "0"
+    # The page cache counts as used, and the kernel frees it on demand.
+    fields = dict(line.split(" ", 1) for line in _read_text(group / "memory.stat").splitlines())
+    cached = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
     return int(limit) - int(used) + int(cached)
 
 
-def _told(path: Path) -> str:
-    """What a file of a group says; empty where there is no such file."""
+def _read_text(path: Path) -> str:
+    """Read a file of a cgroup; empty if it does not exist."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

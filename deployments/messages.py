@@ -1,13 +1,13 @@
-"""One frozen type per hop. Nothing here knows HTTP, Ray or an engine.
+"""Messages of the encoder path, one frozen type per hop. No HTTP, Ray or engine types.
 
     Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
 
-A *call* is what one request asks of one model; it carries one or more *items* (texts, or pairs of
-them). Calls of several requests travel together in a batch, and every call gets its own outcome: an
-CallResult or a ServeError, so one bad call never spoils its neighbours.
+A *call* is the work of one request on one model. It has one or more *items*: texts or text pairs.
+A micro-batch carries calls of several requests. Every call gets its own outcome, a CallResult or a
+ServeError, so that one invalid call does not fail the others.
 
-What crosses processes is a NamedTuple, which pickles in C; a slotted dataclass asks Python code
-for its fields each time, 5 % of the ingress's time as measured.
+Messages between processes are NamedTuples, which pickle in C. Slotted dataclasses pickle in Python
+code: 5 % of the ingress time, measured. Generation messages are in generation/messages.py.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from deployments.errors import ServeError
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
 TextPair = tuple[str, str]  # two segments of one item, such as a query and a document
-Text = str | TextPair  # what becomes one item
+Text = str | TextPair  # one item
 
 
 def count_characters(text: Text) -> int:
-    """Characters of a text, of both segments where it is a pair."""
+    """Count the characters of a text, or of both segments of a pair."""
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
 
 
 class TokenizedItem(NamedTuple):
-    """One item's tokens; the second segment, where there is one, runs to the end."""
+    """Tokens of one item; the second segment extends to the end."""
 
     ids: TokenIds
-    second_segment_start: int  # index of the first token of the second segment; T without one
+    second_segment_start: int  # index of its first token; T without a second segment
 
 
 class Truncation(StrEnum):
-    """What to do with a text longer than the model reads."""
+    """Handling of a text that exceeds the model's limit."""
 
     REFUSE = "refuse"
     KEEP_START = "keep-start"
@@ -49,20 +49,20 @@ class Truncation(StrEnum):
 
 
 class Windowing(NamedTuple):
-    """How the texts of a task that answers in characters become items, with their layouts.
+    """Sliding windows of a task that returns character positions.
 
-    `None` leaves it at what the model reads. A stride is never more than half of a window's room,
-    so that windows advance.
+    None selects the model's limit. The stride is at most half of the free tokens of a window, so
+    that windows advance.
     """
 
-    tokens: int | None = None  # of an item at most, special tokens included
-    stride: int | None = None  # tokens neighbouring windows share; None: one item per text
-    # A pair's first segment is cut to that many; its second one gets the windows.
+    tokens: int | None = None  # per item at most, special tokens included
+    stride: int | None = None  # tokens that adjacent windows share; None: one item per text
+    # Limit of the first segment of a pair. The second segment is split into windows.
     first_tokens: int | None = None
 
 
 class TokenOffsets(NamedTuple):
-    """Where the tokens of one item stand in its text."""
+    """Positions of the tokens of one item in its text."""
 
     text: int  # index of the call's text that the item is a window of
     offsets: NDArray[np.int32]  # [T, 2] characters of the token's segment, end exclusive
@@ -71,30 +71,29 @@ class TokenOffsets(NamedTuple):
 
 
 class ModelRef(NamedTuple):
-    """A model and the exact version that answers."""
+    """A model and its exact version."""
 
     id: str
     version: str
 
 
 class Call(NamedTuple):
-    """One request's work, parsed and within limits.
+    """Parsed work of one request, within the limits.
 
     `texts` are the items in order; `fields[i]` is the request path of item i, for errors.
-    `options` is the task's own frozen type and reaches its `decode` untouched.
-    `deadline_s` is wall-clock time (time.time), because it crosses processes.
+    `options` is the task's own frozen type, passed to its `decode`.
     """
 
     texts: tuple[Text, ...]
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
-    deadline_s: float
-    windowing: Windowing | None = None  # for tasks that answer in characters
+    deadline_s: float  # see deployments.deadlines
+    windowing: Windowing | None = None  # for tasks that return character positions
 
 
 class BatchKey(NamedTuple):
-    """Calls that may travel together: one model version, one task, one encoder, similar length."""
+    """Calls with the same key share a micro-batch."""
 
     model: ModelRef
     task: str
@@ -103,30 +102,29 @@ class BatchKey(NamedTuple):
 
 
 class CallBatch(NamedTuple):
-    """Calls on their way to the tokenizer."""
+    """A micro-batch of calls, sent to the tokenizer."""
 
     key: BatchKey
     calls: tuple[Call, ...]
 
 
 class TokenizedCall(NamedTuple):
-    """A call as the engine sees it: token counts instead of texts."""
+    """A call with token counts instead of texts."""
 
     lengths: tuple[int, ...]  # tokens per item, special tokens included
-    truncated: int  # how many items were cut
+    truncated: int  # items that were shortened to fit
     options: Any
     deadline_s: float
-    second_segment_start: tuple[
-        int, ...
-    ] = ()  # as in TokenizedItem; empty when no item has a second segment
-    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item where the call has a `windowing`
+    # As in TokenizedItem; empty if no item has a second segment.
+    second_segment_start: tuple[int, ...] = ()
+    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a `windowing`
 
 
 class TokenizedBatch(NamedTuple):
-    """Tokens of many calls, ragged: little-endian int32 ids of all items end to end.
+    """Tokens of many calls: little-endian int32 ids of all items in one buffer.
 
-    Bytes and counts instead of lists of lists: a list of 32 sentences is one small buffer to
-    copy and nothing to parse. `calls[i]` is a ServeError where call i could not be encoded.
+    One buffer is cheaper to send than lists of lists. `calls[i]` is a ServeError if call i could
+    not be tokenized.
     """
 
     key: BatchKey
@@ -135,7 +133,7 @@ class TokenizedBatch(NamedTuple):
     tokenize_s: float
 
     def items(self) -> list[TokenizedItem]:
-        """Every encoded item, in order; views into one buffer."""
+        """Return the items of all tokenized calls, in order, as views into the buffer."""
         flat = np.frombuffer(self.ids, dtype="<i4")
         items: list[TokenizedItem] = []
         start = 0
@@ -150,66 +148,64 @@ class TokenizedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of one forward pass: B items padded to T, the longest of them."""
+    """Inputs of one forward pass: B items padded to T, the length of the longest."""
 
     input_ids: NDArray[np.int64]  # [B, T]
     attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
     token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
-    lengths: tuple[int, ...]  # [B], real tokens of each item
-    # Of a model that pools: the vectors that it would pool, instead of one for each item.
-    unpooled: bool = False
+    lengths: tuple[int, ...]  # [B], tokens of each item without padding
+    unpooled: bool = False  # request one vector per token from a pooling model
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one forward pass computed, padding removed; `items[i]` answers item i of the batch.
+    """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
 
-    Shapes are those of `ModelHead`: [W], [T_i, W], [T_i, 2] or [M_i, W]; [T_i, W] also when
-    the batch asks for `unpooled`. A pooled head gives one array [B, W], which is the sequence of
-    its rows.
+    Shapes are those of ModelHead: [W], [T_i, W], [T_i, 2] or [M_i, W]. An unpooled batch returns
+    [T_i, W]. A pooling head returns one array [B, W], the sequence of its rows.
     """
 
     items: Sequence[NDArray[np.float32]]
 
 
 class EncoderTimings(NamedTuple):
-    """Where a call's time went; feeds metrics, headers and the log line."""
+    """Durations of an encoder call, for metrics, response headers and the log line."""
 
     tokenize_s: float = 0.0
-    queue_s: float = 0.0  # waiting for the engine, the longest of the call's items
-    forward_s: float = 0.0  # in the engine, the longest pass the call was part of
-    tokens: int = 0  # real tokens of the call
-    batch_items: int = 0  # items in the largest batch the call ran in
+    queue_s: float = 0.0  # until an engine thread was free, the longest of the call's items
+    forward_s: float = 0.0  # the longest forward pass of the call
+    tokens: int = 0  # tokens of the call without padding
+    batch_items: int = 0  # items of the largest batch of the call
 
 
 class TokenizeRequest(NamedTuple):
-    """Texts whose tokens somebody wants to see."""
+    """Texts to inspect as tokens."""
 
     model: ModelRef
     texts: tuple[str, ...]
-    special: bool  # together with the special tokens that the model reads
+    special: bool  # include special tokens
 
 
 class TextTokens(NamedTuple):
-    """The T tokens of one text, in columns: they may be many."""
+    """The T tokens of one text, in columns."""
 
     ids: TokenIds
-    offsets: NDArray[np.int32]  # [T, 2] characters, end exclusive; nothing for special tokens
-    special: dict[int, str]  # how the vocabulary spells each special token, by its place
+    offsets: NDArray[np.int32]  # [T, 2] characters, end exclusive; empty for special tokens
+    special: dict[int, str]  # vocabulary entry of each special token by its index
 
 
 class DecodeRequest(NamedTuple):
-    """Token ids whose text somebody wants to read."""
+    """Token ids to decode to text."""
 
     model: ModelRef
     sequences: tuple[tuple[int, ...], ...]
-    skip_special: bool  # leave the special tokens out of the text
+    skip_special: bool  # omit special tokens
 
 
 class CallResult(NamedTuple):
-    """A call's result: the task's value and what it took.
+    """Result of a call.
 
-    `value` is a float32 array [items, width] or plain JSON values, as the task says.
+    `value` is a float32 array [items, width] or plain JSON values, depending on the task.
     """
 
     value: Any

@@ -1,7 +1,7 @@
-"""Every metric, with unit, buckets and labels. Recorded from values, one place per process.
+"""All metrics with unit, buckets and labels, one recorder per kind of replica.
 
-Ray's agents export them on every node with the prefix `ray_`; `GET /metrics` gathers them from
-all nodes (ingress/apis/operations), so it does not matter which ingress replica is asked.
+Ray's agents export them on every node with the prefix `ray_`. `GET /metrics` scrapes all nodes
+(ingress/apis/operations), so every ingress replica returns the same metrics.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from deployments.records import ForwardPassRecord, RequestRecord, StepRecord, TokenizeRecord
 
 PREFIX = "hundredfold"
-# Seconds, from a fifth of a millisecond to 26 s, each bucket twice the one before.
+# Seconds, from 0.2 ms to 26 s, each bucket twice the previous one.
 DURATION_BUCKETS = [0.0002 * 2**n for n in range(18)]
-SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items: 1 to 1024
+SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items, 1 to 1024
 
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
@@ -25,14 +25,13 @@ class IngressMetrics:
 
     def __init__(self) -> None:
         self._requests = _counter("requests", "Requests answered, by status", REQUEST_LABELS)
-        self._seconds = _duration("request", "Whole request inside the ingress", REQUEST_LABELS)
+        self._seconds = _duration("request", "Whole request in the ingress", REQUEST_LABELS)
         self._lookups = _counter(
-            "response_cache_lookups", "Looks into the response cache", CACHE_LABELS
+            "response_cache_lookups", "Look-ups in the response cache", CACHE_LABELS
         )
         self._cache_bytes = Gauge(f"{PREFIX}_response_cache_bytes", "Bytes in the response cache")
 
     def record(self, request: RequestRecord) -> None:
-        """Publish one finished request."""
         labels = {
             "model": request.model,
             "task": request.task,
@@ -62,10 +61,9 @@ class EncoderMetrics:
             boundaries=SIZE_BUCKETS,
             tag_keys=PASS_LABELS,
         )
-        self._waiting = Gauge(f"{PREFIX}_waiting_items", "Texts waiting when a pass ended")
+        self._waiting = Gauge(f"{PREFIX}_waiting_items", "Texts in the queue when a pass ended")
 
     def record(self, done: ForwardPassRecord) -> None:
-        """Publish one forward pass."""
         labels = {"model": done.model, "compute": done.compute}
         self._items.inc(done.items, labels)
         self._tokens.inc(done.tokens, labels)
@@ -82,23 +80,20 @@ class GeneratorMetrics:
 
     def __init__(self) -> None:
         self._prompt = _counter(
-            "prompt_tokens", "Tokens of prompts that were computed, not found", PASS_LABELS
+            "prompt_tokens", "Prompt tokens computed, cached prefixes excluded", PASS_LABELS
         )
-        self._answers = _counter("generated_tokens", "Tokens of answers", PASS_LABELS)
-        self._drafted = _counter("draft_tokens", "Tokens guessed, and verified", PASS_LABELS)
-        self._accepted = _counter(
-            "accepted_draft_tokens", "Guessed tokens that were right", PASS_LABELS
-        )
+        self._answers = _counter("generated_tokens", "Generated tokens", PASS_LABELS)
+        self._drafted = _counter("draft_tokens", "Draft tokens verified", PASS_LABELS)
+        self._accepted = _counter("accepted_draft_tokens", "Draft tokens accepted", PASS_LABELS)
         self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)
         self._active = Gauge(
-            f"{PREFIX}_running_requests", "Requests being answered", tag_keys=PASS_LABELS
+            f"{PREFIX}_running_requests", "Requests with a KV slot", tag_keys=PASS_LABELS
         )
         self._waiting = Gauge(
-            f"{PREFIX}_waiting_requests", "Requests without a row", tag_keys=PASS_LABELS
+            f"{PREFIX}_waiting_requests", "Requests waiting for a KV slot", tag_keys=PASS_LABELS
         )
 
     def record(self, done: StepRecord) -> None:
-        """Publish one step."""
         labels = {"model": done.model, "compute": done.compute}
         for counter, tokens in (
             (self._prompt, done.prompt_tokens),
@@ -117,15 +112,16 @@ class TokenizerMetrics:
     """Metrics of a tokenizer replica."""
 
     def __init__(self) -> None:
-        self._tokenization = _duration("tokenization", "Tokenization of one list", ("model",))
+        self._tokenization = _duration(
+            "tokenization", "Tokenization of one micro-batch", ("model",)
+        )
         self._lookups = _counter(
             "tokenization_cache_lookups", "Texts looked up in the tokenization cache", CACHE_LABELS
         )
 
     def record(self, done: TokenizeRecord) -> None:
-        """Publish one encoded list."""
         self._tokenization.observe(done.tokenize_s, {"model": done.model})
-        for result, count in (("hit", done.kept), ("miss", done.texts - done.kept)):
+        for result, count in (("hit", done.cache_hits), ("miss", done.texts - done.cache_hits)):
             if count:
                 self._lookups.inc(count, {"model": done.model, "result": result})
 

@@ -1,4 +1,4 @@
-"""What generating text with a model needs to know, as its manifest has it."""
+"""Generation settings of a model, stored in its manifest. Names are those of transformers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from deployments.artifacts.types import FrozenModel
 
 
 class EncoderDecoderConfig(FrozenModel):
-    """What is special to models with an encoder, which reads the prompt apart from the answer."""
+    """Settings of encoder-decoder models only."""
 
-    max_source_tokens: int = Field(ge=1)  # that the encoder reads at most
-    decoder_start_token_id: int  # what every answer follows
-    forced_bos_token_id: int | None = None  # that every answer begins with
-    forced_eos_token_id: int | None = None  # that an answer ends with which reaches its limit
+    max_source_tokens: int = Field(ge=1)  # tokens, limit of the encoder
+    decoder_start_token_id: int  # precedes every answer
+    forced_bos_token_id: int | None = None  # first token of every answer
+    forced_eos_token_id: int | None = None  # last token of an answer that reaches its limit
     # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty for models
     # that take no languages by name.
     languages: dict[str, int] = Field(default_factory=dict)
 
 
 class GenerationDefaults(FrozenModel):
-    """What a checkpoint says of its answers, where a request says nothing.
+    """Defaults of the checkpoint for options that a request omits.
 
-    How tokens are drawn is told by models without an encoder, how answers are searched for by those
-    with one.
+    Decoder-only models set the sampling fields, encoder-decoder models the beam search fields.
     """
 
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -43,20 +42,20 @@ class GenerationDefaults(FrozenModel):
 
 
 class GenerationConfig(FrozenModel):
-    """What generating text with a model needs to know: the shape of its memory, and its words.
+    """Shape of the KV cache and special tokens of a generative model.
 
-    The memory of a layer is two arrays [rows, kv_heads, tokens, head_dim], keys and values.
+    The KV cache of a layer is two arrays [slots, kv_heads, tokens, head_dim], keys and values.
     """
 
     layers: int = Field(ge=1)
-    heads: int | None = Field(None, ge=1)  # of queries; None: as many as of keys and values
+    heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    eos_token_ids: tuple[int, ...] = Field(min_length=1)  # ids; an answer ends with any of them
-    # What the chat template may name, such as {"bos_token": "<s>"}.
+    eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of them ends an answer
+    # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)
-    suppressed_token_ids: tuple[int, ...] = ()  # ids that no answer may have
-    encoder_decoder: EncoderDecoderConfig | None = None  # of a model with an encoder
+    suppressed_token_ids: tuple[int, ...] = ()  # never generated
+    encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()
-    # Text put before a prompt, by task, such as {"summarization": "summarize: "}.
+    # Text inserted before the prompt, by task, such as {"summarization": "summarize: "}.
     task_prefixes: dict[str, str] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""What a sealed artifact says of itself, and the checks it must pass before it is trusted.
+"""Manifest of a sealed artifact, and the checks before an artifact is used.
 
-`seal` writes beside and renames into place, so a version is either whole or absent. `read` refuses
-whatever is not exactly what was sealed: no pickle, no links, no path that leaves the directory.
+`ArtifactManifest.read` accepts exactly the sealed files: no changed or additional file, no link and
+no path outside of the directory.
 """
 
 from __future__ import annotations
@@ -41,29 +41,28 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 class Gate(FrozenModel):
-    """How near to the fp32 reference a candidate must be."""
+    """Limits of the accuracy gate: distance of a candidate to the fp32 reference."""
 
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
-    top1_agreement: float = 0.98  # share of decided answers with the same best choice
-    # Probability between the reference's two best choices from which an answer counts as decided;
-    # below it either is right, and which one comes out is noise in any arithmetic.
+    top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
+    # Outputs whose two best choices differ by less probability are near-ties. Rounding decides
+    # them in every arithmetic, so both choices count as correct.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.5  # points (hundredths) of the task's metric, where data is given
-    # Share of the tokens a decoder's fp32 original is decided about that a graph expects too. Lower
-    # than for a single choice: each of hundreds is one of a whole vocabulary.
+    metric_drop: float = 0.5  # points (hundredths) of the task's metric, with labelled data
+    # Share of equal next tokens of a decoder, near-ties excluded. Lower than `top1_agreement`:
+    # each of hundreds of tokens is one of a whole vocabulary.
     next_token_agreement: float = 0.9
-    perplexity_increase: float = 0.1  # share by which a decoder's perplexity may be above fp32's
+    perplexity_increase: float = 0.1  # relative to the fp32 perplexity of a decoder
 
 
 class Parity(FrozenModel):
-    """How far a candidate is from the fp32 torch reference, on the build's probe texts.
+    """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
-    Cosines compare an item's whole output. `top1_agreement` is the share of answers (a label, a
-    token's label, a span's ends, a masked token) with the same best choice, near-ties left out,
-    alone or in company, the worse of the two; None for vectors and single scores.
-    `batched_cosine_worst` compares each item computed alone with the same item in a padded batch:
-    dynamic int8 ranges span the batch, so company may change digits.
+    Cosines compare the whole output of an item. `top1_agreement` is the share of outputs (label,
+    token label, span, masked token) with the same best choice, near-ties excluded: the worse of
+    unbatched and batched. None for vectors and single scores. `batched_cosine_worst` compares each
+    item unbatched and in a padded batch. Dynamic int8 ranges span the batch, so both may differ.
     """
 
     cosine_mean: float
@@ -73,44 +72,40 @@ class Parity(FrozenModel):
 
 
 class EngineOptions(FrozenModel):
-    """How an engine is to run a graph; tuned together with the graph."""
+    """Options of the engine that runs a graph; tuned together with the graph."""
 
-    # ONNX Runtime's own optimisers that make this graph slower.
+    # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
-    spinning: bool = False  # engine threads burn their core while they wait for work within a pass
-    arena: bool = False  # ONNX Runtime keeps freed CPU memory for the next pass
-    providers: tuple[str, ...] = ()  # execution providers instead of the encoder's
-    # (items, tokens) shapes a batch is padded up to; each has memory of its own, bound once, and
-    # on CUDA is captured as one graph. Empty: any shape, allocated per pass.
+    spinning: bool = False  # engine threads busy-wait within a pass
+    arena: bool = False  # ONNX Runtime reuses freed CPU memory in the next pass
+    providers: tuple[str, ...] = ()  # empty: those of the encoder
+    # (items, tokens): shapes that batches are padded to. Each has preallocated buffers and on CUDA
+    # a captured graph. Empty: any shape, allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
-    compile: bool = False  # torch only: torch.compile
-    # OpenVINO only: what is computed in bf16, where the CPU can, is all that is not int8.
+    compile: bool = False  # torch only
+    # OpenVINO only: precision of all operators that are not int8, if the CPU supports it.
     inference_precision: Literal["fp32", "bf16"] = "fp32"
-    attention: Attention = "sdpa"  # of a model that generates, through torch or transformers
-    # transformers only. Keys and values are kept on the host; GPUs that one replica spreads the
-    # model over (tensor parallelism).
-    kv_offload: bool = False
-    tensor_parallel_size: int = Field(1, ge=1)
+    attention: Attention = "sdpa"  # generative models on torch and transformers
+    kv_offload: bool = False  # transformers only: KV cache in host memory
+    tensor_parallel_size: int = Field(1, ge=1)  # transformers only: GPUs per replica
 
 
 class Candidate(FrozenModel):
-    """One graph that passed the gate, and how to run it."""
+    """One graph that passed the accuracy gate, with its engine and options."""
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     device: Device
     precision: Precision
     engine: EngineName = "onnxruntime"
-    kv_cache_dtype: KvCacheDtype | None = (
-        None  # of keys and values; None: as the engine computes them
-    )
+    kv_cache_dtype: KvCacheDtype | None = None  # None: the engine's precision
     graph: str
-    encoder: str | None = None  # the graph that reads the prompt, where the model has one apart
+    encoder: str | None = None  # encoder graph of an encoder-decoder model
     options: EngineOptions = EngineOptions()
     parity: Parity
     scores: dict[str, float] = Field(
         default_factory=dict
     )  # task metrics measured at the build, such as {"accuracy": 0.89}
-    excluded_nodes: tuple[str, ...] = ()  # nodes left out of quantisation to pass the gate
+    excluded_nodes: tuple[str, ...] = ()  # not quantized, to pass the gate
 
     @model_validator(mode="after")
     def _leave_placement_to_transformers(self) -> Self:
@@ -122,7 +117,7 @@ class Candidate(FrozenModel):
 
 
 class ModelSource(FrozenModel):
-    """Where the weights came from, pinned."""
+    """Pinned origin of the weights."""
 
     ref: str
     revision: str
@@ -131,31 +126,29 @@ class ModelSource(FrozenModel):
 
 
 class FileDigest(FrozenModel):
-    """One file of the artifact."""
-
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0)
 
 
 class ArtifactManifest(FrozenModel):
-    """The contract between the build and the server. Written once, never edited."""
+    """Description of a sealed artifact, written once by the build."""
 
     schema_version: int = SCHEMA
     id: str
     version: str = Field(pattern=f"^{VERSION.pattern}$")
-    tasks: tuple[TaskName, ...] = Field(min_length=1)  # the first is the model's own task
+    tasks: tuple[TaskName, ...] = Field(min_length=1)  # the model's own task first
     architecture: str
     max_tokens: int = Field(ge=1)
-    output_width: int = Field(ge=1)  # values per output row: embedding size or number of labels
+    output_width: int = Field(ge=1)  # values per output row: embedding size or labels
     labels: tuple[str, ...] = ()
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
-    mask_token: int | None = None  # id of the token a MASKS head answers for
-    generation_config: GenerationConfig | None = None  # of a model that generates text
-    pruned: str | None = None  # what compaction removed from the checkpoint
+    mask_token: int | None = None  # token id, for the MASKS head
+    generation_config: GenerationConfig | None = None  # None: not generative
+    pruned: str | None = None  # description of what compaction removed
     source: ModelSource
     gate: Gate = Gate()
     scores: dict[str, float] = Field(default_factory=dict)  # task metrics of the fp32 reference
@@ -165,24 +158,21 @@ class ArtifactManifest(FrozenModel):
 
     @property
     def head(self) -> ModelHead:
-        """What the graphs answer."""
         return TASK_HEADS[self.tasks[0]]
 
     def candidates_for(self, device: Device) -> tuple[Candidate, ...]:
-        """The candidates for `device`, the portable default first."""
+        """Return the candidates for `device`, the default first."""
         return tuple(c for c in self.candidates if c.device is device)
 
     def candidate_for(self, device: Device) -> Candidate | None:
-        """The portable default for `device`."""
         return next(iter(self.candidates_for(device)), None)
 
     def to_json(self) -> bytes:
-        """The bytes of manifest.json."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
     @classmethod
     def read(cls, directory: Path) -> ArtifactManifest:
-        """The manifest in `directory`, every file checked against its digest.
+        """Read the manifest in `directory` and verify the digest of every file.
 
         Raises ArtifactMissing, ManifestInvalid, ManifestTooNew, UnknownTask, PathOutsideArtifact
         or DigestMismatch; each message names the file.
@@ -198,7 +188,7 @@ class ArtifactManifest(FrozenModel):
             check_no_extra_files(directory, graph, manifest.files)
         needed = [TOKENIZER_NAME, *graphs]
         if unsealed := sorted(set(needed) - set(manifest.files)):
-            raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used but has no digest")
+            raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used and has no digest")
         return manifest
 
     @classmethod
@@ -213,9 +203,11 @@ class ArtifactManifest(FrozenModel):
             raise ManifestInvalid(f"{path}: not a JSON object")
         schema = raw.get("schema_version")
         if isinstance(schema, int) and schema > SCHEMA:
-            raise ManifestTooNew(f"{path}: schema {schema}, this release reads up to {SCHEMA}")
+            raise ManifestTooNew(f"{path}: schema {schema}; this release supports up to {SCHEMA}")
         if isinstance(schema, int) and schema < SCHEMA:
-            raise ManifestInvalid(f"{path}: schema {schema} of an older release; build it again")
+            raise ManifestInvalid(
+                f"{path}: schema {schema} is from an older release; build the model again"
+            )
         tasks = raw.get("tasks")
         for task in tasks if isinstance(tasks, list) else ():
             if task not in list(TaskName):

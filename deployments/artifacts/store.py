@@ -45,9 +45,7 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
         try:
             version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
-            raise ArtifactMissing(
-                f"`{model_id}` is not built; run `hundredfold build`"
-            ) from exc
+            raise ArtifactMissing(f"`{model_id}` is not built; run `hundredfold build`") from exc
     if not VERSION.fullmatch(version) or not (directory / version).is_dir():
         raise ArtifactMissing(f"`{model_id}` has no version `{version}` in {store}")
     return version

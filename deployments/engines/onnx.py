@@ -127,7 +127,7 @@ def _build_session_options(
     spinning = "1" if engine_options.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
-    if read_cpu_info().overflows:
+    if read_cpu_info().int8_overflows:
         options.add_session_config_entry(
             "session.x64quantprecision", "1"
         )  # slower, but without int8 overflow

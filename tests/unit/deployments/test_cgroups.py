@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.machine import ControlGroups, read_membership
+from deployments.machine import ControlGroups, parse_membership
 
 GIB = 1 << 30
 
@@ -78,7 +78,7 @@ def test_a_group_above_its_limit_has_no_room_rather_than_a_negative_one(tmp_path
 
 def test_membership_is_read_by_controller() -> None:
     text = "4:memory:/a/b\n2:cpu,cpuacct:/c\n1:name=systemd:/\n0::/d:with:colons\nnonsense\n"
-    told = read_membership(text)
+    told = parse_membership(text)
     assert (told["memory"], told["cpu"], told["cpuacct"]) == ("/a/b", "/c", "/c")
     assert told[""] == "/d:with:colons"
 

@@ -31,8 +31,8 @@ def test_a_pass_can_be_published_with_and_without_padding(padded_tokens: int) ->
 
 
 def test_an_encoded_list_can_be_published() -> None:
-    TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=3, kept=1))
-    TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=0, kept=0))
+    TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=3, cache_hits=1))
+    TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=0, cache_hits=0))
 
 
 def test_buckets_cover_what_a_request_may_take_and_hold() -> None:

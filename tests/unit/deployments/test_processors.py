@@ -47,7 +47,7 @@ def test_the_first_processor_is_described() -> None:
 def test_int8_products_overflow_on_x86_without_vnni(
     flags: tuple[str, ...], machine: str, overflows: bool
 ) -> None:
-    assert CpuInfo("some", "1", flags, machine).overflows is overflows
+    assert CpuInfo("some", "1", flags, machine).int8_overflows is overflows
 
 
 def test_arm_has_features_and_a_part_number() -> None:

@@ -3,9 +3,9 @@
 import tomllib
 from pathlib import Path
 
-from deployments.release import RELEASE
+from deployments import __version__
 
 
 def test_the_release_is_the_projects() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert project["version"] == RELEASE
+    assert project["version"] == __version__

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from deployments import __version__
 from deployments.artifacts.types import Device
 from deployments.errors import (
     ArtifactMissing,
@@ -38,7 +39,6 @@ from deployments.errors import (
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.http.api import ApiRoutes, Operation
 from deployments.ingress.http.request_options import HEADERS
-from deployments.release import RELEASE
 from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema
 
@@ -119,7 +119,7 @@ def openapi_document(families: Sequence[ApiRoutes], model_ids: Sequence[str]) ->
                 }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Hundredfold", "version": RELEASE, "description": DESCRIPTION},
+        "info": {"title": "Hundredfold", "version": __version__, "description": DESCRIPTION},
         "tags": [{"name": family.name} for family in families],
         "paths": paths,
         "components": {"schemas": components.schemas},

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments import __version__
 from deployments.errors import InvalidField, MalformedBody, ServeError, UnknownModel
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.message import (
@@ -46,7 +47,6 @@ from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_path
 from deployments.ingress.service import InferenceService, wrong_route_error
 from deployments.registry import RegisteredModel
-from deployments.release import RELEASE
 from deployments.tasks.inputs import JsonSchema
 
 SERVER_NAME = "hundredfold"
@@ -149,7 +149,7 @@ class OpenInferenceRoutes:
         return path == "/v2" or (path.startswith("/v2/") and path.rstrip("/") != "/v2/rerank")
 
     async def server(self, request: Request) -> Response:
-        return json_response({"name": SERVER_NAME, "version": RELEASE, "extensions": EXTENSIONS})
+        return json_response({"name": SERVER_NAME, "version": __version__, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})

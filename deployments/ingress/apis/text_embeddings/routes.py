@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments import __version__
 from deployments.artifacts.types import TaskName
 from deployments.errors import (
     ArtifactError,
@@ -60,7 +61,6 @@ from deployments.ingress.http.errors import rename_error_fields, status_and_type
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
 from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
 from deployments.ingress.tokenization import parse_token_ids, token_sequences
-from deployments.release import RELEASE
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
@@ -275,7 +275,7 @@ class TextEmbeddingsRoutes:
                 max_client_batch_size=limits.items,
                 auto_truncate=True,
                 tokenization_workers=1,
-                version=RELEASE,
+                version=__version__,
                 sha=None,
                 docker_label=None,
                 models=build_model_list(self._service)["data"],

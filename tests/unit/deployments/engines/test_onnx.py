@@ -71,7 +71,7 @@ def test_exact_int8_products_are_asked_for_where_others_would_overflow(
     monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: processor)
     session = open_session(spec_with(written(ONNX, ModelHead.VECTOR), EngineOptions()), SETTINGS)
     options = session.get_session_options()
-    if processor.overflows:
+    if processor.int8_overflows:
         assert options.get_session_config_entry("session.x64quantprecision") == "1"
     else:
         with pytest.raises(RuntimeError, match="x64quantprecision"):

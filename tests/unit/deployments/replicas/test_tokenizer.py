@@ -79,7 +79,7 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
     )
     assert [len(item.ids) for item in encoded.items()] == [4, 3, 3]
     assert encoded.tokenize_s > 0
-    assert [(done.model, done.texts, done.kept) for done in log.records] == [(EMBEDDER, 3, 0)]
+    assert [(done.model, done.texts, done.cache_hits) for done in log.records] == [(EMBEDDER, 3, 0)]
 
 
 @pytest.mark.parametrize("filler", ["", LONG], ids=["on the loop", "in the thread"])
@@ -222,7 +222,7 @@ async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store
     replica._thread.submit(int).result()  # the setting is applied in the thread
     for _ in range(2):
         await replica.tokenize_batch(batch(tiny_store, call("good film", "night")))
-    assert [(done.texts, done.kept) for done in log.records] == [(2, 0), (2, 2)]
+    assert [(done.texts, done.cache_hits) for done in log.records] == [(2, 0), (2, 2)]
 
 
 async def test_tokens_are_told_and_read_back_off_the_event_loop(
