@@ -149,7 +149,9 @@ class OpenInferenceRoutes:
         return path == "/v2" or (path.startswith("/v2/") and path.rstrip("/") != "/v2/rerank")
 
     async def server(self, request: Request) -> Response:
-        return json_response({"name": SERVER_NAME, "version": __version__, "extensions": EXTENSIONS})
+        return json_response(
+            {"name": SERVER_NAME, "version": __version__, "extensions": EXTENSIONS}
+        )
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})

@@ -129,7 +129,9 @@ def test_as_many_are_compared_as_there_is_memory_for(
 
 def test_without_memory_for_one_graph_nothing_is_opened(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
-    with pytest.raises(EngineFailed, match="not enough memory to measure the first graph: 0 MB are free"):
+    with pytest.raises(
+        EngineFailed, match="not enough memory to measure the first graph: 0 MB are free"
+    ):
         tune(target, reference(target), contest(target, available_bytes=100))
 
 
