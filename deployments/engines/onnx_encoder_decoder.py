@@ -1,9 +1,10 @@
-"""A decoder with an encoder before it, such as T5 or BART, through ONNX Runtime.
+"""Encoder-decoders such as T5 or BART through ONNX Runtime.
 
-The encoder reads a prompt once and gives what the decoder's cross attention needs of it, projected:
-cross.{layer}.{key,value} [1, heads, S, size], kept per slot in a memory of its own. The decoder is
-fed as `onnx_decoder` says, and with that memory [B, heads, C, size] and `cross_mask` [B, C], which
-is 1 where a slot's prompt is. So slots with prompts and answers of any length decode in one call.
+The encoder processes a prompt once and returns the projected keys and values of cross attention:
+cross.{layer}.{key,value} [1, heads, S, size]. A second cache stores them per slot. The decoder has
+the inputs of `onnx_decoder`, this cache [B, heads, C, size], and `cross_mask` [B, C], which is 1 at
+the prompt tokens of a slot. One call therefore decodes slots with prompts and answers of any
+length.
 """
 
 from __future__ import annotations
@@ -24,107 +25,107 @@ from deployments.engines.onnx import open_bare_session
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.onnx_kv_cache import (
     HostKvCache,
+    KvCache,
     KvCacheLayout,
-    RowMemory,
     bind_array,
     copy_slot,
     swap_slots,
 )
 from deployments.errors import EngineFailed, ManifestInvalid
 
-_NOTHING_READ = -1
+_NO_SOURCE = -1
 
 
 class OnnxEncoderDecoder(OnnxDecoder):
-    """A Decoder whose prompts are read by an encoder."""
+    """Decoder engine for two sessions, encoder and decoder."""
 
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
-        source = spec.generation_config.encoder_decoder
-        if source is None or spec.encoder is None:
-            raise ManifestInvalid(f"{spec.path.name}: an encoder without a graph or its facts")
-        self._source: EncoderDecoderConfig = source
+        config = spec.generation_config.encoder_decoder
+        if config is None or spec.encoder is None:
+            raise ManifestInvalid(
+                f"{spec.path.name}: `encoder` or `generation_config.encoder_decoder` is missing"
+            )
+        self._config: EncoderDecoderConfig = config
         self._encoder: ort.InferenceSession | None = open_bare_session(
             spec.encoder, spec.options, hardware, spec.precision
         )
-        self._readings = count()
+        self._source_numbers = count()
         super().__init__(spec, hardware, slots=slots, context=context)
-        self.info = replace(self.info, max_source_tokens=source.max_source_tokens)
+        self.info = replace(self.info, max_source_tokens=config.max_source_tokens)
 
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
-        """Read a whole prompt, and the token that answers follow. Raises EngineFailed."""
+        """Encode the whole prompt and prefill the decoder start token."""
         if start or all_logits:
-            raise EngineFailed("an encoder reads prompts whole; this is a bug")
-        cross = self._cross
-        made = self._encoded(ids)
-        for array, values in zip(cross.source_arrays, made, strict=True):
+            raise AssertionError("bug: an encoder-decoder prompt is chunked or needs all logits")
+        cache = self._cross_cache
+        outputs = self._encode(ids)
+        for array, values in zip(cache.cross_arrays, outputs, strict=True):
             array[slot, :, : len(ids)] = values[0]
-        cross.mask[slot] = 0
-        cross.mask[slot, : len(ids)] = 1
-        cross.readings[slot] = next(self._readings)
-        return super().prefill(slot, [self._source.decoder_start_token_id], 0)
+        cache.mask[slot] = 0
+        cache.mask[slot, : len(ids)] = 1
+        cache.sources[slot] = next(self._source_numbers)
+        return super().prefill(slot, [self._config.decoder_start_token_id], 0)
 
     def close(self) -> None:
-        """Drop both sessions and the memory."""
         self._encoder = None
         super().close()
 
-    def _make_memory(self) -> RowMemory:
-        return CrossMemory(self.layout, self._source.max_source_tokens)
+    def _create_kv_cache(self) -> KvCache:
+        return CrossKvCache(self.layout, self._config.max_source_tokens)
 
     @property
-    def _cross(self) -> CrossMemory:
-        assert isinstance(self.memory, CrossMemory), "made by _make_memory; this is a bug"
-        return self.memory
+    def _cross_cache(self) -> CrossKvCache:
+        assert isinstance(self.kv_cache, CrossKvCache), "bug: another class of KV cache"
+        return self.kv_cache
 
-    def _encoded(self, ids: Sequence[int]) -> list[NDArray[np.float32]]:
+    def _encode(self, ids: Sequence[int]) -> list[NDArray[np.float32]]:
         if self._encoder is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         tokens = np.array([ids], np.int64)
         feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
-        names = [f"cross.{name}" for name in self._cross.names]
+        names = [f"cross.{name}" for name in self._cross_cache.names]
         with translate_errors(self.info.compute_type):
-            made: list[NDArray[np.float32]] = self._encoder.run(names, feeds)
-        return made
+            outputs: list[NDArray[np.float32]] = self._encoder.run(names, feeds)
+        return outputs
 
 
-class CrossMemory(HostKvCache):
-    """Rows with a memory of what the encoder read beside that of the answer."""
+class CrossKvCache(HostKvCache):
+    """Host KV cache with the keys and values of cross attention."""
 
     def __init__(self, layout: KvCacheLayout, max_source_tokens: int) -> None:
         super().__init__(layout)
         slots, heads, _, size = layout.shape
         shape = (slots, heads, max_source_tokens, size)
-        self.source_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
+        self.cross_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
         self.mask = np.zeros((slots, max_source_tokens), np.int64)
-        self.readings = np.full(slots, _NOTHING_READ)  # which prompt lies in a slot
+        self.sources = np.full(slots, _NO_SOURCE)  # number of the prompt in each slot
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the slots from `first` up to `end`."""
         super().bind(binding, first, end)
-        for name, array in zip(self.names, self.source_arrays, strict=True):
+        for name, array in zip(self.names, self.cross_arrays, strict=True):
             bind_array(binding, array[first:end], f"cross.{name}")
         bind_array(binding, self.mask[first:end], "cross_mask")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot, and what it read if that is not the same already."""
+        """Copy a slot, and its prompt unless both slots have the same one."""
         super().copy(source, target, tokens)
-        if self.readings[source] == self.readings[target]:
+        if self.sources[source] == self.sources[target]:
             return
-        copy_slot(self.source_arrays, source, target, int(self.mask[source].sum()))
+        copy_slot(self.cross_arrays, source, target, int(self.mask[source].sum()))
         self.mask[target] = self.mask[source]
-        self.readings[target] = self.readings[source]
+        self.sources[target] = self.sources[source]
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots, and what they read."""
+        """Swap two slots, and their prompts unless they are the same."""
         super().swap(first, second, tokens)
-        if self.readings[first] == self.readings[second]:
+        if self.sources[first] == self.sources[second]:
             return
-        slots = [first, second]
-        length = int(self.mask[slots].sum(axis=1).max())
-        swap_slots(self.source_arrays, first, second, length)
-        self.mask[slots] = self.mask[slots[::-1]]
-        self.readings[slots] = self.readings[slots[::-1]]
+        pair = [first, second]
+        length = int(self.mask[pair].sum(axis=1).max())
+        swap_slots(self.cross_arrays, first, second, length)
+        self.mask[pair] = self.mask[pair[::-1]]
+        self.sources[pair] = self.sources[pair[::-1]]

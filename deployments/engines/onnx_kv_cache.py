@@ -1,10 +1,10 @@
-"""Rows of keys and values in the memory of a device, and what goes there and back.
+"""KV caches for ONNX Runtime, on the host and on a device, and the transfer of inputs and outputs.
 
-ONNX Runtime has no call that copies device memory, but a graph of one Identity does, bound to where
-it reads and where it writes. Whole slots are copied: what lies beyond their tokens is noise anyway.
+ONNX Runtime has no call that copies device memory. A graph with one Identity does, bound to source
+and target. It copies whole slots, because the contents after the valid tokens do not matter.
 
-An array of the host that is bound for a device is copied when it is bound, and never again
-(onnxruntime issue 5857), so what changes between calls has a place on the device.
+A host array that is bound for a device is copied once, when it is bound (onnxruntime issue 5857).
+Values that change between calls therefore have a buffer on the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from deployments.engines.decoder import KV_NAMES, DecoderSpec
 from deployments.errors import EngineFailed
 
-_TYPES: Mapping[str, type[np.generic]] = {
+_DTYPES: Mapping[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(int8)": np.int8,
@@ -31,57 +31,58 @@ _TYPES: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class KvCacheLayout:
-    """Two arrays for each layer, keys and values: [slots, heads, tokens, size]."""
+    """Two arrays per layer, keys and values: [slots, heads, tokens, size]."""
 
     names: tuple[str, ...]  # of the arrays, such as "0.key"
-    shape: tuple[int, int, int, int]  # of each
+    shape: tuple[int, int, int, int]  # of each array
     dtype: np.dtype[np.generic]
-    answers: np.dtype[np.generic]  # of logits
+    logits_dtype: np.dtype[np.generic]
 
     @classmethod
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, slots: int, context: int) -> Self:
-        """The layout of `slots` slots of `context` tokens, in the types of the graph."""
-        types = {output.name: _dtype(output) for output in session.get_outputs()}
-        names = tuple(
-            f"{i}.{part}" for i in range(spec.generation_config.layers) for part in KV_NAMES
-        )
+        """The layout for `slots` slots of `context` tokens, with the types of the graph."""
+        config = spec.generation_config
+        types = {output.name: _parse_dtype(output) for output in session.get_outputs()}
+        names = tuple(f"{layer}.{name}" for layer in range(config.layers) for name in KV_NAMES)
         return cls(
             names,
-            (slots, spec.generation_config.kv_heads, context, spec.generation_config.head_dim),
+            (slots, config.kv_heads, context, config.head_dim),
             dtype=types[f"present.{names[0]}"],
-            answers=types["logits"],
+            logits_dtype=types["logits"],
         )
 
 
-def _dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
-    if output.type not in _TYPES:
-        raise EngineFailed(f"`{output.name}` is a {output.type}, which no slot of memory has")
-    return np.dtype(_TYPES[output.type])
+def _parse_dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
+    if output.type not in _DTYPES:
+        raise EngineFailed(
+            f"the output `{output.name}` has type {output.type}; supported are {', '.join(_DTYPES)}"
+        )
+    return np.dtype(_DTYPES[output.type])
 
 
-# Done before, or after, each call.
+# Copies an input or an output between host and device, before or after a call.
 Transfer = Callable[[], object]
 
 
-class RowMemory(Protocol):
-    """The memory of one decoder, and of what goes in and out of its calls."""
+class KvCache(Protocol):
+    """The KV cache of one decoder, and the buffers for inputs and outputs of its calls."""
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the slots from `first` up to `end`, where they lie."""
+        """Bind slots `first` to `end` - 1 as inputs and outputs of a call, in place."""
         ...
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
-        """Let a call read values of the host: what brings them to where it reads."""
+        """Bind an input. The result copies `values` to its buffer."""
         ...
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> Transfer:
-        """Let a call answer into an array of the host: what brings the answer there."""
+        """Bind an output. The result copies its buffer to `values`."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Make the first `tokens` of slot `target` those of slot `source`."""
+        """Copy the first `tokens` of slot `source` to slot `target`."""
         ...
 
     def swap(self, first: int, second: int, tokens: int) -> None:
@@ -90,9 +91,9 @@ class RowMemory(Protocol):
 
 
 class HostKvCache:
-    """Rows in the memory of the machine.
+    """KV cache in host memory.
 
-    Zeroed pages cost nothing until they are written, so slots that were never used are free.
+    The operating system allocates zeroed pages on the first write, so unused slots take no memory.
     """
 
     def __init__(self, layout: KvCacheLayout) -> None:
@@ -102,67 +103,65 @@ class HostKvCache:
         ]
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the slots from `first` up to `end`."""
         for name, array in zip(self.names, self.arrays, strict=True):
             bind_array(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
-        """Read the values where they are."""
         bind_array(binding, values, name)
-        return _nothing
+        return _transfer_nothing
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> Transfer:
-        """Write the answer where it is wanted."""
-        binding.bind_output(name, *_place(values))
-        return _nothing
+        binding.bind_output(name, *_describe_array(values))
+        return _transfer_nothing
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot."""
         copy_slot(self.arrays, source, target, tokens)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots."""
         swap_slots(self.arrays, first, second, tokens)
 
 
 def bind_array(
-    binding: ort.IOBinding, slots: NDArray[np.generic], into: str, out_of: str | None = None
+    binding: ort.IOBinding,
+    array: NDArray[np.generic],
+    input_name: str,
+    output_name: str | None = None,
 ) -> None:
-    """Bind an array of the host as an input, and as an output where one is named."""
-    binding.bind_input(into, *_place(slots))
-    if out_of is not None:
-        binding.bind_output(out_of, *_place(slots))
+    """Bind a host array as an input, and as an output if `output_name` is given."""
+    binding.bind_input(input_name, *_describe_array(array))
+    if output_name is not None:
+        binding.bind_output(output_name, *_describe_array(array))
 
 
-def _place(values: NDArray[np.generic]) -> tuple[object, ...]:
-    return "cpu", 0, values.dtype.type, values.shape, values.ctypes.data
+def _describe_array(array: NDArray[np.generic]) -> tuple[object, ...]:
+    return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
-def _nothing() -> None:
-    """There is nothing to bring: on the host a call works where the arrays are."""
+def _transfer_nothing() -> None:
+    """On the host a call reads and writes the arrays themselves."""
 
 
 def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
-    """Copy the first `tokens` of a slot, in all of several [slots, heads, tokens, size]."""
+    """Copy the first `tokens` of a slot in each array [slots, heads, tokens, size]."""
     for array in arrays:
         array[target, :, :tokens] = array[source, :, :tokens]
 
 
 def swap_slots(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
-    """Swap the first `tokens` of two slots, in one after the other of several arrays."""
+    """Swap the first `tokens` of two slots in each array, one array at a time to save memory."""
     for array in arrays:
-        kept = array[first, :, :tokens].copy()
+        saved = array[first, :, :tokens].copy()
         array[first, :, :tokens] = array[second, :, :tokens]
-        array[second, :, :tokens] = kept
+        array[second, :, :tokens] = saved
 
 
-_ONNX_TYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # of onnx.TensorProto
+_ONNX_DTYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # values of onnx.TensorProto
 
 
 class DeviceKvCache:
-    """Rows on `device`, an ONNX Runtime device type such as "cuda"."""
+    """KV cache on `device`, an ONNX Runtime device type such as "cuda"."""
 
     def __init__(self, layout: KvCacheLayout, device: str, provider: str) -> None:
         self._layout = layout
@@ -172,72 +171,68 @@ class DeviceKvCache:
             ort.OrtValue.ortvalue_from_shape_and_type(layout.shape, dtype, device, 0)
             for _ in layout.names
         ]
-        one_slot = (1, *layout.shape[1:])
-        self._spare = ort.OrtValue.ortvalue_from_shape_and_type(one_slot, dtype, device, 0)
-        self._slot_bytes = math.prod(one_slot) * layout.dtype.itemsize
-        self._copier = _copier(layout, provider)
+        self._slot_shape = (1, *layout.shape[1:])
+        self._spare = ort.OrtValue.ortvalue_from_shape_and_type(self._slot_shape, dtype, device, 0)
+        self._slot_bytes = math.prod(self._slot_shape) * layout.dtype.itemsize
+        self._copier = _open_copier(layout.dtype, self._slot_shape, provider)
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
-        """Let a call read and write the slots from `first` up to `end`."""
         shape = (end - first, *self._layout.shape[1:])
         for name, array in zip(self._layout.names, self._arrays, strict=True):
-            place = self._place(shape, array.data_ptr() + first * self._slot_bytes)
-            binding.bind_input(f"past_key_values.{name}", *place)
-            binding.bind_output(f"present.{name}", *place)
+            memory = self._describe(shape, self._slot_address(array, first))
+            binding.bind_input(f"past_key_values.{name}", *memory)
+            binding.bind_output(f"present.{name}", *memory)
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
-        """Read the values from a place on the device."""
-        # Of a copy: where the device is the host, the place would be the array itself.
-        place = ort.OrtValue.ortvalue_from_numpy(values.copy(), self._device)
-        binding.bind_ortvalue_input(name, place)
-        return partial(place.update_inplace, values)
+        # Copy `values`: if the device is the host, the buffer would be the array itself.
+        buffer = ort.OrtValue.ortvalue_from_numpy(values.copy(), self._device)
+        binding.bind_ortvalue_input(name, buffer)
+        return partial(buffer.update_inplace, values)
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> Transfer:
-        """Write the answer to a place on the device."""
-        place = ort.OrtValue.ortvalue_from_shape_and_type(
+        buffer = ort.OrtValue.ortvalue_from_shape_and_type(
             values.shape, values.dtype.type, self._device
         )
-        binding.bind_ortvalue_output(name, place)
-        return lambda: np.copyto(values, place.numpy())
+        binding.bind_ortvalue_output(name, buffer)
+        return lambda: np.copyto(values, buffer.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot."""
+        """Copy a slot, all of its tokens."""
         for array in self._arrays:
-            self._move(self._slot_address(array, source), self._slot_address(array, target))
+            self._copy(self._slot_address(array, source), self._slot_address(array, target))
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots, an array at a time."""
+        """Swap two slots, all of their tokens."""
         spare = self._spare.data_ptr()
         for array in self._arrays:
-            self._move(self._slot_address(array, first), spare)
-            self._move(self._slot_address(array, second), self._slot_address(array, first))
-            self._move(spare, self._slot_address(array, second))
+            self._copy(self._slot_address(array, first), spare)
+            self._copy(self._slot_address(array, second), self._slot_address(array, first))
+            self._copy(spare, self._slot_address(array, second))
 
     def _slot_address(self, array: ort.OrtValue, slot: int) -> int:
         address: int = array.data_ptr() + slot * self._slot_bytes
         return address
 
-    def _move(self, source: int, target: int) -> None:
-        shape = (1, *self._layout.shape[1:])
+    def _copy(self, source: int, target: int) -> None:
         binding = self._copier.io_binding()
-        binding.bind_input("from", *self._place(shape, source))
-        binding.bind_output("to", *self._place(shape, target))
+        binding.bind_input("from", *self._describe(self._slot_shape, source))
+        binding.bind_output("to", *self._describe(self._slot_shape, target))
         self._copier.run_with_iobinding(binding)
 
-    def _place(self, shape: tuple[int, ...], address: int) -> tuple[object, ...]:
+    def _describe(self, shape: tuple[int, ...], address: int) -> tuple[object, ...]:
         return self._device, 0, self._layout.dtype.type, shape, address
 
 
-def _copier(layout: KvCacheLayout, provider: str) -> ort.InferenceSession:
-    """A session of one Identity over a slot. The package `onnx` comes with the extra for GPUs."""
+def _open_copier(
+    dtype: np.dtype[np.generic], shape: tuple[int, ...], provider: str
+) -> ort.InferenceSession:
+    """A session of one Identity. The extra for GPUs includes the package `onnx`."""
     from onnx import helper
 
-    shape = (1, *layout.shape[1:])
     values = [
-        helper.make_tensor_value_info(name, _ONNX_TYPES[layout.dtype], shape)
-        for name in ("from", "to")
+        helper.make_tensor_value_info(name, _ONNX_DTYPES[dtype], shape) for name in ("from", "to")
     ]
     node = helper.make_node("Identity", ["from"], ["to"])
     graph = helper.make_graph([node], "copy", values[:1], values[1:])

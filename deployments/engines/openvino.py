@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle requests of one compiled model
 
 DEVICE = "CPU"
-# Kernels are cached per shape, some with a copy of the weights. With OpenVINO's default of 5,000 per
-# stream a MiniLM int8 graph grew to 3 GB within 400 shapes. A shape needs about 15.
+# Kernels are cached per shape, some with a copy of the weights. With OpenVINO's default of 5,000
+# per stream a MiniLM int8 graph grew to 3 GB within 400 shapes. A shape needs about 15.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32
 

@@ -1,13 +1,12 @@
-"""A decoder whose model is spread over several GPUs of its replica: tensor parallelism.
+"""Tensor parallelism: a decoder whose model is distributed over several GPUs of one replica.
 
-transformers' plan for the model says which weights are cut by columns and which by slots, so that
-each GPU computes some of the heads and a part of each product, and keeps the keys and values of its
-heads. A process for each GPU does every call; the first one answers. Where there are no GPUs they
-share the CPU, which is no faster and is how it is tested.
+The plan of transformers splits weights by columns or rows. Each GPU computes some of the heads and
+a part of each MatMul, and caches the keys and values of its heads. One process per GPU runs every
+call, and the first one returns the logits. Without GPUs the processes share the CPU, which is for
+tests only.
 
-The processes hear of calls through pipes. Logits of a step come back through memory that is shared,
-because they are long. A process that fails may leave the others waiting for it inside of a product,
-so one failure is the end of all of them.
+Processes receive calls through pipes. Logits of decode steps return through shared memory, because
+they are large. A failed process may leave the others blocked in a MatMul, so one failure ends all.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ from deployments.errors import EngineFailed, EngineLost
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A fork would take the threads' locks along, and a GPU cannot be used behind one.
+# A fork would copy locks of other threads, and CUDA does not work in a forked process.
 _PROCESSES = multiprocessing.get_context("spawn")
-_ENDED_WITHIN_S = 5.0
-_OPEN = "open"  # what a process reports on first
+_SHUTDOWN_TIMEOUT_S = 5.0
+_OPEN = "open"  # the first reply of a process
 
 
 class _Reply(NamedTuple):
-    """What became of a call in one process."""
+    """Result of a call in one process."""
 
     error: str | None = None
-    logits: NDArray[np.float32] | None = None  # those that do not go through shared memory
+    logits: NDArray[np.float32] | None = None  # if not in shared memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What a process must know to do its share."""
+class _WorkerSpec:
+    """What a process needs to open its shard."""
 
     number: int
-    rendezvous_file: Path  # a file by which the processes find each other
-    answers: Any  # shared memory for the logits of a step, [slots x V]
-    spec: DecoderSpec
+    rendezvous_file: Path  # for the process group
+    logits: Any  # shared memory for the logits of a decode step, [slots * V]
+    decoder: DecoderSpec
     hardware: HardwareSettings
     slots: int
     context: int
@@ -76,7 +75,7 @@ class _Worker(NamedTuple):
 
 
 class TensorParallelDecoder:
-    """A Decoder over several processes."""
+    """Decoder engine over several processes."""
 
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
@@ -85,24 +84,24 @@ class TensorParallelDecoder:
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
         if reason := missing_torch_device(spec, hardware):
             raise EngineFailed(reason)
-        self._answers = _PROCESSES.RawArray("f", slots * spec.vocabulary)
+        self._logits = _PROCESSES.RawArray("f", slots * spec.vocabulary)
         self._workers: list[_Worker] = []
-        # Held as long as they are: those on GPUs may meet as late as at their first product.
+        # Exists as long as the processes: on GPUs they may connect as late as in the first MatMul.
         self._directory = tempfile.TemporaryDirectory()
         try:
             with translate_errors(spec.path.name):
                 for number in range(spec.options.tensor_parallel_size):
-                    part = _Part(
+                    worker = _WorkerSpec(
                         number=number,
-                        rendezvous_file=Path(self._directory.name, "meeting"),
-                        answers=self._answers,
-                        spec=spec,
+                        rendezvous_file=Path(self._directory.name, "rendezvous"),
+                        logits=self._logits,
+                        decoder=spec,
                         hardware=hardware,
                         slots=slots,
                         context=context,
                     )
-                    self._workers.append(_started(part))
-            self._replies(_OPEN)
+                    self._workers.append(_start_worker(worker))
+            self._collect_replies(_OPEN)
         except BaseException:
             self._end(at_once=True)
             raise
@@ -110,41 +109,36 @@ class TensorParallelDecoder:
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
-        """Read a prompt, or the next part of one. Raises EngineFailed."""
         check_prompt(self.info, ids, start)
         logits = self._call("prefill", slot, list(ids), start, all_logits=all_logits)
-        assert logits is not None, "the first process answers; this is a bug"
+        assert logits is not None, "bug: the first process returns no logits"
         return logits
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        """One more token for each of the first slots. Raises EngineFailed."""
         self._call("decode", ids, lengths)
-        return _shared(self._answers, self.info)[: len(ids)].copy()
+        return _view_logits(self._logits, self.info)[: len(ids)].copy()
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Not here, as with one GPU. Raises EngineFailed."""
-        raise EngineFailed(f"{self.info.compute_type}: the engine verifies no drafts")
+        """Not supported, as in TorchDecoder."""
+        raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the memory of a slot. Raises EngineFailed."""
         self._call("copy", source, target, tokens)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap the memory of two slots. Raises EngineFailed."""
         self._call("swap", first, second, tokens)
 
     def close(self) -> None:
-        """End the processes, and what they hold with them."""
         self._end()
 
     def _end(self, *, at_once: bool = False) -> None:
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.calls.close()  # one that waits for a call ends by itself
-        ended_by_s = time.monotonic() + (0.0 if at_once else _ENDED_WITHIN_S)
+            worker.calls.close()  # an idle process ends when its pipe closes
+        deadline_s = time.monotonic() + (0.0 if at_once else _SHUTDOWN_TIMEOUT_S)
         for worker in workers:
-            worker.process.join(max(0.0, ended_by_s - time.monotonic()))
-            worker.process.kill()  # does nothing to what has ended
+            worker.process.join(max(0.0, deadline_s - time.monotonic()))
+            worker.process.kill()  # no effect if it has ended
         for worker in workers:
             worker.process.join()
         self._directory.cleanup()
@@ -153,75 +147,75 @@ class TensorParallelDecoder:
         if not self._workers:
             raise EngineLost(f"{self.info.compute_type}: the engine is closed")
         for worker in self._workers:
-            # One that has ended hears nothing, which its reply will show.
+            # If the process has ended, its missing reply is reported.
             with suppress(OSError):
                 worker.calls.send((name, arguments, named))
-        return self._replies(name)
+        return self._collect_replies(name)
 
-    def _replies(self, name: str) -> NDArray[np.float32] | None:
-        """Wait for all processes; the logits of the first. Raises EngineLost."""
+    def _collect_replies(self, name: str) -> NDArray[np.float32] | None:
+        """Wait for all processes. Return the logits of the first. Raises EngineLost."""
         waiting = {worker.calls: number for number, worker in enumerate(self._workers)}
         logits = None
         while waiting:
             for calls in wait(list(waiting)):
-                assert isinstance(calls, Connection), "nothing else is waited for; this is a bug"
+                assert isinstance(calls, Connection), "bug: waited for something else"
                 number = waiting.pop(calls)
-                reply = _received(calls)
+                reply = _receive_reply(calls)
                 if reply.error is not None:
                     self._end(at_once=True)
                     raise EngineLost(
-                        f"{self.info.compute_type}: `{name}` failed in process {number}, and so in "
-                        f"all that share the model: {reply.error}"
+                        f"{self.info.compute_type}: `{name}` failed in process {number}, which ends "
+                        f"all processes of the model: {reply.error}"
                     )
                 if number == 0:
                     logits = reply.logits
         return logits
 
 
-def _received(calls: Connection) -> _Reply:
+def _receive_reply(calls: Connection) -> _Reply:
     try:
         reply: _Reply = calls.recv()
     except (EOFError, OSError):
-        return _Reply("it has ended")
+        return _Reply("the process has ended")
     return reply
 
 
-def _started(part: _Part) -> _Worker:
-    ours, theirs = _PROCESSES.Pipe()
+def _start_worker(spec: _WorkerSpec) -> _Worker:
+    parent_end, worker_end = _PROCESSES.Pipe()
     process = _PROCESSES.Process(
-        target=_work, args=(part, theirs), name=f"generator-gpu-{part.number}", daemon=True
+        target=_work, args=(spec, worker_end), name=f"generator-gpu-{spec.number}", daemon=True
     )
     process.start()
-    theirs.close()  # or nobody would be told when the process ends
-    return _Worker(process, ours)
+    worker_end.close()  # so that the parent sees when the process ends
+    return _Worker(process, parent_end)
 
 
-def _work(part: _Part, calls: Connection) -> None:
-    """A process: do what is called until nobody can call any more."""
+def _work(spec: _WorkerSpec, calls: Connection) -> None:
+    """Main function of a process: run calls until the pipe closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _answer(part, calls)
+        _run_calls(spec, calls)
     except Exception as exc:
-        log.exception("process %d of those that share a model fails", part.number)
-        with suppress(OSError):  # nobody listens any more
+        log.exception("tensor-parallel process %d failed", spec.number)
+        with suppress(OSError):  # the parent has closed the pipe
             calls.send(_Reply(str(exc) or type(exc).__name__))
 
 
-def _answer(part: _Part, calls: Connection) -> None:
-    decoder = _open_shard(part)
-    shared = _shared(part.answers, decoder.info)
+def _run_calls(spec: _WorkerSpec, calls: Connection) -> None:
+    decoder = _open_shard(spec)
+    shared = _view_logits(spec.logits, decoder.info)
     calls.send(_Reply())
     while (call := _receive_call(calls)) is not None:
         name, arguments, named = call
         logits = getattr(decoder, name)(*arguments, **named)
-        if name == "decode" and part.number == 0:
+        is_first = spec.number == 0
+        if name == "decode" and is_first:
             shared[: len(logits)] = logits
-        is_told = name == "prefill" and part.number == 0
-        calls.send(_Reply(logits=logits if is_told else None))
+        calls.send(_Reply(logits=logits if name == "prefill" and is_first else None))
 
 
 def _receive_call(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
-    """The next call; None: there will be none."""
+    """The next call, None once the pipe is closed."""
     try:
         call: tuple[str, tuple[Any, ...], dict[str, Any]] = calls.recv()
     except (EOFError, OSError):
@@ -229,38 +223,35 @@ def _receive_call(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, An
     return call
 
 
-def _open_shard(part: _Part) -> TorchDecoder:
-    """This process's share of the model, once it has found the others."""
+def _open_shard(spec: _WorkerSpec) -> TorchDecoder:
+    """Join the process group, then open the shard of this process."""
     import torch
     import torch.distributed
 
-    tensor_parallel_size, hardware = part.spec.options.tensor_parallel_size, part.hardware
-    os.environ["LOCAL_RANK"] = str(part.number)  # by which transformers takes a GPU
-    how: dict[str, Any] = {"backend": "gloo"}
+    size, hardware = spec.decoder.options.tensor_parallel_size, spec.hardware
+    os.environ["LOCAL_RANK"] = str(spec.number)  # transformers selects a GPU by it
+    backend: dict[str, Any] = {"backend": "gloo"}
     if uses_cuda(hardware):
-        torch.cuda.set_device(part.number)
-        how = {"backend": "nccl", "device_id": torch.device("cuda", part.number)}
+        torch.cuda.set_device(spec.number)
+        backend = {"backend": "nccl", "device_id": torch.device("cuda", spec.number)}
     else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or transformers would take a GPU all the same
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers would use a GPU otherwise
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
-        init_method=part.rendezvous_file.as_uri(),
-        rank=part.number,
-        world_size=tensor_parallel_size,
-        **how,
+        init_method=spec.rendezvous_file.as_uri(), rank=spec.number, world_size=size, **backend
     )
-    threads = max(1, hardware.intra_op_threads // tensor_parallel_size)
+    threads = max(1, hardware.intra_op_threads // size)
     hardware = hardware.model_copy(update={"intra_op_threads": threads})
-    return TorchDecoder(part.spec, hardware, slots=part.slots, context=part.context)
+    return TorchDecoder(spec.decoder, hardware, slots=spec.slots, context=spec.context)
 
 
 def _end_with_parent() -> None:
-    """A process inside of a product that waits for another one hears no pipe."""
+    """End this process with its parent: a process blocked in a MatMul does not read its pipe."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "it was started by one; this is a bug"
+    assert parent is not None, "bug: the process has no parent"
     wait([parent.sentinel])
     os._exit(1)
 
 
-def _shared(answers: Any, info: DecoderInfo) -> NDArray[np.float32]:
-    return np.frombuffer(answers, np.float32).reshape(info.slots, info.vocabulary)
+def _view_logits(buffer: Any, info: DecoderInfo) -> NDArray[np.float32]:
+    return np.frombuffer(buffer, np.float32).reshape(info.slots, info.vocabulary)

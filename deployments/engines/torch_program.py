@@ -1,8 +1,8 @@
-"""A torch program as data: calls of ATen operators in JSON, weights in safetensors, one file.
+"""Torch programs as data: calls of ATen operators in JSON and weights in one safetensors file.
 
-Why not `torch.export.load`: its files may hold pickled weights and example inputs, guards and
-shape expressions that are evaluated as Python, and shared objects that are loaded. Here a file can
-only name operators of a fixed list and give them tensors and plain values.
+Files of `torch.export` may contain pickled weights and inputs, guards and shape expressions that
+are evaluated as Python, and shared objects. A file of this format only names operators of a fixed
+list, with tensors and plain values as arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _METADATA_KEY = "program"
 
-# Arithmetic on sizes, which torch traces as Python functions.
+# Arithmetic on sizes, traced as Python functions.
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -31,8 +31,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         operator.ge,
     )
 }
-# Operators that models need beside the core ones; none of them changes its arguments.
-_BESIDE_CORE = frozenset(
+# Operators that models need in addition to the core ones. None modifies its arguments.
+_ADDITIONAL_OPERATORS = frozenset(
     {
         *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
         *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
@@ -41,7 +41,7 @@ _BESIDE_CORE = frozenset(
         "zeros",
     }
 )
-# The one operator that writes into a tensor it is given: a decoder's memory.
+# The only operator that modifies an argument: a KV cache.
 _IN_PLACE = "aten.scatter_.src"
 _ENUMS = ("dtype", "layout", "memory_format")
 
@@ -49,11 +49,11 @@ _ENUMS = ("dtype", "layout", "memory_format")
 def write_program(
     program: torch.export.ExportedProgram, path: Path, *, in_place: bool = False
 ) -> None:
-    """Write an exported program, whose first output is the answer.
+    """Write an exported program with its first output.
 
-    With `in_place` it may write into tensors that it is given, by `scatter_` only; otherwise copies
-    take the place of whatever is written. Raises EngineFailed when the program does what a file
-    cannot say. Export under `torch.no_grad()`, or changes of the gradient mode become part of it.
+    With `in_place` the program may modify inputs by `scatter_`; otherwise all operators are
+    functional. Raises EngineFailed for what the format cannot represent. Export under
+    `torch.no_grad()`, or the program contains changes of the gradient mode.
     """
     from safetensors.torch import save_file
 
@@ -62,31 +62,31 @@ def write_program(
     nodes: list[dict[str, Any]] = []
     sources = {**program.state_dict, **program.constants}
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-    firsts: dict[Any, str] = {}  # tensors that go by several names are kept once
-    for node in _computing(program):
+    stored: dict[Any, str] = {}  # tensors with several names are stored once
+    for node in _needed_nodes(program):
         if node.op == "placeholder":
             target = targets[node.name]
             if target is None:
                 nodes.append({"name": node.name, "input": node.name})
             else:
                 tensor = sources[target].detach()
-                where = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-                target = firsts.setdefault(where, target)
+                key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+                target = stored.setdefault(key, target)
                 weights[target] = tensor.clone().contiguous()
                 nodes.append({"name": node.name, "weight": target})
         elif node.op == "call_function":
             nodes.append(_call(node))
         elif node.op == "output":
-            nodes.append({"output": _plain(node.args[0][0])})
+            nodes.append({"output": _to_json(node.args[0][0])})
         else:
-            raise EngineFailed(f"a torch program cannot hold `{node.op}`")
+            raise EngineFailed(f"a torch program cannot contain `{node.op}`")
     save_file(weights, path, metadata={_METADATA_KEY: json.dumps(nodes, allow_nan=False)})
 
 
 def read_program(path: Path, device: str) -> torch.fx.GraphModule:
-    """The module of an encoder's file, on `device`; its inputs are those of `heads.INPUTS`.
+    """Read the program of an encoder, with inputs of `graph_io.INPUTS`.
 
-    Raises EngineFailed when the file is damaged or names what it must not.
+    Raises EngineFailed for a damaged file or an operator that is not allowed.
     """
     module = read_module(path, device)
     check_inputs(input_names(module))
@@ -94,7 +94,7 @@ def read_program(path: Path, device: str) -> torch.fx.GraphModule:
 
 
 def read_module(path: Path, device: str) -> torch.fx.GraphModule:
-    """As `read_program`, of any inputs: the parameters of the module are named like them."""
+    """`read_program` without a check of the inputs, which are the parameters of the module."""
     import torch
     from safetensors import safe_open
 
@@ -103,7 +103,7 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
     with safe_open(path, framework="pt", device=device) as file:
         nodes = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
         if not isinstance(nodes, list):
-            raise EngineFailed("the file holds no torch program")
+            raise EngineFailed("the file contains no torch program")
         for number, node in enumerate(nodes):
             if "input" in node:
                 values[node["name"]] = graph.placeholder(node["input"])
@@ -115,27 +115,30 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
             elif "call" in node:
                 values[node["name"]] = graph.call_function(
                     _function(node["call"]),
-                    tuple(_rebuilt(value, values, device) for value in node["args"]),
-                    {key: _rebuilt(value, values, device) for key, value in node["kwargs"].items()},
+                    tuple(_from_json(value, values, device) for value in node["args"]),
+                    {
+                        key: _from_json(value, values, device)
+                        for key, value in node["kwargs"].items()
+                    },
                 )
             else:
-                graph.output(_rebuilt(node["output"], values, device))
+                graph.output(_from_json(node["output"], values, device))
     return torch.fx.GraphModule(root, graph).eval()
 
 
 def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
-    """The inputs of a module in the order it takes them."""
+    """The inputs of a module in the order of its parameters."""
     return tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
 
 
-def _computing(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """Inputs, and what an answer or the memory depends on; not what is said of shapes."""
+def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """Inputs, and the nodes that outputs or the KV cache depend on; no assertions on shapes."""
     needed: list[torch.fx.Node] = []
     seen: set[torch.fx.Node] = set()
     inputs = set(program.graph_signature.user_inputs)
     for node in reversed(program.graph.nodes):
-        is_wanted = node.op == "output" or node.name in inputs or str(node.target) == _IN_PLACE
-        if is_wanted or any(user in seen for user in node.users):
+        is_required = node.op == "output" or node.name in inputs or str(node.target) == _IN_PLACE
+        if is_required or any(user in seen for user in node.users):
             seen.add(node)
             needed.append(node)
     return needed[::-1]
@@ -147,8 +150,8 @@ def _call(node: torch.fx.Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "call": name,
-        "args": [_plain(value) for value in node.args],
-        "kwargs": {key: _plain(value) for key, value in node.kwargs.items()},
+        "args": [_to_json(value) for value in node.args],
+        "kwargs": {key: _to_json(value) for key, value in node.kwargs.items()},
     }
 
 
@@ -158,35 +161,35 @@ def _name(target: Any) -> str:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The operator called `aten.NAME.OVERLOAD`, or the function on sizes; else EngineFailed."""
+    """The operator `aten.NAME.OVERLOAD` or a function on sizes. Raises EngineFailed."""
     import torch
 
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    namespace, _, rest = name.partition(".")
-    packet, _, overload = rest.partition(".")
-    found: Any = None
+    namespace, _, path = name.partition(".")
+    packet, _, overload = path.partition(".")
+    operator_: Any = None
     if namespace == "aten" and packet.isidentifier() and overload.isidentifier():
-        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if not isinstance(found, torch._ops.OpOverload):
+        operator_ = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    if not isinstance(operator_, torch._ops.OpOverload):
         raise EngineFailed(f"a torch program cannot call `{name}`")
-    is_known = torch.Tag.core in found.tags or packet in _BESIDE_CORE
-    if name != _IN_PLACE and (found._schema.is_mutable or not is_known):
+    is_allowed = torch.Tag.core in operator_.tags or packet in _ADDITIONAL_OPERATORS
+    if name != _IN_PLACE and (operator_._schema.is_mutable or not is_allowed):
         raise EngineFailed(f"a torch program cannot call `{name}`")
-    known: Callable[..., Any] = found
-    return known
+    function: Callable[..., Any] = operator_
+    return function
 
 
-def _plain(value: Any) -> Any:
-    """A node's argument as JSON can say it."""
+def _to_json(value: Any) -> Any:
+    """An argument of a node as a JSON value."""
     import torch
 
     if isinstance(value, torch.fx.Node):
         return {"node": value.name}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, torch.device):
-        return {"device": True}  # wherever the program will run
+        return {"device": True}  # replaced by the device of the reader
     for kind in _ENUMS:
         if isinstance(value, getattr(torch, kind)):
             return {kind: str(value).removeprefix("torch.")}
@@ -194,15 +197,15 @@ def _plain(value: Any) -> Any:
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise EngineFailed(f"a torch program cannot hold {value!r}")
+    raise EngineFailed(f"a torch program cannot contain {value!r}")
 
 
-def _rebuilt(value: Any, values: Mapping[str, torch.fx.Node], device: str) -> Any:
-    """What `_plain` said; `values` are the nodes so far."""
+def _from_json(value: Any, values: Mapping[str, torch.fx.Node], device: str) -> Any:
+    """What `_to_json` returned; `values` are the nodes so far."""
     import torch
 
     if isinstance(value, list):
-        return [_rebuilt(item, values, device) for item in value]
+        return [_from_json(item, values, device) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -212,7 +215,7 @@ def _rebuilt(value: Any, values: Mapping[str, torch.fx.Node], device: str) -> An
         return torch.device(device)
     if kind == "float":
         return float(content)
-    found = getattr(torch, content, None)
-    if kind not in _ENUMS or not isinstance(found, getattr(torch, kind)):
-        raise EngineFailed(f"a torch program cannot hold the {kind} `{content}`")
-    return found
+    member = getattr(torch, content, None)
+    if kind not in _ENUMS or not isinstance(member, getattr(torch, kind)):
+        raise EngineFailed(f"a torch program cannot contain the {kind} `{content}`")
+    return member

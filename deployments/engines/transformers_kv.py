@@ -1,8 +1,9 @@
-"""transformers' own models over rows of memory that they are given, and that stay where they are.
+"""Models of transformers over an external KV cache at fixed addresses.
 
-A cache that is the memory, a mask that says how much of each row is valid, and attention that takes
-keys and values as they are kept. Inputs and output are told in torch_decoder.py; the build traces
-such a model into a program, and checkpoints that were sealed whole are opened as one.
+The module has a cache class that writes to given tensors, a mask with the valid tokens of each
+slot, and attention over the cached keys and values without copies. torch_decoder.py describes its
+inputs and output. The build traces such a module into a program. Checkpoints that were sealed whole
+run as one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from deployments.errors import EngineFailed
 if TYPE_CHECKING:
     import torch
 
-    # Memory, what is to be written to it, and where: gives all of the memory.
-    _Keep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    # Takes a cache array, new keys or values, and their positions. Returns the whole array.
+    _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# What transformers is to call an attention by.
+# Names under which transformers finds the attention functions.
 _ATTENTIONS: Mapping[Attention, str] = {"sdpa": "sdpa-in-rows", "eager": "eager"}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def dtype_of(spec: DecoderSpec) -> torch.dtype:
-    """The type of what is computed in floats, keys and values among it."""
+def torch_dtype(spec: DecoderSpec) -> torch.dtype:
+    """The dtype of activations, keys and values."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _DTYPES[spec.compute_precision])
@@ -34,42 +35,44 @@ def dtype_of(spec: DecoderSpec) -> torch.dtype:
 
 
 def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
-    """The model in the directory of `spec.path`, over rows, on `device`.
+    """Open the checkpoint in the directory of `spec.path` on `device`.
 
-    Of a model that is spread over several GPUs, the share of this process, which has joined the
-    others before (parallel_decoder.py). Only safetensors are read, and no code of the checkpoint.
-    Raises EngineFailed when it is not the model that the spec is of.
+    With tensor parallelism, open the shard of this process, which has joined the process group
+    (tensor_parallel_decoder.py). Loads only safetensors and runs no code of the checkpoint. Raises
+    EngineFailed if the checkpoint does not match the spec.
     """
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
-    options, generation_config = spec.options, spec.generation_config
+    options, config = spec.options, spec.generation_config
     model = AutoModelForCausalLM.from_pretrained(
         spec.path.parent,
-        dtype=dtype_of(spec),
+        dtype=torch_dtype(spec),
         trust_remote_code=False,
         use_safetensors=True,
         local_files_only=True,
-        attn_implementation=_registered(options.attention),  # nor kernels that its config names
-        **_placement(options.tensor_parallel_size, device),
+        # Set explicitly, because a checkpoint's config may name kernels to download.
+        attn_implementation=_register_attention(options.attention),
+        **_placement_arguments(options.tensor_parallel_size, device),
     )
-    due = (generation_config.layers, spec.vocabulary)
-    if (found := (model.config.num_hidden_layers, model.config.vocab_size)) != due:
-        raise EngineFailed(f"the checkpoint has {found} layers and words, not {due}")
+    expected = (config.layers, spec.vocabulary)
+    actual = (model.config.num_hidden_layers, model.config.vocab_size)
+    if actual != expected:
+        raise EngineFailed(f"the checkpoint has {actual} layers and tokens; expected {expected}")
     return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)
 
 
 def with_external_kv(
     model: Any, attention: Attention, *, kv_offload: bool = False
 ) -> torch.nn.Module:
-    """A module that reads from and writes to memory it is given, and answers logits.
+    """Wrap `model` as a module that reads and writes given KV arrays and returns logits.
 
-    `kv_offload`: the memory is on the host, wherever the model is.
+    With `kv_offload` the arrays are on the host, whatever the device of the model.
     """
     import torch
 
-    model.set_attn_implementation(_registered(attention))
-    keep = _write_to_host if kv_offload else _write
+    model.set_attn_implementation(_register_attention(attention))
+    write_kv = _write_to_host if kv_offload else _write_in_place
 
     class Program(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         def __init__(self) -> None:
@@ -83,23 +86,25 @@ def with_external_kv(
             wanted: torch.Tensor,
             memory: Sequence[torch.Tensor],
         ) -> torch.Tensor:
-            places = lengths[:, None] + torch.arange(input_ids.shape[1], device=lengths.device)
-            room = torch.arange(memory[0].shape[2], device=lengths.device)
-            hidden = room > places[:, None, :, None]  # [B, 1, T, room]
-            answer = self.model(
+            # The names of the parameters are those of the inputs of stored programs.
+            tokens = torch.arange(input_ids.shape[1], device=lengths.device)
+            positions = lengths[:, None] + tokens
+            kv_positions = torch.arange(memory[0].shape[2], device=lengths.device)
+            masked = kv_positions > positions[:, None, :, None]  # [B, 1, T, kv_length]
+            output = self.model(
                 input_ids=input_ids,
-                position_ids=places,
-                attention_mask=hidden.to(memory[0].dtype).masked_fill(hidden, float("-inf")),
-                past_key_values=_cache(memory, places, keep),
+                position_ids=positions,
+                attention_mask=masked.to(memory[0].dtype).masked_fill(masked, float("-inf")),
+                past_key_values=_build_cache(memory, positions, write_kv),
                 use_cache=True,
                 logits_to_keep=wanted,
             )
-            return answer.logits.float()
+            return output.logits.float()
 
     return Program()
 
 
-def _placement(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
+def _placement_arguments(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
     if tensor_parallel_size == 1:
         return {"device_map": device}
     from transformers.distributed import DistributedConfig
@@ -107,8 +112,8 @@ def _placement(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)}
 
 
-def _registered(attention: Attention) -> str:
-    """What transformers calls it by."""
+def _register_attention(attention: Attention) -> str:
+    """Register `_attend`. Return the name of the attention for transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_ATTENTIONS["sdpa"], _attend)
@@ -121,55 +126,63 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor,
-    **how: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of queries [B, Q, T, size] to memory [B, heads, M, size], gives [B, T, Q, size].
+    """Attention of queries [B, Q, T, size] to keys [B, heads, M, size]; returns [B, T, Q, size].
 
-    Queries that share a head of the memory are read as so many tokens of it, because torch would
-    first copy the memory for each of them.
+    Query heads that share a key head become additional tokens of that head. torch would copy the
+    keys for each of them otherwise.
     """
     import torch
 
-    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if how.get(name)]:
-        raise NotImplementedError(f"attention with `{unknown[0]}`")
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name)]
+    if unsupported:
+        raise NotImplementedError(f"attention with `{unsupported[0]}`")
     rows, queries, tokens, size = query.shape
     heads = key.shape[1]
-    found = torch.nn.functional.scaled_dot_product_attention(
+    output = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, heads, queries // heads * tokens, size),
         key,
         value,
         attn_mask=attention_mask.repeat(1, 1, queries // heads, 1),
-        scale=how.get("scaling"),
+        scale=options.get("scaling"),
     )
-    return found.reshape(rows, queries, tokens, size).transpose(1, 2), None
+    return output.reshape(rows, queries, tokens, size).transpose(1, 2), None
 
 
-def _cache(memory: Sequence[torch.Tensor], places: torch.Tensor, keep: _Keep) -> Any:
-    """The memory as transformers' models use it; tokens [B, T] belong at `places` [B, T]."""
+def _build_cache(
+    arrays: Sequence[torch.Tensor], positions: torch.Tensor, write_kv: _WriteKv
+) -> Any:
+    """A transformers cache over the KV arrays; new tokens are at `positions` [B, T]."""
     from transformers import Cache
 
-    class Rows(Cache):  # type: ignore[misc]  # transformers is not typed
+    class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         def update(
             self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            kept_keys, kept_values = memory[2 * layer : 2 * layer + 2]
-            return keep(kept_keys, keys, places), keep(kept_values, values, places)
+            cached_keys, cached_values = arrays[2 * layer : 2 * layer + 2]
+            return (
+                write_kv(cached_keys, keys, positions),
+                write_kv(cached_values, values, positions),
+            )
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
-            return 0  # each row has its own
+            return 0  # slots have different lengths; the mask and position_ids contain them
 
-    return Rows(layers=[])
-
-
-def _write(kept: torch.Tensor, fresh: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Write fresh keys or values, [B, heads, T, size], to the memory, and give all of it."""
-    # What is masked is multiplied by zero, which NaN outlasts: whoever has the row next would get
-    # it too.
-    finite = fresh.nan_to_num(0.0, 0.0, 0.0)
-    return kept.scatter_(2, places[:, None, :, None].expand(fresh.shape), finite)
+    return SlotCache(layers=[])
 
 
-def _write_to_host(kept: torch.Tensor, fresh: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """As `_write`, to a memory on the host; it is brought to where the fresh ones are."""
-    there = kept.device
-    return _write(kept, fresh.to(there), places.to(there)).to(fresh.device)
+def _write_in_place(
+    array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Write new keys or values [B, heads, T, size] to a cache array. Return the array."""
+    # Masked positions are multiplied by zero, which does not remove a NaN. A NaN would also reach
+    # the next job of the slot.
+    finite = new.nan_to_num(0.0, 0.0, 0.0)
+    return array.scatter_(2, positions[:, None, :, None].expand(new.shape), finite)
+
+
+def _write_to_host(array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`_write_in_place` to an array on the host. Return a copy on the device of `new`."""
+    host = array.device
+    return _write_in_place(array, new.to(host), positions.to(host)).to(new.device)

@@ -24,8 +24,8 @@ ANY_OBJECT = '{"type": "object"}'
 WHITESPACE = "[ ]?"
 # `\d` and `\s` match ASCII characters only, which is what programs parse.
 ASCII_CLASSES = "ds"
-# A quarter or less of the defaults, because every sequence of a batch waits for a mask. A mask takes
-# at most about 5 ms, and a grammar of nested counts about 20 MB and 0.5 s.
+# A quarter or less of the defaults, because every sequence of a batch waits for a mask. A mask
+# takes at most about 5 ms, and a grammar of nested counts about 20 MB and 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,

@@ -116,7 +116,7 @@ def test_what_is_too_large_for_its_scale_is_cut_off(
 
 def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
     """Its keys and values, [rows, heads, tokens, size]: nothing that was rounded went into them."""
-    arrays = decoder.memory.arrays[:2]
+    arrays = decoder.kv_cache.arrays[:2]
     assert [array.dtype for array in arrays] == [np.int8, np.int8]
     return arrays
 
@@ -174,7 +174,7 @@ def test_it_does_not_matter_how_a_prompt_is_cut(decoder: OnnxDecoder, ends: Sequ
         for start, end in zip(starts, ends, strict=True)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    for array in decoder.memory.arrays:
+    for array in decoder.kv_cache.arrays:
         np.testing.assert_array_equal(array[1, :, : len(text)], array[0, :, : len(text)])
 
 
@@ -211,12 +211,12 @@ def test_several_tokens_are_verified_as_single_ones_are_read(
         decoder.prefill(other, OTHERS[other % 3], 0)
     decoder.prefill(row, prompt, 0)
     singly = read_singly(decoder, FOLLOWING, len(prompt), rows=row + 1)
-    due = [array[row].copy() for array in decoder.memory.arrays]
+    due = [array[row].copy() for array in decoder.kv_cache.arrays]
     for count in range(1, len(FOLLOWING) + 1):
         decoder.prefill(row, prompt, 0)
         together = decoder.verify(row, FOLLOWING[:count], len(prompt))
         np.testing.assert_array_equal(together, singly[:count])
-    for array, expected in zip(decoder.memory.arrays, due, strict=True):
+    for array, expected in zip(decoder.kv_cache.arrays, due, strict=True):
         np.testing.assert_array_equal(array[row], expected)
 
 
@@ -233,9 +233,9 @@ def test_tokens_are_verified_up_to_the_end_of_a_row(decoder: OnnxDecoder) -> Non
     prompt = (*OTHERS[0], *OTHERS[1])[: CONTEXT - len(FOLLOWING)]
     decoder.prefill(2, prompt, 0)
     decoder.prefill(3, OTHERS[2], 0)
-    neighbours = [array[3].copy() for array in decoder.memory.arrays]
+    neighbours = [array[3].copy() for array in decoder.kv_cache.arrays]
     together = decoder.verify(2, FOLLOWING, len(prompt)).copy()
-    for array, before in zip(decoder.memory.arrays, neighbours, strict=True):
+    for array, before in zip(decoder.kv_cache.arrays, neighbours, strict=True):
         np.testing.assert_array_equal(array[3], before)
     np.testing.assert_array_equal(read_singly(decoder, FOLLOWING, len(prompt), rows=3), together)
 

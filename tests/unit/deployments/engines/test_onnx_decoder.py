@@ -13,7 +13,7 @@ from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
-from deployments.engines.onnx_kv_cache import DeviceKvCache, RowMemory
+from deployments.engines.onnx_kv_cache import DeviceKvCache, KvCache
 from deployments.errors import EngineFailed
 from tests.support.attention_graphs import int8_graph, spec_for
 from tests.support.decoder_artifacts import seal_tiny_decoder
@@ -121,7 +121,7 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
 class OnDevice(OnnxDecoder):
     """The memory as it is kept on a device, the device being the CPU."""
 
-    def _make_memory(self) -> RowMemory:
+    def _create_kv_cache(self) -> KvCache:
         return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
 
 
@@ -167,7 +167,7 @@ def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     decoder = open_decoder(int8_spec, settings)
     assert isinstance(decoder, OnnxDecoder)
     assert decoder.info.slots == 3
-    assert sum(array.nbytes for array in decoder.memory.arrays) == settings.kv_cache_bytes
+    assert sum(array.nbytes for array in decoder.kv_cache.arrays) == settings.kv_cache_bytes
     floats = replace(int8_spec, kv_cache_dtype=None)
     with pytest.raises(EngineFailed, match="kv_cache_bytes"):
         open_decoder(floats, settings)

@@ -104,7 +104,7 @@ def test_what_is_refused_harms_nobody(spread: TensorParallelDecoder) -> None:
         spread.prefill(0, PROMPT, 100)
     with pytest.raises(EngineFailed, match="no such token"):
         spread.prefill(0, [spread.info.vocabulary], 0)
-    with pytest.raises(EngineFailed, match="verifies no drafts"):
+    with pytest.raises(EngineFailed, match="verification is not supported"):
         spread.verify(0, [1, 2], 5)
     np.testing.assert_array_equal(spread.prefill(0, PROMPT, 0), due)
 
@@ -173,11 +173,11 @@ def test_each_process_takes_a_gpu_of_its_own(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: taken.update(how))
     monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
-    part = tensor_parallel_decoder._Part(
-        number=number, rendezvous_file=tmp_path / "meeting", answers=None, spec=spec, hardware=on_gpus,
+    worker = tensor_parallel_decoder._WorkerSpec(
+        number=number, rendezvous_file=tmp_path / "meeting", logits=None, decoder=spec, hardware=on_gpus,
         slots=1, context=64,
     )  # fmt: skip
-    tensor_parallel_decoder._open_shard(part)
+    tensor_parallel_decoder._open_shard(worker)
     assert os.environ["LOCAL_RANK"] == str(number)
     assert (taken["device"], taken["rank"], taken["world_size"]) == (number, number, 2)
     assert (taken["backend"], taken["device_id"]) == ("nccl", torch.device("cuda", number))

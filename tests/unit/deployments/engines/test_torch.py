@@ -80,7 +80,7 @@ def test_a_type_that_is_none_is_refused(dtype: str, rewritten) -> None:
     def change(nodes: Nodes) -> None:
         next(node for node in nodes if "call" in node)["kwargs"] = {"dtype": {"dtype": dtype}}
 
-    with pytest.raises(EngineFailed, match="cannot hold the dtype"):
+    with pytest.raises(EngineFailed, match="cannot contain the dtype"):
         open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
 
 
@@ -102,7 +102,7 @@ def test_a_program_that_names_what_does_not_exist_is_an_engine_failure(rewritten
 def test_weights_without_a_program_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.graph"
     safetensors_torch.save_file({"w": torch.zeros(2)}, path)
-    with pytest.raises(EngineFailed, match=r"weights\.graph: the file holds no torch program"):
+    with pytest.raises(EngineFailed, match=r"weights\.graph: the file contains no torch program"):
         open_engine(spec_of(TORCH, path), SETTINGS)
 
 

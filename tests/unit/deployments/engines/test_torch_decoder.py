@@ -149,7 +149,7 @@ class Replayed:
 def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_decoder, "_captured", Replayed)
+    monkeypatch.setattr(torch_decoder, "_capture", Replayed)
     monkeypatch.setattr(torch_decoder, "_SHORTEST_GRAPH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
@@ -218,7 +218,7 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
     decoder = open_decoder(spec, settings)
     assert isinstance(decoder, TorchDecoder)
     assert (decoder.info.slots, decoder.info.context) == (3, 64)
-    assert decoder.loaded.memory.shape[1] == 3
+    assert decoder.loaded.kv_cache.shape[1] == 3
     decoder.close()
     with pytest.raises(EngineFailed, match="openvino does not run generative models"):
         find_decoder_factory(replace(spec, engine="openvino"))
@@ -231,8 +231,8 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
 def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
     taller = spec.generation_config.model_copy(update={"layers": 3})
     said = {
-        "torch": "of 3 layers reads input_ids, lengths",
-        "transformers": r"has \(2, 266\) layers and words, not \(3,",
+        "torch": "the program has the inputs input_ids, lengths",
+        "transformers": r"has \(2, 266\) layers and tokens; expected \(3,",
     }
     with pytest.raises(EngineFailed, match=said[spec.engine]):
         open_decoder(replace(spec, generation_config=taller), GeneratorSettings())
