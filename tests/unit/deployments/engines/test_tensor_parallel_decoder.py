@@ -114,7 +114,7 @@ def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> N
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)
     os.kill(processes[1].pid, signal.SIGKILL)
-    with pytest.raises(EngineFailed, match=r"`decode` failed in process [01], and so in all"):
+    with pytest.raises(EngineFailed, match=r"`decode` failed in process [01], which ends all"):
         decoder.decode(np.array([5]), np.array([len(PROMPT)]))
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive

@@ -150,7 +150,7 @@ def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_decoder, "_capture", Replayed)
-    monkeypatch.setattr(torch_decoder, "_SHORTEST_GRAPH", 16)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
     for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
@@ -206,7 +206,7 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
 
 def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
-    with pytest.raises(EngineFailed, match="no room"):
+    with pytest.raises(EngineFailed, match="exceed the context|the maximum is"):
         decoder.prefill(0, PROMPT, 30)
     with pytest.raises(EngineFailed, match="no such token"):
         decoder.prefill(0, [decoder.info.vocabulary], 0)
