@@ -27,7 +27,7 @@ async def http(
         yield http
 
 
-async def test_it_is_listed_as_what_it_is(http: httpx.AsyncClient) -> None:
+async def test_generative_model_is_listed_with_its_task(http: httpx.AsyncClient) -> None:
     for path in (f"/models/{DECODER}", f"/models/{DECODER}/info", f"/v1/models/{DECODER}"):
         told = (await http.get(path)).json()
         assert (told["id"], told["state"]) == (DECODER, "ready")
@@ -40,7 +40,7 @@ async def test_it_is_listed_as_what_it_is(http: httpx.AsyncClient) -> None:
         assert DECODER in {one["id"] for one in listed}
 
 
-async def test_it_is_loaded_and_healthy(http: httpx.AsyncClient) -> None:
+async def test_generative_model_is_loaded_and_healthy(http: httpx.AsyncClient) -> None:
     status = (await http.get(f"/status/{DECODER}")).json()
     assert (status["loaded"], status["compute_type"]) == (True, "cpu")
     for path in ("/ready", f"/models/{DECODER}/health", f"/v2/models/{DECODER}/ready", "/info"):
@@ -52,7 +52,9 @@ async def test_it_is_loaded_and_healthy(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", f"/models/{DECODER}"])
-async def test_its_tokens_are_told_and_read(prefix: str, http: httpx.AsyncClient) -> None:
+async def test_generative_model_supports_tokenize_and_decode(
+    prefix: str, http: httpx.AsyncClient
+) -> None:
     asked = {"model": DECODER, "inputs": "the rain"}
     ((*tokens,),) = (await http.post(f"{prefix}/tokenize", json=asked)).json()
     assert "".join(token["text"] for token in tokens) == "the rain"
@@ -73,7 +75,7 @@ async def test_its_tokens_are_told_and_read(prefix: str, http: httpx.AsyncClient
         ("/classify", {"input": ["a"], "model": DECODER}),
     ],
 )
-async def test_who_wants_something_else_of_it_is_told_where_to_ask(
+async def test_encoder_routes_reject_a_generative_model_with_its_routes(
     path: str, body: Mapping[str, Any] | None, http: httpx.AsyncClient
 ) -> None:
     reply = await (http.get(path) if body is None else http.post(path, json=body))
@@ -81,7 +83,7 @@ async def test_who_wants_something_else_of_it_is_told_where_to_ask(
     assert "generates text; ask it at /v1/chat/completions" in reply.text
 
 
-async def test_where_there_is_nothing_else_it_is_the_default(writing_store: Path) -> None:
+async def test_only_generative_model_is_the_default(writing_store: Path) -> None:
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with InProcess(writing_store, (DECODER,), writes=writes).client() as http:
         assert (await http.get("/info")).json()["model_id"] == DECODER

@@ -10,7 +10,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, MAX_TOKENS
 from tests.support.in_process import InProcess
 
 
-async def test_a_model_says_what_it_does_and_where_it_runs(tiny_store: Path) -> None:
+async def test_model_facts_have_tasks_and_devices(tiny_store: Path) -> None:
     async with InProcess(tiny_store, gpus=0).client() as http:
         facts = (await http.get(f"/models/{EMBEDDER}")).json()
     assert facts["id"] == EMBEDDER
@@ -26,7 +26,7 @@ async def test_a_model_says_what_it_does_and_where_it_runs(tiny_store: Path) -> 
     }
 
 
-async def test_every_spelling_of_a_model_describes_it(tiny_store: Path) -> None:
+async def test_all_model_paths_return_the_same_facts(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         replies = [
             await http.get(path)
@@ -43,9 +43,7 @@ async def test_every_spelling_of_a_model_describes_it(tiny_store: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
-async def test_the_list_has_served_models_first_and_refused_ones_with_their_reason(
-    path: str, tmp_path: Path
-) -> None:
+async def test_model_list_ends_with_rejected_models_and_reasons(path: str, tmp_path: Path) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).unlink()
     seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
     async with InProcess(tmp_path).client() as http:
@@ -58,7 +56,7 @@ async def test_the_list_has_served_models_first_and_refused_ones_with_their_reas
     assert GRAPH_NAME in listed["data"][1]["reason"]
 
 
-async def test_while_nothing_runs_models_are_loading(tiny_store: Path) -> None:
+async def test_models_without_replicas_are_loading(tiny_store: Path) -> None:
     async with InProcess(tiny_store, running={}).client() as http:
         facts = (await http.get(f"/models/{EMBEDDER}")).json()
         health = await http.get(f"/models/{EMBEDDER}/health")
@@ -67,12 +65,12 @@ async def test_while_nothing_runs_models_are_loading(tiny_store: Path) -> None:
     assert health.headers["retry-after"] == "20"
 
 
-async def test_a_model_that_can_answer_is_healthy(tiny_store: Path) -> None:
+async def test_model_with_a_replica_is_healthy(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert (await http.get(f"/models/{EMBEDDER}/health")).status_code == 200
 
 
-async def test_an_encoder_without_the_model_does_not_make_it_healthy(tmp_path: Path) -> None:
+async def test_replica_without_the_model_is_not_healthy(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER, devices=(Device.GPU,))
     world = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuEncoder": 1})
     async with world.client() as http:
@@ -85,18 +83,18 @@ async def test_an_encoder_without_the_model_does_not_make_it_healthy(tmp_path: P
 @pytest.mark.parametrize(
     "path", ["/models/no/such", "/models/no/such/info", "/models/no/such/health"]
 )
-async def test_an_unknown_model_is_not_described(path: str, tiny_store: Path) -> None:
+async def test_unknown_model_is_404(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.get(path)
     assert (reply.status_code, reply.json()["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(("model_id", "name"), [("org/name", "org"), ("name", "hundredfold")])
-def test_the_owner_is_the_organisation_in_front_of_the_slash(model_id: str, name: str) -> None:
+def test_owner_is_the_organization_of_the_id(model_id: str, name: str) -> None:
     assert owner(model_id) == name
 
 
-async def test_the_default_model_is_the_first_that_can_do_what_is_asked(tiny_store: Path) -> None:
+async def test_default_model_is_the_first_that_fits(tiny_store: Path) -> None:
     async with InProcess(tiny_store, models=(CLASSIFIER, EMBEDDER)).client() as http:
         named = await http.post("/v1/embeddings", json={"input": "a"})
         meant = await http.post("/", json={"inputs": {"source_sentence": "a", "sentences": ["b"]}})

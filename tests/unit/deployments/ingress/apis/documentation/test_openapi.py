@@ -53,7 +53,7 @@ def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> No
     jsonschema.Draft202012Validator(whole).validate(value)
 
 
-async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
+async def test_document_is_valid_openapi(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     assert document["openapi"] == "3.1.0"
@@ -63,7 +63,7 @@ async def test_the_document_is_openapi_3_1(zoo_store: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
-async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store: Path) -> None:
+async def test_all_routes_except_page_files_are_documented(zoo_store: Path) -> None:
     async with zoo(zoo_store).application() as app:
         served = {
             (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
@@ -82,7 +82,7 @@ async def test_every_route_is_documented_but_for_the_files_of_the_page(zoo_store
     assert told <= served
 
 
-async def test_every_example_fits_its_schema_and_is_answered_as_documented(
+async def test_examples_fit_their_schemas_and_responses(
     zoo_store: Path,
 ) -> None:
     tried = 0
@@ -142,7 +142,7 @@ def version_in(path: str) -> str:
     return tiny_manifest(add_schema[0]).version if add_schema else ""
 
 
-async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None:
+async def test_errors_fit_their_schemas(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     statuses: set[int] = set()
@@ -155,7 +155,7 @@ async def test_every_error_that_is_told_fits_its_schema(zoo_store: Path) -> None
     assert {400, 404, 408, 413, 415, 422, 429, 500, 503, 504} <= statuses
 
 
-async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -> None:
+async def test_documented_errors_have_the_format_of_the_path(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     told = {
@@ -167,7 +167,7 @@ async def test_errors_are_documented_in_the_words_of_the_path(zoo_store: Path) -
     assert value["error"]["type"] == "invalid_request_error"
 
 
-async def test_the_headers_of_an_answer_are_those_documented(zoo_store: Path) -> None:
+async def test_response_headers_are_documented(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
         reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
@@ -196,7 +196,9 @@ GENERATING = {
 
 
 @pytest.mark.parametrize("path", GENERATING)
-async def test_answers_and_streams_of_text_are_as_documented(path: str, zoo_store: Path) -> None:
+async def test_generation_responses_and_streams_fit_their_schemas(
+    path: str, zoo_store: Path
+) -> None:
     own = {"content-type", "content-length", "cache-control", "x-accel-buffering"}
     kinds: set[str] = set()
     async with zoo(zoo_store).client() as http:
@@ -219,14 +221,14 @@ async def test_answers_and_streams_of_text_are_as_documented(path: str, zoo_stor
     assert kinds == set(told)
 
 
-async def test_every_task_may_stand_in_a_path(zoo_store: Path) -> None:
+async def test_task_parameter_has_all_tasks(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
     (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
     assert sorted(task["schema"]["enum"]) == sorted(TaskName)
 
 
-def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> None:
+def test_only_equal_definitions_share_a_name() -> None:
     components = Components()
 
     def with_part(kind: str) -> dict[str, Any]:
@@ -246,14 +248,14 @@ def test_equal_definitions_share_a_name_and_others_of_the_same_name_do_not() -> 
     assert components.schemas["Part2"] == {"type": "number"}
 
 
-def test_a_definition_may_refer_to_itself() -> None:
+def test_definitions_may_be_recursive() -> None:
     components = Components()
     tree = {"$defs": {"Tree": {"items": {"$ref": "#/$defs/Tree"}}}, "$ref": "#/$defs/Tree"}
     components.add_schema("Forest", tree)
     assert components.schemas["Tree"] == {"items": {"$ref": "#/components/schemas/Tree"}}
 
 
-def test_a_shape_fits_all_it_was_made_of() -> None:
+def test_inferred_schema_fits_all_values() -> None:
     values = [{"error": "a", "n": 1}, {"error": ["b"], "n": None}, {"error": "c"}]
     schema = infer_schema(values)
     assert schema["required"] == ["error"]

@@ -14,7 +14,7 @@ LOADS = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']""")
 
 
 @pytest.mark.parametrize("path", ["/docs", "/docs/"])
-async def test_all_the_page_loads_is_served_here(path: str, tiny_store: Path) -> None:
+async def test_page_loads_local_files_only(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         page = await http.get(path)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -27,7 +27,7 @@ async def test_all_the_page_loads_is_served_here(path: str, tiny_store: Path) ->
     assert "//" not in page.text.replace("<!doctype html>", "")
 
 
-async def test_nothing_may_be_loaded_from_or_sent_to_elsewhere(tiny_store: Path) -> None:
+async def test_content_security_policy_blocks_other_hosts(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         page = await http.get("/docs")
         start = await http.get("/docs/start.js")
@@ -42,7 +42,7 @@ async def test_nothing_may_be_loaded_from_or_sent_to_elsewhere(tiny_store: Path)
     assert "http" not in start.text
 
 
-async def test_files_are_asked_again_cheaply(tiny_store: Path) -> None:
+async def test_files_support_conditional_requests(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         for path in ("/docs", "/docs/swagger-ui.css", "/docs/start.js"):
             first = await http.get(path)
@@ -54,7 +54,7 @@ async def test_files_are_asked_again_cheaply(tiny_store: Path) -> None:
     assert script.headers["content-type"].startswith("text/javascript")
 
 
-async def test_swagger_ui_is_of_the_fifth_generation(tiny_store: Path) -> None:
+async def test_swagger_ui_has_version_5(tiny_store: Path) -> None:
     """The fourth cannot read OpenAPI 3.1."""
     async with InProcess(tiny_store).client() as http:
         script = await http.get("/docs/swagger-ui-bundle.js")
@@ -65,6 +65,6 @@ async def test_swagger_ui_is_of_the_fifth_generation(tiny_store: Path) -> None:
     "path",
     ["/docs/index.html", "/docs/swagger_ui/LICENSE", "/docs/..%2fcore.py", "/docs/%2e%2e/docs.py"],
 )
-async def test_no_other_file_is_served(path: str, tiny_store: Path) -> None:
+async def test_other_files_are_not_served(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert (await http.get(path)).status_code == 404

@@ -16,7 +16,7 @@ CLASSIFY = f"/models/{CLASSIFIER}"
 PAIR = {"source_sentence": "good film", "sentences": ["great movie", "good film"]}
 
 
-async def test_one_text_becomes_a_list_of_one_embedding(tiny_store: Path) -> None:
+async def test_one_text_returns_a_list_of_one_embedding(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(EMBED, json={"inputs": "good film"})
     assert reply.status_code == 200
@@ -25,7 +25,7 @@ async def test_one_text_becomes_a_list_of_one_embedding(tiny_store: Path) -> Non
     assert np.linalg.norm(rows) == pytest.approx(1, abs=1e-6)
 
 
-async def test_embeddings_come_in_the_order_of_the_texts(tiny_store: Path) -> None:
+async def test_embeddings_have_the_order_of_the_texts(tiny_store: Path) -> None:
     texts = ["good film", "the river and the city", "night"]
     async with InProcess(tiny_store).client() as http:
         together = (await http.post(EMBED, json={"inputs": texts})).json()
@@ -34,7 +34,7 @@ async def test_embeddings_come_in_the_order_of_the_texts(tiny_store: Path) -> No
     assert not np.allclose(together[0], together[1], atol=0.01), "the model tells texts apart"
 
 
-async def test_a_classified_text_has_a_nested_list_best_first(tiny_store: Path) -> None:
+async def test_classification_returns_a_sorted_nested_list(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(CLASSIFY, json={"inputs": "good film"})
     ((first, second, third),) = reply.json()
@@ -43,7 +43,7 @@ async def test_a_classified_text_has_a_nested_list_best_first(tiny_store: Path) 
     assert first["score"] + second["score"] + third["score"] == pytest.approx(1, abs=1e-6)
 
 
-async def test_parameters_reach_the_task_nested_or_at_the_top(tiny_store: Path) -> None:
+async def test_parameters_may_be_nested_or_at_the_top_level(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         nested = await http.post(EMBED, json={"inputs": "a", "parameters": {"dimensions": 3}})
         loose = await http.post(EMBED, json={"inputs": "a", "dimensions": 3})
@@ -65,7 +65,7 @@ async def test_parameters_reach_the_task_nested_or_at_the_top(tiny_store: Path) 
         {"inputs": None, **PAIR},  # clients from 0.28 to 0.30
     ],
 )
-async def test_similarity_is_known_by_the_shape_of_its_inputs(
+async def test_similarity_is_detected_from_the_inputs(
     body: dict[str, Any], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -90,7 +90,7 @@ async def test_similarity_is_known_by_the_shape_of_its_inputs(
         "/",
     ],
 )
-async def test_every_spelling_of_a_path_finds_the_model(path: str, tiny_store: Path) -> None:
+async def test_all_forms_of_a_path_find_the_model(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(path, json={"inputs": "good film"})
         plain = await http.post(EMBED, json={"inputs": "good film"})
@@ -101,7 +101,7 @@ async def test_every_spelling_of_a_path_finds_the_model(path: str, tiny_store: P
 @pytest.mark.parametrize(
     "path", [f"/models/{EMBEDDER}/pipeline/{{}}", f"/pipeline/{{}}/{EMBEDDER}"]
 )
-async def test_the_task_in_the_path_decides(path: str, tiny_store: Path) -> None:
+async def test_path_task_overrides_detection(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         compared = await http.post(path.format("sentence-similarity"), json={"inputs": PAIR})
         embedded = await http.post(path.format("feature-extraction"), json={"inputs": "a"})
@@ -110,7 +110,7 @@ async def test_the_task_in_the_path_decides(path: str, tiny_store: Path) -> None
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/octet-stream"])
-async def test_the_content_type_does_not_matter(content_type: str | None, tiny_store: Path) -> None:
+async def test_content_type_is_ignored(content_type: str | None, tiny_store: Path) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(EMBED, content=b'{"inputs": "good film"}', headers=headers)
@@ -119,7 +119,7 @@ async def test_the_content_type_does_not_matter(content_type: str | None, tiny_s
     assert reply.headers["content-type"] == "application/json"
 
 
-async def test_headers_tell_what_ran_and_how_much(tiny_store: Path) -> None:
+async def test_headers_have_compute_type_and_counts(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(EMBED, json={"inputs": ["good film", "night"]})
     assert reply.headers["x-compute-type"] == "cpu-fp32"
@@ -131,7 +131,7 @@ async def test_headers_tell_what_ran_and_how_much(tiny_store: Path) -> None:
     assert stages == ["tokenization", "queue", "forward", "total"]
 
 
-async def test_a_text_cut_on_request_is_answered_with_a_warning(tiny_store: Path) -> None:
+async def test_truncated_text_sets_a_warning_header(tiny_store: Path) -> None:
     texts = ["good " * 20, "night"]
     async with InProcess(tiny_store).client() as http:
         cut = await http.post(EMBED, json={"inputs": texts, "parameters": {"truncate": True}})
@@ -141,7 +141,7 @@ async def test_a_text_cut_on_request_is_answered_with_a_warning(tiny_store: Path
     np.testing.assert_allclose(cut.json(), fits.json(), atol=1e-6)
 
 
-async def test_left_and_right_cut_different_sides(tiny_store: Path) -> None:
+async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:
     text = "good " * 14 + "night " * 14
     async with InProcess(tiny_store).client() as http:
         kept = {
@@ -167,7 +167,7 @@ async def test_left_and_right_cut_different_sides(tiny_store: Path) -> None:
         ("hf_hub/" + "1" * 5_000 + ".1", list),  # more digits than Python makes a number of
     ],
 )
-async def test_zero_shot_has_the_shape_that_the_client_reads(
+async def test_zero_shot_response_depends_on_the_client_version(
     user_agent: str, kind: type, tmp_path: Path
 ) -> None:
     seal_tiny(tmp_path, CLASSIFIER, labels=("entailment", "contradiction"))
@@ -177,7 +177,7 @@ async def test_zero_shot_has_the_shape_that_the_client_reads(
     assert (reply.status_code, type(reply.json())) == (200, kind)
 
 
-async def test_the_model_in_the_body_counts_where_the_path_names_none(tiny_store: Path) -> None:
+async def test_model_of_the_body_is_used_without_a_path_model(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         named = await http.post("/", json={"inputs": "a", "model": CLASSIFIER})
         filler = await http.post("/", json={"inputs": "a", "model": "http://localhost:8000"})
@@ -187,7 +187,7 @@ async def test_the_model_in_the_body_counts_where_the_path_names_none(tiny_store
     assert (unknown.status_code, unknown.json()["code"]) == (404, "model_not_found")
 
 
-async def test_keys_that_clients_send_by_habit_are_taken(tiny_store: Path) -> None:
+async def test_redundant_client_keys_are_accepted(tiny_store: Path) -> None:
     body = {"inputs": "a", "stream": False, "model": "somewhere/else", "options": None}
     async with InProcess(tiny_store).client() as http:
         assert (await http.post(EMBED, json=body)).status_code == 200

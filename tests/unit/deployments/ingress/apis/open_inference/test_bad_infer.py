@@ -77,7 +77,7 @@ WRONG: dict[str, Any] = {
 }
 
 
-async def test_bad_requests_are_told_in_a_string_and_harm_nobody(tiny_store: Path) -> None:
+async def test_invalid_requests_return_an_error_string(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=4))
     async with InProcess(tiny_store, settings=settings).client() as http:
         for name, body in WRONG.items():
@@ -97,7 +97,7 @@ async def test_bad_requests_are_told_in_a_string_and_harm_nobody(tiny_store: Pat
         ("args", ["a"] * 5, "`args` has 5 items"),
     ],
 )
-async def test_errors_name_the_clients_own_tensor(
+async def test_errors_name_the_tensor_of_the_client(
     name: str, data: list[str], words: str, tiny_store: Path
 ) -> None:
     body = {"inputs": [tensor(name=name, shape=[len(data)], data=data)]}
@@ -107,7 +107,7 @@ async def test_errors_name_the_clients_own_tensor(
     assert words in reply.json()["error"]
 
 
-async def test_errors_in_columns_name_them_too(tiny_store: Path) -> None:
+async def test_errors_of_columns_name_the_column(tiny_store: Path) -> None:
     body = {"inputs": [tensor(name="query"), tensor(name="texts", shape=[2], data=["a", ""])]}
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(PATH, json=body)
@@ -137,7 +137,7 @@ WRONG_LENGTHS: list[tuple[str | None, bytes]] = [
 ]
 
 
-async def test_the_header_length_must_be_right(tiny_store: Path) -> None:
+async def test_invalid_header_length_is_rejected(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
 
         async def post(length: str | None, binary: bytes) -> httpx.Response:
@@ -153,7 +153,7 @@ async def test_the_header_length_must_be_right(tiny_store: Path) -> None:
             assert isinstance(reply.json()["error"], str)
 
 
-async def test_a_body_too_large_is_413(tiny_store: Path) -> None:
+async def test_large_body_is_413(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(body_bytes=100))
     async with InProcess(tiny_store, settings=settings).client() as http:
         reply = await http.post(PATH, json=message(id="x" * 100))
@@ -161,7 +161,7 @@ async def test_a_body_too_large_is_413(tiny_store: Path) -> None:
     assert isinstance(reply.json()["error"], str)
 
 
-async def test_an_option_stands_among_the_parameters(tiny_store: Path) -> None:
+async def test_options_are_parameters(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(PATH, json=message(parameters={"use_cache": "no"}))
     assert "`parameters.use_cache`" in reply.json()["error"]

@@ -69,7 +69,7 @@ class CannedEncoder:
 @pytest.mark.parametrize("column", [False, True], ids=["n", "n,1"])
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
 @pytest.mark.parametrize("outputs", [None, True, False], ids=["default", "raw", "plain"])
-async def test_embeddings_are_those_of_the_other_apis(
+async def test_embeddings_equal_those_of_other_apis(
     outputs: bool | None, binary: bool, column: bool, tiny_store: Path
 ) -> None:
     wanted = None
@@ -88,7 +88,7 @@ async def test_embeddings_are_those_of_the_other_apis(
     assert binary_size == (None if outputs is False else 2 * WIDTH * 4)
 
 
-async def test_a_plain_body_gets_a_plain_answer(tiny_store: Path) -> None:
+async def test_json_request_returns_json(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(path_of(EMBEDDER), content=json.dumps(ONE_TEXT))
         (model,) = [m for m in http_models(await http.get("/models")) if m["id"] == EMBEDDER]
@@ -107,7 +107,7 @@ def http_models(reply: httpx.Response) -> list[dict[str, Any]]:
     return models
 
 
-async def test_labels_and_scores_are_rows_best_first(tiny_store: Path) -> None:
+async def test_labels_and_scores_are_sorted_rows(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         plain = (await http.post(f"/models/{CLASSIFIER}", json={"inputs": ["good", "bad"]})).json()
         result = await infer(http, CLASSIFIER, [texts("text", "good", "bad")])
@@ -129,7 +129,7 @@ async def test_labels_and_scores_are_rows_best_first(tiny_store: Path) -> None:
     assert [one["name"] for one in mixed.get_response()["outputs"]] == ["score", "label"]
 
 
-async def test_only_the_outputs_asked_for_come(tiny_store: Path) -> None:
+async def test_only_requested_outputs_are_returned(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         result = await infer(
             http, CLASSIFIER, [texts("text", "good")], outputs=[InferRequestedOutput("score")]
@@ -137,7 +137,7 @@ async def test_only_the_outputs_asked_for_come(tiny_store: Path) -> None:
     assert [one["name"] for one in result.get_response()["outputs"]] == ["score"]
 
 
-async def test_a_pair_of_texts_is_judged_together(tiny_store: Path) -> None:
+async def test_text_pair_is_classified_together(tiny_store: Path) -> None:
     body = {"inputs": [{"text": "good", "text_pair": "night"}]}
     async with InProcess(tiny_store).client() as http:
         plain = (await http.post(f"/models/{CLASSIFIER}", json=body)).json()
@@ -146,7 +146,7 @@ async def test_a_pair_of_texts_is_judged_together(tiny_store: Path) -> None:
     assert result.as_numpy("score")[0].tolist() == pytest.approx(scores)
 
 
-async def test_parameters_of_the_request_are_those_of_the_task(tiny_store: Path) -> None:
+async def test_request_parameters_reach_the_task(tiny_store: Path) -> None:
     mine = {"dimensions": 3, "use_cache": False, "use_gpu": False, "content_type": "str"}
     async with InProcess(tiny_store).client() as http:
         result = await infer(
@@ -166,7 +166,7 @@ async def test_parameters_of_the_request_are_those_of_the_task(tiny_store: Path)
     np.testing.assert_array_equal(same.as_numpy("embedding"), result.as_numpy("embedding"))
 
 
-async def test_everything_else_is_json_in_rows(tiny_store: Path) -> None:
+async def test_other_results_are_rows_of_json(tiny_store: Path) -> None:
     sentences = ["good film", "train", "night"]
     async with InProcess(tiny_store).client() as http:
         body = {"inputs": {"source_sentence": "good", "sentences": sentences}}
@@ -182,7 +182,7 @@ async def test_everything_else_is_json_in_rows(tiny_store: Path) -> None:
     assert [row["index"] for row in ranking] == np.argsort(-np.array(cosines)).tolist()
 
 
-async def test_candidate_labels_come_as_json_or_as_a_tensor(tmp_path: Path) -> None:
+async def test_candidate_labels_may_be_json_or_a_tensor(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/nli", labels=("contradiction", "neutral", "entailment"))
     async with InProcess(tmp_path, models=("tiny/nli",)).client() as http:
         body = {"inputs": "good", "parameters": {"candidate_labels": ["food", "city", "river"]}}
@@ -202,7 +202,7 @@ async def test_candidate_labels_come_as_json_or_as_a_tensor(tmp_path: Path) -> N
 LABELS = ["food", "city", "river"]
 
 
-async def test_questions_go_down_as_one_call_and_come_back_as_rows(tmp_path: Path) -> None:
+async def test_questions_form_one_call_and_return_rows(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/reader", tasks=(TaskName.QUESTION_ANSWERING,))
     answers = [{"score": 0.5, "start": i, "end": i + 1, "answer": "ż"} for i in range(2)]
     encoder = CannedEncoder(answers)
@@ -215,7 +215,7 @@ async def test_questions_go_down_as_one_call_and_come_back_as_rows(tmp_path: Pat
     assert call.texts == (("who", "the train"), ("what", "the train"))
 
 
-async def test_the_task_may_be_named(tiny_store: Path) -> None:
+async def test_parameter_task_selects_the_task(tiny_store: Path) -> None:
     asked = {"task": "feature-extraction"}
     async with InProcess(tiny_store).client() as http:
         result = await infer(http, EMBEDDER, [texts("text", "good")], parameters=asked)
@@ -229,7 +229,9 @@ async def test_the_task_may_be_named(tiny_store: Path) -> None:
             assert f"`{path}`" in reply.json()["error"] or "`texts`" in reply.json()["error"]
 
 
-async def test_a_compressed_body_counts_its_header_inflated(tiny_store: Path) -> None:
+async def test_header_length_of_a_compressed_body_is_that_of_the_inflated_one(
+    tiny_store: Path,
+) -> None:
     body, length = InferenceServerClient.generate_request_body([texts("text", "good")])
     headers = {LENGTH: str(length), "content-encoding": "gzip"}
     async with InProcess(tiny_store).client() as http:
@@ -241,7 +243,7 @@ async def test_a_compressed_body_counts_its_header_inflated(tiny_store: Path) ->
     ("failure", "status", "retry"),
     [(Overloaded("full"), 429, "1"), (EngineFailed("gave up"), 500, None)],
 )
-async def test_failures_behind_the_ingress_keep_their_status(
+async def test_encoder_failures_keep_their_status(
     failure: ServeError, status: int, retry: str | None, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, encoder=CannedEncoder(failure)).client() as http:

@@ -19,7 +19,7 @@ TEXT = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": [
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])
-async def test_the_server_tells_its_extensions(path: str, tiny_store: Path) -> None:
+async def test_server_metadata_has_extensions(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.get(path)
     assert reply.status_code == 200
@@ -27,7 +27,7 @@ async def test_the_server_tells_its_extensions(path: str, tiny_store: Path) -> N
     assert "binary_tensor_data" in reply.json()["extensions"]
 
 
-async def test_health_is_by_status(tiny_store: Path) -> None:
+async def test_health_is_reported_by_status(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert (await http.get("/v2/health/live")).json() == {"live": True}
         assert (await http.get("/v2/health/ready")).json() == {"ready": True}
@@ -40,7 +40,7 @@ async def test_health_is_by_status(tiny_store: Path) -> None:
             assert reply.json()["error"]
 
 
-async def test_metadata_publishes_the_tensors_of_every_task(tiny_store: Path) -> None:
+async def test_metadata_has_the_tensors_of_each_task(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         told = (await http.get(MODEL)).json()
         classifier = (await http.get(f"/v2/models/{CLASSIFIER}")).json()
@@ -61,7 +61,7 @@ async def test_metadata_publishes_the_tensors_of_every_task(tiny_store: Path) ->
     assert classifier["inputs"][1]["optional"] is True
 
 
-async def test_vectors_of_tokens_come_as_rows_of_json(tiny_store: Path) -> None:
+async def test_token_embeddings_are_rows_of_json(tiny_store: Path) -> None:
     asked = TEXT | {"parameters": {"task": "token-embeddings"}}
     async with InProcess(tiny_store).client() as http:
         (output,) = (await http.post(f"{MODEL}/infer", json=asked)).json()["outputs"]
@@ -70,7 +70,7 @@ async def test_vectors_of_tokens_come_as_rows_of_json(tiny_store: Path) -> None:
     assert {len(vector) for row in rows for vector in row} == {WIDTH}
 
 
-async def test_config_is_tritons(tmp_path: Path) -> None:
+async def test_config_has_the_format_of_triton(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     settings = IngressUserConfig(limits=LimitSettings(items=64))
     async with InProcess(tmp_path, models=(EMBEDDER,), settings=settings).client() as http:
@@ -82,9 +82,7 @@ async def test_config_is_tritons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_id", [EMBEDDER, EMBEDDER.replace("/", "%2F")])
-async def test_the_served_version_may_be_named_and_no_other(
-    model_id: str, tiny_store: Path
-) -> None:
+async def test_paths_accept_the_served_version_only(model_id: str, tiny_store: Path) -> None:
     path = f"/v2/models/{model_id}"
     async with InProcess(tiny_store).client() as http:
         for suffix in ("", "/ready", "/config", "/stats"):
@@ -98,7 +96,7 @@ async def test_the_served_version_may_be_named_and_no_other(
 
 
 @pytest.mark.parametrize("model_id", [EMBEDDER, EMBEDDER.replace("/", "%2F")])
-async def test_infer_knows_versions_too(model_id: str, tiny_store: Path) -> None:
+async def test_infer_accepts_the_served_version(model_id: str, tiny_store: Path) -> None:
     path = f"/v2/models/{model_id}"
     async with InProcess(tiny_store).client() as http:
         plain = await http.post(f"{path}/infer", json=TEXT)
@@ -123,7 +121,7 @@ ABSENT = [
 ]
 
 
-async def test_what_is_not_there_is_told_in_a_string(tiny_store: Path) -> None:
+async def test_unknown_models_return_an_error_string(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         for method, path, status in ABSENT:
             reply = await http.request(method, path)
@@ -138,7 +136,7 @@ def damaged(store: Path) -> str:
     return "tiny/damaged"
 
 
-async def test_the_index_lists_every_configured_model(tmp_path: Path) -> None:
+async def test_index_lists_all_configured_models(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     models = (EMBEDDER, damaged(tmp_path))
     async with InProcess(tmp_path, models=models).client() as http:
@@ -173,7 +171,7 @@ LOADING = [
 ]
 
 
-async def test_loading_says_what_is_the_case(tmp_path: Path) -> None:
+async def test_load_and_unload_report_the_configuration(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER, damaged(tmp_path))).client() as http:
         for path, body, status, words in LOADING:
@@ -182,7 +180,7 @@ async def test_loading_says_what_is_the_case(tmp_path: Path) -> None:
             assert words in reply.text
 
 
-async def test_statistics_count_the_requests_of_every_api(tiny_store: Path) -> None:
+async def test_statistics_count_requests_of_all_apis(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         await http.post(f"{MODEL}/infer", json=TEXT)
         await http.post(f"{MODEL}/infer", json=TEXT)  # from the cache

@@ -9,7 +9,7 @@ TASK = "feature-extraction"
 TIMINGS = EncoderTimings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
 
 
-def test_requests_add_up_by_how_they_ended() -> None:
+def test_statistics_sum_requests_by_outcome() -> None:
     statistics = ModelStatistics(clock=lambda: 12.5)
     for record in (
         RequestRecord("org/name", TASK, "cpu-fp32", 200, 3, 0.01, "miss", timings=TIMINGS),
@@ -35,7 +35,7 @@ def test_requests_add_up_by_how_they_ended() -> None:
     }
 
 
-def test_a_model_nobody_asked_has_zeros_and_leaves_no_trace() -> None:
+def test_unused_model_has_zero_statistics() -> None:
     statistics = ModelStatistics()
     told = statistics.build_stats(MODEL)
     assert told["last_inference"] == told["inference_count"] == 0

@@ -27,14 +27,14 @@ def bound(task: TaskName, *tensors: Tensor) -> Any:
     return find_task_tensors(task).to_inputs(columns)
 
 
-def test_every_task_has_a_form_whose_inputs_it_reads() -> None:
+def test_tensors_of_each_task_convert_to_valid_inputs() -> None:
     for name, task in TASKS.items():
         form = find_task_tensors(name)
         columns = {spec.name: ["some text"] for spec in form.inputs}
         task.inputs.read(form.to_inputs(columns))
 
 
-def test_list_parameters_are_known_by_their_types() -> None:
+def test_list_parameters_are_derived_from_types() -> None:
     assert find_list_parameters(TaskName.ZERO_SHOT_CLASSIFICATION) == {"candidate_labels"}
     assert find_list_parameters(TaskName.TOKEN_CLASSIFICATION) == {"ignore_labels"}
     assert find_list_parameters(TaskName.FILL_MASK) == {"targets"}
@@ -45,13 +45,13 @@ def test_list_parameters_are_known_by_their_types() -> None:
     "name", ["text", "args", "inputs", "input-0", "text_input", "text_inputs", "anything"]
 )
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 2)])
-def test_a_text_input_is_known_by_many_names(name: str, shape: tuple[int, ...]) -> None:
+def test_text_input_has_several_names(name: str, shape: tuple[int, ...]) -> None:
     tensor = texts(name, "a", "b", shape=shape)
     assert bound(TaskName.FEATURE_EXTRACTION, tensor) == ["a", "b"]
     assert bind_tensors(TaskName.FEATURE_EXTRACTION, {name: tensor}).text_name == name
 
 
-def test_rows_become_each_tasks_own_inputs() -> None:
+def test_rows_convert_to_task_inputs() -> None:
     assert bound(TaskName.TEXT_CLASSIFICATION, texts("text", "a", "b")) == ["a", "b"]
     pairs = bound(TaskName.TEXT_CLASSIFICATION, texts("x", "a"), texts("text_pair", "b"))
     assert pairs == [{"text": "a", "text_pair": "b"}]
@@ -67,7 +67,7 @@ def test_rows_become_each_tasks_own_inputs() -> None:
     assert one_context == {"question": ["q", "r"], "context": ["c", "c"]}
 
 
-def test_tensors_with_the_names_of_parameters_are_parameters() -> None:
+def test_tensors_named_like_parameters_are_parameters() -> None:
     found = bind_tensors(
         TaskName.ZERO_SHOT_CLASSIFICATION,
         {
@@ -132,7 +132,7 @@ def test_tensors_with_the_names_of_parameters_are_parameters() -> None:
         ),
     ],
 )
-def test_what_has_no_role_is_refused_by_name(
+def test_unknown_tensors_are_rejected_by_name(
     task: TaskName, tensors: list[Tensor], error: type[ServeError], field: str
 ) -> None:
     with pytest.raises(error) as refused:
@@ -153,5 +153,5 @@ def test_what_has_no_role_is_refused_by_name(
         ({"text", "text_pair"}, TaskName.TEXT_CLASSIFICATION),
     ],
 )
-def test_names_tell_the_task_when_they_come_together(names: set[str], task: TaskName) -> None:
+def test_tensor_names_select_the_task(names: set[str], task: TaskName) -> None:
     assert detect_task_from_tensors(names) is task

@@ -35,7 +35,7 @@ def bytes_tensor(*elements: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
-def test_numbers_arrive_as_triton_sends_them(datatype: Datatype) -> None:
+def test_binary_numbers_of_triton_are_parsed(datatype: Datatype) -> None:
     array = np.array(VALUES, triton_to_np_dtype(datatype))
     raw = parse_binary_tensor(
         "x", datatype, SHAPE, memoryview(as_sent(array, datatype)._get_binary_data())
@@ -49,14 +49,14 @@ def test_numbers_arrive_as_triton_sends_them(datatype: Datatype) -> None:
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
-def test_numbers_leave_as_triton_reads_them(datatype: Datatype) -> None:
+def test_numbers_are_encoded_for_triton(datatype: Datatype) -> None:
     array = np.array(VALUES, triton_to_np_dtype(datatype))
     raw = Tensor("x", datatype, (2, 3), array).to_binary()
     read = np.frombuffer(raw, dtype=triton_to_np_dtype(datatype)).reshape(2, 3)
     assert read.tolist() == array.tolist()
 
 
-def test_bf16_is_read_from_its_bytes_and_only_from_them() -> None:
+def test_bf16_is_parsed_from_binary_data_only() -> None:
     array = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
     raw = memoryview(as_sent(array, "BF16")._get_binary_data())
     tensor = parse_binary_tensor("x", "BF16", [3], raw)
@@ -68,7 +68,7 @@ def test_bf16_is_read_from_its_bytes_and_only_from_them() -> None:
 TEXTS = ["", "plain", "Zażółć 🦦 中文", "nul \0 inside"]
 
 
-def test_texts_arrive_as_triton_sends_them() -> None:
+def test_binary_texts_of_triton_are_parsed() -> None:
     array = np.array([text.encode() for text in TEXTS], object)
     raw = memoryview(as_sent(array, "BYTES")._get_binary_data())
     assert parse_binary_tensor("x", "BYTES", [4], raw).values == TEXTS
@@ -76,12 +76,12 @@ def test_texts_arrive_as_triton_sends_them() -> None:
     assert parse_json_tensor("x", "BYTES", [4], plain).values == TEXTS
 
 
-def test_texts_leave_as_triton_reads_them() -> None:
+def test_texts_are_encoded_for_triton() -> None:
     read = deserialize_bytes_tensor(bytes(Tensor("x", "BYTES", (4,), TEXTS).to_binary()))
     assert [text.decode() for text in read] == TEXTS
 
 
-def test_an_array_leaves_from_its_own_memory() -> None:
+def test_arrays_are_encoded_without_a_copy() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensor = Tensor("x", "FP32", (2, 3), array)
     assert np.shares_memory(np.frombuffer(tensor.to_binary(), np.float32), array)
@@ -97,7 +97,7 @@ def test_an_array_leaves_from_its_own_memory() -> None:
         ([2, 1, 2], [[["a", "b"]], [["c", "d"]]]),
     ],
 )
-def test_json_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> None:
+def test_json_data_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> None:
     assert parse_json_tensor("x", "BYTES", shape, data).values == ["a", "b", "c", "d"]
 
 
@@ -127,7 +127,7 @@ def test_json_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> None:
         ("FP32", [1], [None], "x[0]"),
     ],
 )
-def test_json_that_is_not_what_it_says_is_refused(
+def test_json_data_that_contradicts_shape_or_type_is_rejected(
     datatype: Datatype, shape: list[int], data: list[Any], path: str
 ) -> None:
     with pytest.raises(InvalidField) as refused:
@@ -152,7 +152,7 @@ def test_json_that_is_not_what_it_says_is_refused(
         ("BYTES", [1], bytes_tensor(b"\xed\xa0\x80"), "x[0]"),  # half of a surrogate pair
     ],
 )
-def test_bytes_that_do_not_add_up_are_refused(
+def test_binary_data_of_wrong_size_is_rejected(
     datatype: Datatype, shape: list[int], raw: bytes, path: str
 ) -> None:
     with pytest.raises(InvalidField) as refused:

@@ -87,7 +87,7 @@ async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | No
         ({"model": 7}, "model"),
     ],
 )
-async def test_a_bad_field_of_a_chat_is_named(
+async def test_invalid_chat_field_is_named(
     told: dict[str, Any], param: str, writing_store: Path
 ) -> None:
     status, _, named = await refused(writing_store, CHAT, {**CHAT_BODY, **told})
@@ -105,7 +105,7 @@ async def test_a_bad_field_of_a_chat_is_named(
         ({"model": "no/such"}, 404, "model_not_found", "model"),
     ],
 )
-async def test_what_is_too_much_or_nothing_is_named(
+async def test_limits_and_missing_fields_are_named(
     told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
     body = {**CHAT_BODY, **told}
@@ -134,7 +134,7 @@ async def test_what_is_too_much_or_nothing_is_named(
         ({"best_of": 2, "stream": True}, 400, "invalid_field", "best_of"),
     ],
 )
-async def test_a_bad_completion_is_refused_in_openai_words(
+async def test_invalid_completion_has_the_openai_error_format(
     told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
     body = {"prompt": "Once", **told}
@@ -162,7 +162,7 @@ async def test_a_bad_completion_is_refused_in_openai_words(
         (UnknownToken("`prompt` is bad", field="prompt"), {}, "messages"),
     ],
 )
-async def test_what_the_generator_refuses_is_told_in_openai_words(
+async def test_generator_errors_have_the_openai_format(
     error: ServeError, more: dict[str, Any], param: str, stream: bool, writing_store: Path
 ) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
@@ -173,7 +173,7 @@ async def test_what_the_generator_refuses_is_told_in_openai_words(
     assert len(asking.world.recorder.records) == 1
 
 
-async def test_a_full_generator_says_when_to_come_back(writing_store: Path) -> None:
+async def test_overloaded_generator_sets_retry_after(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=Overloaded("full")))
     reply = await asking.post(CHAT, CHAT_BODY)
     assert reply.status_code == 429

@@ -28,7 +28,7 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.generators import COMPUTE_TYPE, ScriptedReply
 
 
-async def test_an_answer_is_openais_object(writing_store: Path) -> None:
+async def test_chat_response_has_the_openai_format(writing_store: Path) -> None:
     reply = await ChatHarness(writing_store).post(CHAT, CHAT_BODY)
     body = reply.json()
     assert reply.status_code == 200
@@ -56,7 +56,7 @@ async def test_an_answer_is_openais_object(writing_store: Path) -> None:
     }
 
 
-async def test_headers_tell_what_computed_and_where_the_time_went(writing_store: Path) -> None:
+async def test_headers_have_compute_type_and_timings(writing_store: Path) -> None:
     headers = (await ChatHarness(writing_store).post(CHAT, CHAT_BODY)).headers
     assert headers["content-type"] == "application/json"
     assert headers["x-compute-type"] == COMPUTE_TYPE
@@ -66,7 +66,7 @@ async def test_headers_tell_what_computed_and_where_the_time_went(writing_store:
     assert "prefill;dur=2.00, decode;dur=3.00" in headers["server-timing"]
 
 
-async def test_defaults_leave_the_model_as_it_is(writing_store: Path) -> None:
+async def test_defaults_do_not_change_the_distribution(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     await asking.post(CHAT, CHAT_BODY)
     assert asking.call.options == GenerationOptions()
@@ -95,7 +95,7 @@ LEFT_OUT = {
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_a_body_leaves_out_is_the_model_s_own(
+async def test_checkpoint_defaults_replace_missing_parameters(
     path: str, said: dict[str, Any], meant: dict[str, Any], tmp_path: Path
 ) -> None:
     seal_tiny(tmp_path, EMBEDDER)
@@ -106,7 +106,7 @@ async def test_what_a_body_leaves_out_is_the_model_s_own(
     assert asking.call.options.sampling == SamplingParams(**meant)
 
 
-async def test_every_parameter_arrives(writing_store: Path) -> None:
+async def test_all_chat_parameters_reach_the_generator(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     sampling = {
         "temperature": 0,
@@ -144,7 +144,7 @@ async def test_every_parameter_arrives(writing_store: Path) -> None:
     )
 
 
-async def test_null_is_as_if_nothing_was_said(writing_store: Path) -> None:
+async def test_null_chat_parameters_are_ignored(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     keys = (
         "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed",
@@ -158,7 +158,7 @@ async def test_null_is_as_if_nothing_was_said(writing_store: Path) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
-async def test_no_limit_has_several_spellings(top_k: int, writing_store: Path) -> None:
+async def test_top_k_0_and_minus_1_mean_no_limit(top_k: int, writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -1}
     await asking.post(CHAT, body)
@@ -168,7 +168,7 @@ async def test_no_limit_has_several_spellings(top_k: int, writing_store: Path) -
     assert sampling.seed == 2**64 - 1
 
 
-async def test_several_answers_are_numbered(writing_store: Path) -> None:
+async def test_choices_have_an_index(writing_store: Path) -> None:
     asking = ChatHarness(
         writing_store, lambda call: ScriptedReply((f"s{call.options.sampling.seed}",))
     )
@@ -183,13 +183,15 @@ async def test_several_answers_are_numbered(writing_store: Path) -> None:
     ("reason", "finish"),
     [(FinishReason.LENGTH, "length"), (FinishReason.STOP, "stop"), (FinishReason.END, "stop")],
 )
-async def test_why_it_ended(reason: FinishReason, finish: str, writing_store: Path) -> None:
+async def test_finish_reason_is_mapped(
+    reason: FinishReason, finish: str, writing_store: Path
+) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=reason))
     body = (await asking.post(CHAT, CHAT_BODY)).json()
     assert body["choices"][0]["finish_reason"] == finish
 
 
-async def test_tokens_are_told_with_what_might_have_come_instead(writing_store: Path) -> None:
+async def test_logprobs_have_alternatives(writing_store: Path) -> None:
     asking = ChatHarness(
         writing_store, lambda call: ScriptedReply(("é", "x"), logprob=float("-inf"))
     )
@@ -202,13 +204,13 @@ async def test_tokens_are_told_with_what_might_have_come_instead(writing_store: 
     assert [one["token"] for one in content[0]["top_logprobs"]] == ["alt0"]
 
 
-async def test_logprobs_without_alternatives(writing_store: Path) -> None:
+async def test_logprobs_without_top_logprobs_have_no_alternatives(writing_store: Path) -> None:
     reply = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
     content = reply.json()["choices"][0]["logprobs"]["content"]
     assert [(one["logprob"], one["top_logprobs"]) for one in content] == [(-0.5, [])] * 2
 
 
-async def test_messages_reach_the_template_as_it_reads_them(writing_store: Path) -> None:
+async def test_template_receives_messages_with_text_content(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
@@ -246,7 +248,7 @@ NAMED = {"name": "n", "schema": SCHEMA}
         ({"type": "text"}, None, None),
     ],
 )
-async def test_every_way_to_ask_for_a_form(
+async def test_response_format_accepts_all_forms(
     form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
 ) -> None:
     asking = ChatHarness(writing_store)
@@ -274,7 +276,7 @@ async def test_every_way_to_ask_for_a_form(
         (f"/models/tiny%2Fdecoder{CHAT}", "tgi"),
     ],
 )
-async def test_every_way_to_name_the_model(
+async def test_model_may_be_named_in_path_or_body(
     path: str, model: str | None, writing_store: Path
 ) -> None:
     reply = await ChatHarness(writing_store).post(path, {**CHAT_BODY, "model": model})

@@ -28,7 +28,7 @@ def only(events: list[Any], key: str) -> list[Any]:
     return [event["choices"][0][key] for event in events]
 
 
-async def test_a_stream_opens_the_message_tells_pieces_and_ends(writing_store: Path) -> None:
+async def test_stream_has_role_deltas_and_finish_reason(writing_store: Path) -> None:
     events = await ChatHarness(writing_store).events(CHAT, CHAT_BODY)
     assert only(events, "delta") == [
         {"role": "assistant", "content": ""},
@@ -47,12 +47,12 @@ async def test_a_stream_opens_the_message_tells_pieces_and_ends(writing_store: P
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
-async def test_usage_is_told_only_when_wanted(options: Any, writing_store: Path) -> None:
+async def test_stream_has_usage_only_if_requested(options: Any, writing_store: Path) -> None:
     events = await ChatHarness(writing_store).events(CHAT, {**CHAT_BODY, "stream_options": options})
     assert all("usage" not in event for event in events)
 
 
-async def test_usage_comes_last_and_is_null_before(writing_store: Path) -> None:
+async def test_stream_usage_is_last_and_null_before(writing_store: Path) -> None:
     body = {**CHAT_BODY, "stream_options": {"include_usage": True}, "n": 2}
     *events, last = await ChatHarness(writing_store).events(CHAT, body)
     assert [event["usage"] for event in events] == [None] * len(events)
@@ -65,14 +65,14 @@ async def test_usage_comes_last_and_is_null_before(writing_store: Path) -> None:
     }
 
 
-async def test_headers_of_a_stream(writing_store: Path) -> None:
+async def test_stream_headers_have_compute_type_and_revision(writing_store: Path) -> None:
     headers = (await ChatHarness(writing_store).post(CHAT, STREAM)).headers
     assert headers["x-compute-type"] == COMPUTE_TYPE
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
 
 
-async def test_several_answers_are_told_apart_by_their_number(writing_store: Path) -> None:
+async def test_stream_choices_have_an_index(writing_store: Path) -> None:
     def speech_of(call: Any) -> ScriptedReply:
         seed = call.options.sampling.seed
         reason = FinishReason.LENGTH if seed == 6 else FinishReason.END
@@ -91,7 +91,7 @@ async def test_several_answers_are_told_apart_by_their_number(writing_store: Pat
     assert ends == {0: "stop", 1: "length"}
 
 
-async def test_logprobs_come_with_their_pieces(writing_store: Path) -> None:
+async def test_stream_logprobs_belong_to_their_deltas(writing_store: Path) -> None:
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 2}
     events = await ChatHarness(writing_store).events(CHAT, body)
     told = [one["content"] for one in only(events, "logprobs") if one]
@@ -99,7 +99,7 @@ async def test_logprobs_come_with_their_pieces(writing_store: Path) -> None:
     assert [len(token["top_logprobs"]) for content in told for token in content] == [2, 2]
 
 
-async def test_an_error_before_the_first_token_is_an_ordinary_one(writing_store: Path) -> None:
+async def test_error_before_the_first_token_sets_the_status(writing_store: Path) -> None:
     error = InputTooLong("`prompt` has 900 tokens, the model reads 256", field="prompt")
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     reply = await asking.post(CHAT, STREAM)
@@ -109,7 +109,7 @@ async def test_an_error_before_the_first_token_is_an_ordinary_one(writing_store:
     assert "content-length" in reply.headers
 
 
-async def test_an_error_half_way_is_an_event_and_nothing_follows(writing_store: Path) -> None:
+async def test_error_within_a_stream_is_the_last_event(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     reply = await asking.post(CHAT, STREAM)
     assert reply.status_code == 200
@@ -120,7 +120,7 @@ async def test_an_error_half_way_is_an_event_and_nothing_follows(writing_store: 
     assert [record.status for record in asking.world.recorder.records] == [500]
 
 
-async def test_a_client_who_leaves_frees_the_slots(writing_store: Path) -> None:
+async def test_client_disconnect_frees_slots(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with asking.world.application() as app:
         visitor = AsgiClient(app, CHAT, {**STREAM, "n": 3})
@@ -132,7 +132,7 @@ async def test_a_client_who_leaves_frees_the_slots(writing_store: Path) -> None:
     assert [record.status for record in asking.world.recorder.records] == [499]
 
 
-async def test_a_cancelled_handler_frees_the_slots(writing_store: Path) -> None:
+async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with asking.world.application() as app:
         for body in (STREAM, CHAT_BODY):
@@ -145,7 +145,7 @@ async def test_a_cancelled_handler_frees_the_slots(writing_store: Path) -> None:
     assert [record.status for record in asking.world.recorder.records] == [499, 499]
 
 
-async def test_a_reader_who_takes_nothing_frees_the_slots(writing_store: Path) -> None:
+async def test_slow_reader_frees_slots(writing_store: Path) -> None:
     settings = IngressUserConfig(stream_write_timeout_s=0.05)
     endless = ScriptedReply(("word ",) * 10_000)
     asking = ChatHarness(writing_store, lambda call: endless, settings)
@@ -157,7 +157,7 @@ async def test_a_reader_who_takes_nothing_frees_the_slots(writing_store: Path) -
     assert [record.status for record in asking.world.recorder.records] == [499]
 
 
-async def test_a_finished_stream_is_recorded_once_with_its_tokens(writing_store: Path) -> None:
+async def test_finished_stream_is_recorded_once(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     await asking.post(CHAT, STREAM)
     (record,) = asking.world.recorder.records

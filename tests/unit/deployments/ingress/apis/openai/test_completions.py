@@ -15,7 +15,7 @@ PROMPT = "Once upon a"
 BODY = {"prompt": PROMPT}
 
 
-async def test_a_continuation_is_openais_object(writing_store: Path) -> None:
+async def test_completion_has_the_openai_format(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     body = (await asking.post(COMPLETIONS, BODY)).json()
     assert body.pop("id").startswith("cmpl-")
@@ -47,7 +47,7 @@ async def test_a_continuation_is_openais_object(writing_store: Path) -> None:
         (["a", [7]], ["a", (7,)]),
     ],
 )
-async def test_prompts_are_texts_or_token_ids(
+async def test_prompts_may_be_texts_or_token_ids(
     prompt: Any, prompts: list[Any], writing_store: Path
 ) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}!",)))
@@ -57,7 +57,7 @@ async def test_prompts_are_texts_or_token_ids(
     assert told == [(i, f"{one}!") for i, one in enumerate(prompts)]
 
 
-async def test_choices_of_several_prompts_are_numbered_on(writing_store: Path) -> None:
+async def test_choices_of_several_prompts_have_consecutive_indices(writing_store: Path) -> None:
     def speech_of(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply((f"{call.prompt}{call.options.sampling.seed}",))
 
@@ -68,7 +68,7 @@ async def test_choices_of_several_prompts_are_numbered_on(writing_store: Path) -
     assert body["usage"]["prompt_tokens"] == 2
 
 
-async def test_the_likeliest_of_several_is_told_and_all_are_counted(writing_store: Path) -> None:
+async def test_best_of_returns_the_most_likely_and_counts_all(writing_store: Path) -> None:
     def speech_of(call: GenerationCall) -> ScriptedReply:
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=-1.0 if seed == 2 else -2.0)
@@ -80,7 +80,7 @@ async def test_the_likeliest_of_several_is_told_and_all_are_counted(writing_stor
     assert body["usage"]["completion_tokens"] == 6
 
 
-async def test_tokens_come_in_columns_with_their_places(writing_store: Path) -> None:
+async def test_logprobs_have_columns_with_offsets(writing_store: Path) -> None:
     body = (await ChatHarness(writing_store).post(COMPLETIONS, {**BODY, "logprobs": 1})).json()
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["Hel", "lo", ""],
@@ -97,14 +97,14 @@ async def test_tokens_come_in_columns_with_their_places(writing_store: Path) -> 
 @pytest.mark.parametrize(
     ("prompt", "shown"), [(PROMPT, [PROMPT]), ([5, 6], ["<5><6>"]), (["a", "b"], ["a", "b"])]
 )
-async def test_the_prompt_is_echoed(prompt: Any, shown: list[str], writing_store: Path) -> None:
+async def test_echo_prepends_the_prompt(prompt: Any, shown: list[str], writing_store: Path) -> None:
     body = (
         await ChatHarness(writing_store).post(COMPLETIONS, {"prompt": prompt, "echo": True})
     ).json()
     assert [choice["text"] for choice in body["choices"]] == [f"{one}Hello" for one in shown]
 
 
-async def test_an_echoed_prompt_has_its_tokens_in_front(writing_store: Path) -> None:
+async def test_echo_prepends_the_logprobs_of_the_prompt(writing_store: Path) -> None:
     body = {**BODY, "echo": True, "logprobs": 0}
     told = (await ChatHarness(writing_store).post(COMPLETIONS, body)).json()["choices"][0][
         "logprobs"
@@ -115,7 +115,7 @@ async def test_an_echoed_prompt_has_its_tokens_in_front(writing_store: Path) -> 
     assert told["top_logprobs"][:2] == [None, {" upon": -1.0}]
 
 
-async def test_a_prompt_can_be_scored_without_a_continuation(writing_store: Path) -> None:
+async def test_max_tokens_0_with_echo_scores_the_prompt(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), FinishReason.LENGTH))
     body = {**BODY, "echo": True, "logprobs": 0, "max_tokens": 0}
     reply = (await asking.post(COMPLETIONS, body)).json()
@@ -127,7 +127,7 @@ async def test_a_prompt_can_be_scored_without_a_continuation(writing_store: Path
     assert (reply["usage"]["completion_tokens"], reply["usage"]["total_tokens"]) == (0, 3)
 
 
-async def test_a_stream_of_several_prompts(writing_store: Path) -> None:
+async def test_stream_of_several_prompts_has_all_choices(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}", "!")))
     body = {"prompt": ["a", "b"], "stream_options": {"include_usage": True}}
     *events, last = await asking.events(COMPLETIONS, body)
@@ -143,7 +143,7 @@ async def test_a_stream_of_several_prompts(writing_store: Path) -> None:
     assert last["usage"]["total_tokens"] == 2 + 6
 
 
-async def test_a_stream_echoes_first_and_counts_on(writing_store: Path) -> None:
+async def test_stream_with_echo_continues_offsets(writing_store: Path) -> None:
     body = {**BODY, "echo": True, "logprobs": 0}
     events = await ChatHarness(writing_store).events(COMPLETIONS, body)
     choices = [event["choices"][0] for event in events]
@@ -152,13 +152,13 @@ async def test_a_stream_echoes_first_and_counts_on(writing_store: Path) -> None:
     assert offsets == [[0, 4, 9], [11], [14], [16]]
 
 
-async def test_an_error_half_way_is_an_event(writing_store: Path) -> None:
+async def test_error_within_a_completion_stream_is_an_event(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     reply = await asking.post(COMPLETIONS, {**BODY, "stream": True})
     assert events_in(reply.content)[-1]["error"]["code"] == "engine_failed"
 
 
-async def test_a_stop_string_and_its_end(writing_store: Path) -> None:
+async def test_stop_string_ends_the_text(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=FinishReason.STOP))
     body = (await asking.post(COMPLETIONS, {**BODY, "stop": ["\n", "."]})).json()
     assert asking.call.options.stop == ("\n", ".")

@@ -16,7 +16,7 @@ PATH = "/v1/embeddings"
 TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
 
 
-async def test_embeddings_come_as_a_list_of_objects_with_usage(tiny_store: Path) -> None:
+async def test_embeddings_return_objects_with_usage(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(PATH, json={"input": ["good film", "night"], "model": EMBEDDER})
     body = reply.json()
@@ -29,7 +29,7 @@ async def test_embeddings_come_as_a_list_of_objects_with_usage(tiny_store: Path)
     assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-6)
 
 
-async def test_base64_holds_exactly_the_floats(tiny_store: Path) -> None:
+async def test_base64_contains_the_same_floats(tiny_store: Path) -> None:
     body = {"input": ["good film", "night"], "model": EMBEDDER}
     async with InProcess(tiny_store).client() as http:
         floats = (await http.post(PATH, json=body)).json()["data"]
@@ -39,7 +39,7 @@ async def test_base64_holds_exactly_the_floats(tiny_store: Path) -> None:
         assert unpacked.tolist() == np.array(plain["embedding"], dtype=np.float32).tolist()
 
 
-async def test_usage_is_the_same_when_the_answer_was_remembered(tiny_store: Path) -> None:
+async def test_usage_is_the_same_for_cache_hits(tiny_store: Path) -> None:
     body = {"input": "good film", "model": EMBEDDER}
     async with InProcess(tiny_store).client() as http:
         first, second = [await http.post(PATH, json=body) for _ in range(2)]
@@ -60,7 +60,7 @@ async def test_usage_is_the_same_when_the_answer_was_remembered(tiny_store: Path
         (PATH, {"input": ["good film"], "model": EMBEDDER, "encoding_format": None}),
     ],
 )
-async def test_every_way_to_ask_gives_the_same_embedding(
+async def test_all_input_forms_return_the_same_embedding(
     path: str, body: dict[str, Any], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -70,7 +70,7 @@ async def test_every_way_to_ask_gives_the_same_embedding(
     assert reply.json() == plain.json()
 
 
-async def test_dimensions_cut_and_scale_anew(tiny_store: Path) -> None:
+async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
     body = {"input": "good film", "model": EMBEDDER}
     async with InProcess(tiny_store).client() as http:
         whole, cut = [
@@ -106,7 +106,7 @@ async def test_dimensions_cut_and_scale_anew(tiny_store: Path) -> None:
         ({"input": ["a"] * 5, "model": EMBEDDER}, 422, "too_many_items", "input"),
     ],
 )
-async def test_errors_are_objects_in_openai_words(
+async def test_errors_have_the_openai_format(
     body: dict[str, Any], status: int, code: str, param: str, tiny_store: Path
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=4))
@@ -128,7 +128,7 @@ async def test_errors_are_objects_in_openai_words(
         (b" " * 99, 413, "body_too_large"),
     ],
 )
-async def test_a_body_that_cannot_be_read_is_told_in_the_same_shape(
+async def test_unreadable_body_has_the_openai_error_format(
     content: bytes, status: int, code: str, tiny_store: Path
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(body_bytes=50))
@@ -138,7 +138,7 @@ async def test_a_body_that_cannot_be_read_is_told_in_the_same_shape(
     assert reply.json()["error"]["param"] == "body"
 
 
-async def test_two_families_asking_the_same_hear_it_each_in_its_own_words(tiny_store: Path) -> None:
+async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: Path) -> None:
     # Their computation is shared, so they get one and the same failure.
     async with InProcess(tiny_store).client() as http:
         openai, hugging_face = await asyncio.gather(
@@ -150,7 +150,7 @@ async def test_two_families_asking_the_same_hear_it_each_in_its_own_words(tiny_s
     assert "`inputs`" in hugging_face.json()["error"]
 
 
-async def test_a_text_is_cut_when_asked(tiny_store: Path) -> None:
+async def test_truncate_truncates_the_text(tiny_store: Path) -> None:
     body = {"input": TOO_LONG, "model": EMBEDDER, "truncate": True}
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(PATH, json=body)
@@ -158,7 +158,7 @@ async def test_a_text_is_cut_when_asked(tiny_store: Path) -> None:
     assert "x-hf-warning" in reply.headers
 
 
-async def test_one_model_is_described_by_its_id_in_any_spelling(tiny_store: Path) -> None:
+async def test_all_forms_of_a_model_path_describe_the_model(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         found = [await http.get(f"/v1/models/{i}") for i in (EMBEDDER, "tiny%2Fembedder")]
         unknown = await http.get("/v1/models/no/such")
@@ -171,7 +171,7 @@ async def test_one_model_is_described_by_its_id_in_any_spelling(tiny_store: Path
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
-async def test_generation_is_refused_with_what_the_model_can_do(
+async def test_generation_by_an_encoder_is_rejected_with_its_tasks(
     route: str, tiny_store: Path
 ) -> None:
     body = {"model": "dummy", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -29,7 +29,7 @@ async def client_of(asking: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
             yield client
 
 
-async def test_a_chat_whole_and_streamed(writing_store: Path) -> None:
+async def test_openai_client_chats_and_streams(writing_store: Path) -> None:
     async with client_of(ChatHarness(writing_store)) as client:
         whole = await client.chat.completions.create(model=DECODER, messages=[USER])
         stream = await client.chat.completions.create(
@@ -44,7 +44,7 @@ async def test_a_chat_whole_and_streamed(writing_store: Path) -> None:
     assert chunks[-1].usage == whole.usage
 
 
-async def test_the_streaming_helper_collects_the_message(writing_store: Path) -> None:
+async def test_openai_stream_helper_collects_the_message(writing_store: Path) -> None:
     async with (
         client_of(ChatHarness(writing_store)) as client,
         client.chat.completions.stream(
@@ -57,7 +57,7 @@ async def test_the_streaming_helper_collects_the_message(writing_store: Path) ->
     assert [token.token for token in final.choices[0].logprobs.content or ()] == ["Hel", "lo"]
 
 
-async def test_a_tool_is_called_whole_and_streamed(writing_store: Path) -> None:
+async def test_openai_client_reads_tool_calls(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(tuple(CALL)))
     async with client_of(asking) as client:
         whole = await client.chat.completions.create(
@@ -77,7 +77,7 @@ class City(BaseModel):
     name: str
 
 
-async def test_an_answer_is_parsed_into_a_type(writing_store: Path) -> None:
+async def test_openai_client_parses_structured_output(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(('{"name": "Rome"}',)))
     async with client_of(asking) as client:
         parsed = await client.chat.completions.parse(
@@ -88,7 +88,7 @@ async def test_an_answer_is_parsed_into_a_type(writing_store: Path) -> None:
     assert asking.call.options.grammar.kind == "json_schema"
 
 
-async def test_a_completion_whole_and_streamed(writing_store: Path) -> None:
+async def test_openai_client_completes_and_streams(writing_store: Path) -> None:
     async with client_of(ChatHarness(writing_store)) as client:
         whole = await client.completions.create(
             model=DECODER, prompt=["a", "b"], echo=True, logprobs=2, extra_body={"top_k": 3}
@@ -100,7 +100,7 @@ async def test_a_completion_whole_and_streamed(writing_store: Path) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-async def test_errors_are_the_clients_own(writing_store: Path) -> None:
+async def test_openai_client_raises_its_exceptions(writing_store: Path) -> None:
     broken = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
     async with client_of(broken) as client:
         with pytest.raises(openai.BadRequestError, match="temperature"):

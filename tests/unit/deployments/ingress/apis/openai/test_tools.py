@@ -40,7 +40,7 @@ def letters(text: str) -> tuple[str, ...]:
     return tuple(text)
 
 
-async def test_tools_reach_the_template_as_they_were_sent(writing_store: Path) -> None:
+async def test_template_receives_tools_unchanged(writing_store: Path) -> None:
     asking = ChatHarness(writing_store)
     await asking.post(CHAT, TOOLS)
     prompt = asking.call.prompt
@@ -50,7 +50,7 @@ async def test_tools_reach_the_template_as_they_were_sent(writing_store: Path) -
 
 
 @pytest.mark.parametrize("told", [{"tool_choice": "none"}, {"tools": []}])
-async def test_no_tools_no_calls(told: dict[str, Any], writing_store: Path) -> None:
+async def test_calls_without_tools_are_text(told: dict[str, Any], writing_store: Path) -> None:
     asking = saying(writing_store, CALL)
     message = (await asking.post(CHAT, {**TOOLS, **told})).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": CALL}
@@ -69,7 +69,7 @@ async def test_no_tools_no_calls(told: dict[str, Any], writing_store: Path) -> N
         '{"parameters": {"city": "Rome"}, "name": "weather"}',
     ],
 )
-async def test_an_answer_that_is_a_call_is_told_as_one(text: str, writing_store: Path) -> None:
+async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store: Path) -> None:
     body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
     (choice,) = body["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -95,7 +95,7 @@ async def test_an_answer_that_is_a_call_is_told_as_one(text: str, writing_store:
         "{}",
     ],
 )
-async def test_what_is_no_call_is_text_whole_and_in_streams(text: str, writing_store: Path) -> None:
+async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path) -> None:
     whole = (await saying(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
     assert whole["message"] == {"role": "assistant", "content": text}
     assert whole["finish_reason"] == "stop"
@@ -106,7 +106,7 @@ async def test_what_is_no_call_is_text_whole_and_in_streams(text: str, writing_s
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_several_calls_are_told_in_order(writing_store: Path) -> None:
+async def test_several_calls_keep_their_order(writing_store: Path) -> None:
     text = f'<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "clock"}}</tool_call>'
     body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
     calls = body["choices"][0]["message"]["tool_calls"]
@@ -114,7 +114,7 @@ async def test_several_calls_are_told_in_order(writing_store: Path) -> None:
     assert calls[1]["function"]["arguments"] == "{}"
 
 
-async def test_a_call_is_streamed_in_one_delta_and_none_of_it_as_text(writing_store: Path) -> None:
+async def test_stream_has_a_call_in_one_delta(writing_store: Path) -> None:
     text = f"<tool_call>\n{CALL}\n</tool_call>"
     events = await saying(writing_store, *letters(text)).events(CHAT, TOOLS)
     first, called, last = [event["choices"][0] for event in events]
@@ -126,7 +126,7 @@ async def test_a_call_is_streamed_in_one_delta_and_none_of_it_as_text(writing_st
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
 
 
-async def test_text_is_held_back_only_while_it_may_be_a_call(writing_store: Path) -> None:
+async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> None:
     pieces = ('{"name', '": "we', "athering", '"} and so on')
     events = await saying(writing_store, *pieces).events(CHAT, TOOLS)
     deltas = [event["choices"][0]["delta"].get("content") for event in events]
@@ -148,7 +148,7 @@ async def test_text_is_held_back_only_while_it_may_be_a_call(writing_store: Path
         ('{"name": "cock', False),
     ],
 )
-def test_how_a_call_begins(text: str, possible: bool) -> None:
+def test_may_start_tool_call_detects_prefixes(text: str, possible: bool) -> None:
     assert QA_MODEL.may_start_tool_call(text) is possible
 
 
@@ -166,7 +166,7 @@ def accepts(schema: Any, texts: Sequence[str]) -> list[bool]:
     return [validator.is_valid(orjson.loads(text)) for text in texts]
 
 
-async def test_a_required_call_is_a_grammar_of_all_tools(writing_store: Path) -> None:
+async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path) -> None:
     asking = saying(writing_store, CALL)
     reply = await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})
     assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
@@ -188,14 +188,16 @@ async def test_a_required_call_is_a_grammar_of_all_tools(writing_store: Path) ->
         {"function": {"name": "clock"}},
     ],
 )
-async def test_a_named_function_is_the_only_one_allowed(choice: Any, writing_store: Path) -> None:
+async def test_named_function_compiles_a_grammar_of_one_tool(
+    choice: Any, writing_store: Path
+) -> None:
     asking = saying(writing_store, '{"name": "clock", "arguments": {}}')
     await asking.post(CHAT, {**TOOLS, "tool_choice": choice})
     texts = ('{"name": "clock", "arguments": {}}', CALL)
     assert accepts(grammar_schema(asking), texts) == [True, False]
 
 
-async def test_a_call_that_was_cut_off_is_text_that_was_cut_off(writing_store: Path) -> None:
+async def test_incomplete_call_is_text(writing_store: Path) -> None:
     asking = saying(writing_store, CALL[:20], reason=FinishReason.LENGTH)
     (choice,) = (await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
     assert choice["finish_reason"] == "length"

@@ -54,7 +54,7 @@ async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
         await replica.close()
 
 
-async def test_a_chat_says_the_same_whole_and_streamed(store: Path) -> None:
+async def test_chat_stream_equals_the_whole_response(store: Path) -> None:
     async with client(store) as http:
         whole = (await http.post(CHAT, json=ASKED)).json()
         stream = await http.post(CHAT, json={**ASKED, "stream": True})
@@ -66,7 +66,7 @@ async def test_a_chat_says_the_same_whole_and_streamed(store: Path) -> None:
     assert "".join(said) == SAYS
 
 
-async def test_a_text_is_cut_at_its_length_and_scored(store: Path) -> None:
+async def test_max_tokens_ends_the_text_with_logprobs(store: Path) -> None:
     body = {"model": DECODER, "prompt": "the rain", "max_tokens": 5, "logprobs": 2, "echo": True}
     async with client(store) as http:
         told = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
@@ -84,7 +84,7 @@ async def test_a_text_is_cut_at_its_length_and_scored(store: Path) -> None:
     assert "".join(columns["tokens"][:read]) == "the rain"
 
 
-async def test_choices_differ_by_their_seeds(store: Path) -> None:
+async def test_choices_have_different_seeds(store: Path) -> None:
     body = {"model": DECODER, "prompt": ["a", "b"], "n": 2, "seed": 3, "max_tokens": 8}
     async with client(store) as http:
         told = (await http.post(COMPLETIONS, json=body)).json()
@@ -92,7 +92,7 @@ async def test_choices_differ_by_their_seeds(store: Path) -> None:
     assert len(set(texts)) == 4
 
 
-async def test_a_required_call_is_made_by_a_model_that_knows_nothing(store: Path) -> None:
+async def test_required_tool_call_is_made_by_a_random_model(store: Path) -> None:
     schema = {
         "type": "object",
         "properties": {"unit": {"$ref": "#/$defs/Unit"}},
@@ -126,7 +126,7 @@ async def test_a_required_call_is_made_by_a_model_that_knows_nothing(store: Path
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_model_refuses_is_named_as_it_was_sent(
+async def test_generator_errors_name_the_field_of_the_body(
     path: str, more: dict[str, Any], param: str, stream: bool, store: Path
 ) -> None:
     async with client(store) as http:

@@ -23,7 +23,7 @@ ray_hundredfold_requests_total{WorkerId="cc",model="m",otel_scope_name="ray"} 5
 """
 
 
-def test_families_of_all_nodes_are_merged_under_one_head_each() -> None:
+def test_merge_has_one_header_per_metric() -> None:
     assert merge_expositions([NODE_A, NODE_B]).splitlines() == [
         "# HELP hundredfold_requests_total Requests answered",
         "# TYPE hundredfold_requests_total counter",
@@ -38,18 +38,18 @@ def test_families_of_all_nodes_are_merged_under_one_head_each() -> None:
     ]
 
 
-def test_a_node_that_did_not_answer_leaves_the_others_whole() -> None:
+def test_merge_skips_nodes_without_response() -> None:
     assert merge_expositions(["", NODE_B]) == merge_expositions([NODE_B])
 
 
-def test_nothing_of_rays_own_comes_through() -> None:
+def test_merge_drops_metrics_of_ray() -> None:
     assert "node_cpu" not in merge_expositions([NODE_A])
 
 
-def test_without_any_metric_the_text_is_still_one_line() -> None:
+def test_merge_of_nothing_is_a_line_break() -> None:
     assert merge_expositions([]) == "\n"
 
 
-def test_a_label_value_that_looks_like_a_label_stays_whole() -> None:
+def test_label_values_are_not_changed() -> None:
     sample = 'ray_hundredfold_items_total{model="org/Version=1"} 1'
     assert merge_expositions([sample]).strip() == 'hundredfold_items_total{model="org/Version=1"} 1'

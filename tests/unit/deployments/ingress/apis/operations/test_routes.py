@@ -9,13 +9,13 @@ from tests.support.in_process import InProcess
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ping"])
-async def test_a_process_that_answers_is_alive_whatever_runs(path: str, tiny_store: Path) -> None:
+async def test_health_does_not_depend_on_replicas(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store, running={}).client() as http:
         reply = await http.get(path)
     assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
 
 
-async def test_ready_tells_the_encoders_and_their_replicas(tiny_store: Path) -> None:
+async def test_ready_lists_encoders_and_replicas(tiny_store: Path) -> None:
     running = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
     async with InProcess(tiny_store, running=running, gpus=0).client() as http:
         reply = await http.get("/ready")
@@ -38,7 +38,7 @@ async def test_ready_tells_the_encoders_and_their_replicas(tiny_store: Path) -> 
         ({"Tokenizer": 1}, ["no cpu encoder is running"]),
     ],
 )
-async def test_what_is_missing_makes_it_not_ready(
+async def test_missing_deployments_are_not_ready(
     running: dict[str, int], missing: list[str], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, running=running).client() as http:
@@ -47,7 +47,7 @@ async def test_what_is_missing_makes_it_not_ready(
     assert reply.json()["missing"] == missing
 
 
-async def test_one_refused_model_is_named_and_only_if_none_is_left_it_is_not_ready(
+async def test_ready_needs_one_open_model_and_lists_rejected_ones(
     tmp_path: Path,
 ) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).unlink()
@@ -63,7 +63,7 @@ async def test_one_refused_model_is_named_and_only_if_none_is_left_it_is_not_rea
     assert none_left.json()["missing"] == ["no model could be opened"]
 
 
-async def test_metrics_are_prometheus_text(tiny_store: Path) -> None:
+async def test_metrics_have_prometheus_format(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.get("/metrics")
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

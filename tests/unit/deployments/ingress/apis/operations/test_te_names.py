@@ -29,7 +29,7 @@ def added() -> list[str]:
     return text.removeprefix(OURS).splitlines()
 
 
-def test_requests_are_counted_by_how_they_ended() -> None:
+def test_aliases_count_requests_by_outcome() -> None:
     lines = added()
     labels = 'replica="aa",model="org/m"'
     assert [line for line in lines if line.startswith("te_request_success")] == [
@@ -43,14 +43,14 @@ def test_requests_are_counted_by_how_they_ended() -> None:
     assert len([line for line in lines if line.startswith("te_request_count")]) == 4
 
 
-def test_histograms_and_gauges_keep_their_samples() -> None:
+def test_aliases_keep_histogram_and_gauge_samples() -> None:
     lines = added()
     assert 'te_request_duration_bucket{le="0.1",model="org/m"} 3' in lines
     assert 'te_request_duration_sum{model="org/m"} 0.2' in lines
     assert "te_queue_size{} 7" in lines
 
 
-def test_every_family_has_one_head_and_none_is_empty() -> None:
+def test_each_alias_has_one_header_and_samples() -> None:
     lines = added()
     types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert types == [
@@ -63,5 +63,5 @@ def test_every_family_has_one_head_and_none_is_empty() -> None:
     assert not any("queue_duration" in line for line in lines), "per pass is not per request"
 
 
-def test_without_metrics_nothing_is_added() -> None:
+def test_aliases_of_nothing_are_empty() -> None:
     assert add_tei_aliases("\n") == "\n"

@@ -39,7 +39,7 @@ def ranking(store: Path, **world: Any) -> InProcess:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_texts_are_answered_with_a_bare_list_best_first(path: str, store: Path) -> None:
+async def test_texts_return_a_sorted_list(path: str, store: Path) -> None:
     async with ranking(store).client() as http:
         reply = await http.post(path, json={"query": QUERY, "texts": TEXTS})
     ranked = reply.json()
@@ -51,7 +51,7 @@ async def test_texts_are_answered_with_a_bare_list_best_first(path: str, store: 
     assert reply.headers["x-total-time"].isdecimal()
 
 
-async def test_texts_and_raw_scores_come_when_asked(store: Path) -> None:
+async def test_return_text_and_raw_scores_change_the_result(store: Path) -> None:
     body = {"query": QUERY, "texts": TEXTS, "return_text": True}
     async with ranking(store).client() as http:
         plain = (await http.post("/rerank", json=body)).json()
@@ -62,7 +62,7 @@ async def test_texts_and_raw_scores_come_when_asked(store: Path) -> None:
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), scores, atol=1e-6)
 
 
-async def test_a_cross_encoder_ranks_before_an_embedder_which_ranks_alone(store: Path) -> None:
+async def test_default_ranker_prefers_a_cross_encoder(store: Path) -> None:
     body = {"query": QUERY, "texts": TEXTS}
     async with ranking(store).client() as http:
         best = (await http.post("/rerank", json=body)).json()
@@ -77,7 +77,7 @@ async def test_a_cross_encoder_ranks_before_an_embedder_which_ranks_alone(store:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_documents_are_answered_with_signed_results(path: str, store: Path) -> None:
+async def test_documents_return_an_envelope(path: str, store: Path) -> None:
     async with ranking(store).client() as http:
         reply = await http.post(path, json=DOCUMENTS)
         as_texts = await http.post(path, json={"query": QUERY, "texts": TEXTS})
@@ -92,7 +92,7 @@ async def test_documents_are_answered_with_signed_results(path: str, store: Path
     assert told["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
 
 
-async def test_only_the_best_are_told_when_so_asked(store: Path) -> None:
+async def test_top_n_limits_results(store: Path) -> None:
     async with ranking(store).client() as http:
         every = (await http.post("/v2/rerank", json=DOCUMENTS)).json()["results"]
         best = (await http.post("/v2/rerank", json=DOCUMENTS | {"top_n": 2})).json()["results"]
@@ -101,7 +101,7 @@ async def test_only_the_best_are_told_when_so_asked(store: Path) -> None:
     assert more == every
 
 
-async def test_documents_come_back_as_each_dialect_reads_them(store: Path) -> None:
+async def test_return_documents_has_the_format_of_each_api(store: Path) -> None:
     body = DOCUMENTS | {"return_documents": True}
     async with ranking(store).client() as http:
         cohere, infinity = [
@@ -112,7 +112,7 @@ async def test_documents_come_back_as_each_dialect_reads_them(store: Path) -> No
     assert all(one["document"] == TEXTS[one["index"]] for one in infinity)
 
 
-async def test_documents_may_be_objects_and_keys_of_every_dialect_are_taken(store: Path) -> None:
+async def test_documents_may_be_objects_with_keys_of_other_apis(store: Path) -> None:
     objects = [{"text": text, "title": "any"} for text in TEXTS]
     extras = {"max_tokens_per_doc": 4096, "rank_fields": ["text"], "user": "u1", "top_n": None}
     async with ranking(store).client() as http:
@@ -121,7 +121,7 @@ async def test_documents_may_be_objects_and_keys_of_every_dialect_are_taken(stor
     assert same.json()["results"] == plain
 
 
-async def test_long_documents_are_cut_and_that_is_told(store: Path) -> None:
+async def test_long_documents_are_truncated_with_a_warning_header(store: Path) -> None:
     body = {"query": QUERY, "documents": ["good " * 30]}
     async with ranking(store).client() as http:
         reply = await http.post("/v2/rerank", json=body)
@@ -149,7 +149,7 @@ async def test_long_documents_are_cut_and_that_is_told(store: Path) -> None:
         (DOCUMENTS | {"documents": ["a"] * 4}, 422, "too_many_items", "documents"),
     ],
 )
-async def test_errors_name_the_key_that_the_client_sent(
+async def test_errors_name_the_key_of_the_body(
     path: str, body: dict[str, Any], status: int, code: str, param: str, store: Path
 ) -> None:
     async with ranking(store, settings=LIMITS).client() as http:
@@ -166,7 +166,7 @@ async def test_errors_name_the_key_that_the_client_sent(
     ("model", "status", "code"),
     [("no/such", 404, "model_not_found"), (CLASSIFIER, 400, "wrong_task")],
 )
-async def test_models_that_cannot_rank_are_refused_in_each_dialect(
+async def test_models_without_ranking_are_rejected_in_each_error_format(
     model: str, status: int, code: str, store: Path
 ) -> None:
     async with ranking(store).client() as http:
@@ -179,7 +179,7 @@ async def test_models_that_cannot_rank_are_refused_in_each_dialect(
     assert isinstance(tei.json()["error"], str)
 
 
-async def test_texts_that_are_null_are_not_given(store: Path) -> None:
+async def test_null_texts_count_as_missing(store: Path) -> None:
     async with ranking(store).client() as http:
         reply = await http.post("/rerank", json=DOCUMENTS | {"texts": None})
         neither = await http.post("/rerank", json={"query": QUERY, "texts": None})
@@ -190,7 +190,7 @@ async def test_texts_that_are_null_are_not_given(store: Path) -> None:
     )
 
 
-async def test_a_full_encoder_is_told_with_the_time_to_wait(store: Path) -> None:
+async def test_overload_sets_retry_after(store: Path) -> None:
     async with ranking(store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
         reply = await http.post("/v2/rerank", json=DOCUMENTS)
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
@@ -198,7 +198,7 @@ async def test_a_full_encoder_is_told_with_the_time_to_wait(store: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["/classify", f"/models/{CLASSIFIER}/classify"])
-async def test_infinity_classifies(path: str, store: Path) -> None:
+async def test_classify_returns_the_format_of_infinity(path: str, store: Path) -> None:
     body = {"input": ["good film", "night"], "model": CLASSIFIER}
     async with ranking(store).client() as http:
         told = (await http.post(path, json=body)).json()

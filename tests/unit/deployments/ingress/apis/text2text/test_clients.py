@@ -44,7 +44,9 @@ async def hub_client(store: Path, path: str) -> AsyncIterator[Any]:
             set_async_client_factory(default_async_client_factory)
 
 
-async def test_a_text_is_summarized(rewriting_store: Path, tiny_writer: TinyEncoderDecoder) -> None:
+async def test_summarization_returns_a_summary(
+    rewriting_store: Path, tiny_writer: TinyEncoderDecoder
+) -> None:
     async with hub_client(rewriting_store, SUMMARIZER) as client:
         told = await client.summarization(RIVER)
         assert told.summary_text == tiny_writer.answer(PREFIX + RIVER, **OWN_WAY_SAID)
@@ -58,7 +60,9 @@ async def test_a_text_is_summarized(rewriting_store: Path, tiny_writer: TinyEnco
         assert told.summary_text
 
 
-async def test_a_text_is_translated(rewriting_store: Path, tiny_writer: TinyEncoderDecoder) -> None:
+async def test_translation_returns_a_translation(
+    rewriting_store: Path, tiny_writer: TinyEncoderDecoder
+) -> None:
     async with hub_client(rewriting_store, TRANSLATOR) as client:
         said = {"num_beams": 3, "max_new_tokens": 8}
         told = await client.translation(RIVER, generate_parameters=said, truncation="only_first")
@@ -67,7 +71,7 @@ async def test_a_text_is_translated(rewriting_store: Path, tiny_writer: TinyEnco
             await client.translation(RIVER, src_lang="en_XX", tgt_lang="fr_XX")
 
 
-async def test_a_model_of_several_tasks_has_a_url_for_each(rewriting_store: Path) -> None:
+async def test_pipeline_urls_select_the_task(rewriting_store: Path) -> None:
     async with hub_client(rewriting_store, f"{WRITER}/pipeline/translation") as client:
         assert (await client.translation(RIVER)).translation_text
     async with hub_client(rewriting_store, f"{WRITER}/pipeline/summarization") as client:
@@ -75,7 +79,7 @@ async def test_a_model_of_several_tasks_has_a_url_for_each(rewriting_store: Path
 
 
 @pytest.mark.parametrize("model", [SUMMARIZER, TRANSLATOR, WRITER])
-async def test_text_generation_gives_the_text_without_its_prompt(
+async def test_text_generation_returns_text_without_the_prompt(
     model: str, rewriting_store: Path
 ) -> None:
     async with hub_client(rewriting_store, model) as client:
@@ -87,7 +91,7 @@ async def test_text_generation_gives_the_text_without_its_prompt(
         assert (details.details.generated_tokens, details.details.finish_reason) == (4, "length")
 
 
-async def test_text_generation_is_streamed(rewriting_store: Path) -> None:
+async def test_text_generation_streams(rewriting_store: Path) -> None:
     async with hub_client(rewriting_store, TRANSLATOR) as client:
         whole = await client.text_generation(RIVER)
         texts = await client.text_generation(RIVER, stream=True)
@@ -98,7 +102,7 @@ async def test_text_generation_is_streamed(rewriting_store: Path) -> None:
         assert "".join([text async for text in texts])
 
 
-async def test_openai_completions_answer_a_prompt(
+async def test_openai_completions_return_text(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"model": SUMMARIZER, "prompt": RIVER, "temperature": 0, "max_tokens": 10}
@@ -108,20 +112,20 @@ async def test_openai_completions_answer_a_prompt(
     assert reply["usage"]["prompt_tokens"] == prompt_tokens
 
 
-async def test_an_encoder_expects_no_token_of_a_prompt(http: httpx.AsyncClient) -> None:
+async def test_prompt_logprobs_are_rejected(http: httpx.AsyncClient) -> None:
     body = {"model": WRITER, "prompt": RIVER, "echo": True, "logprobs": 1}
     reply = await http.post("/v1/completions", json=body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_there_is_no_conversation_without_a_template(http: httpx.AsyncClient) -> None:
+async def test_chat_without_template_is_rejected(http: httpx.AsyncClient) -> None:
     body = {"model": WRITER, "messages": [{"role": "user", "content": RIVER}]}
     reply = await http.post("/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
 
 
-async def test_tgi_routes_answer_with_one_object(
+async def test_tgi_routes_return_one_object(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"inputs": RIVER, "parameters": {"max_new_tokens": 10}}

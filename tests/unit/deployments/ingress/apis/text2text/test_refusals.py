@@ -23,7 +23,7 @@ from tests.unit.deployments.ingress.apis.text2text.test_tasks import RIVER
         (f"/models/{EMBEDDER}/pipeline/translation", "`feature-extraction`"),
     ],
 )
-async def test_a_task_that_a_model_cannot_do_is_refused_with_those_it_can(
+async def test_unsupported_task_is_rejected_with_the_supported_tasks(
     path: str, known: str, client_without_generator: httpx.AsyncClient
 ) -> None:
     reply = await client_without_generator.post(path, json={"inputs": RIVER})
@@ -56,7 +56,7 @@ async def test_a_task_that_a_model_cannot_do_is_refused_with_those_it_can(
         ({"temperature": -1}, "temperature"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_its_name(
+async def test_invalid_parameters_are_rejected_by_name(
     parameters: dict[str, Any], field: str, client_without_generator: httpx.AsyncClient
 ) -> None:
     reply = await client_without_generator.post(
@@ -79,21 +79,23 @@ async def test_what_cannot_be_is_refused_by_its_name(
         ({"inputs": RIVER, "beams": 2}, 422, "unknown_parameter"),
     ],
 )
-async def test_a_body_that_is_wrong_is_refused(
+async def test_invalid_body_is_rejected(
     body: Any, status: int, code: str, client_without_generator: httpx.AsyncClient
 ) -> None:
     reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 
 
-async def test_beams_are_not_streamed(client_without_generator: httpx.AsyncClient) -> None:
+async def test_streaming_with_beams_is_rejected(
+    client_without_generator: httpx.AsyncClient,
+) -> None:
     body = {"inputs": RIVER, "parameters": {"num_beams": 2}, "stream": True}
     reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
     assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
     assert "`parameters.num_beams` must be 1" in reply.json()["error"]
 
 
-async def test_the_model_is_listed_with_its_tasks(
+async def test_model_list_has_the_tasks(
     client_without_generator: httpx.AsyncClient,
 ) -> None:
     facts = (await client_without_generator.get(f"/models/{SUMMARIZER}")).json()

@@ -17,12 +17,12 @@ from deployments.ingress.apis.text2text.routes import clean_up_spaces, text2text
         ("nothing to do", "nothing to do"),
     ],
 )
-def test_loose_spaces_are_taken_out_as_transformers_does(text: str, tidy: str) -> None:
+def test_clean_up_spaces_equals_transformers(text: str, tidy: str) -> None:
     assert clean_up_spaces(text) == tidy
 
 
 @pytest.mark.parametrize("schema", text2text_body_schemas(), ids=lambda schema: schema["title"])
-def test_what_clients_send_is_what_is_documented(schema: dict[str, object]) -> None:
+def test_client_bodies_fit_the_documented_schema(schema: dict[str, object]) -> None:
     flat = {"num_beams": 2, "early_stopping": "never", "truncation": "only_first"}
     for parameters in (flat, {"generate_parameters": flat}, {"generate_kwargs": flat, **flat}):
         jsonschema.validate({"inputs": ["a"], "parameters": parameters}, schema)

@@ -35,16 +35,14 @@ async def told(http: httpx.AsyncClient, path: str, body: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", TEXT_KEYS)
-async def test_a_text_has_a_list_of_one_answer(model: str, http: httpx.AsyncClient) -> None:
+async def test_one_text_returns_a_list_of_one_object(model: str, http: httpx.AsyncClient) -> None:
     (answer,) = await told(http, f"/models/{model}", {"inputs": RIVER})
     assert list(answer) == [TEXT_KEYS[model]]
     assert answer[TEXT_KEYS[model]]
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/invocations"])
-async def test_it_is_asked_by_the_model_that_the_body_names(
-    path: str, http: httpx.AsyncClient
-) -> None:
+async def test_model_of_the_body_is_used(path: str, http: httpx.AsyncClient) -> None:
     answers = await told(http, path, {"inputs": RIVER, "model": TRANSLATOR})
     assert answers == await told(http, f"/models/{TRANSLATOR}", RIVER)
 
@@ -58,14 +56,14 @@ async def test_it_is_asked_by_the_model_that_the_body_names(
         ("text2text-generation", "generated_text"),
     ],
 )
-async def test_a_model_of_several_tasks_is_asked_for_each_by_its_name(
+async def test_path_task_selects_the_task(
     path: str, task: str, key: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     (answer,) = await told(http, path.format(task=task, model=WRITER), {"inputs": RIVER})
     assert answer == {key: tiny_writer.answer(RIVER)}
 
 
-async def test_the_records_say_which_task_was_asked_for(rewriting_store: Path) -> None:
+async def test_records_have_the_requested_task(rewriting_store: Path) -> None:
     world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator())
     async with world.client() as http:
         await told(http, f"/pipeline/translation/{WRITER}", {"inputs": RIVER})
@@ -73,7 +71,7 @@ async def test_the_records_say_which_task_was_asked_for(rewriting_store: Path) -
     assert [record.task for record in world.recorder.records] == ["translation", "summarization"]
 
 
-async def test_several_texts_have_an_answer_each_in_one_list(
+async def test_several_texts_return_a_flat_list(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     answers = await told(http, f"/models/{TRANSLATOR}", {"inputs": [RIVER, BRIDGE, ROAD]})
@@ -83,7 +81,7 @@ async def test_several_texts_have_an_answer_each_in_one_list(
     assert await told(http, f"/models/{TRANSLATOR}", [ROAD]) == answers[2:]
 
 
-async def test_what_a_request_leaves_out_is_as_the_model_says(
+async def test_defaults_are_those_of_the_checkpoint(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     for text in (RIVER, BRIDGE, ROAD):
@@ -92,7 +90,7 @@ async def test_what_a_request_leaves_out_is_as_the_model_says(
     assert tiny_writer.answer(PREFIX + RIVER) != tiny_writer.answer(RIVER)
 
 
-async def test_the_text_before_a_prompt_is_that_of_the_task(
+async def test_prompt_prefix_depends_on_the_task(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     path = f"/models/{SUMMARIZER}/pipeline"
@@ -116,7 +114,7 @@ async def test_the_text_before_a_prompt_is_that_of_the_task(
         {"min_new_tokens": 6},
     ],
 )
-async def test_parameters_mean_what_they_mean_to_transformers(
+async def test_parameters_give_the_output_of_transformers(
     said: dict[str, Any], http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     body = {"inputs": [RIVER, BRIDGE], "parameters": said}
@@ -127,7 +125,7 @@ async def test_parameters_mean_what_they_mean_to_transformers(
 @pytest.mark.parametrize(
     "name", ["generate_parameters", "generation_parameters", "generate_kwargs"]
 )
-async def test_parameters_of_generate_stand_anywhere(
+async def test_generate_parameters_may_be_nested(
     name: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     expected = [{"generated_text": tiny_writer.answer(RIVER, num_beams=3, min_new_tokens=5)}]
@@ -140,7 +138,7 @@ async def test_parameters_of_generate_stand_anywhere(
         assert await told(http, f"/models/{WRITER}", {"inputs": RIVER, **more}) == expected
 
 
-async def test_a_text_that_is_too_long_is_refused_unless_it_may_be_cut(
+async def test_long_text_is_rejected_unless_truncation_is_set(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     long, path = " ".join([RIVER] * 9), f"/models/{TRANSLATOR}"
@@ -157,7 +155,7 @@ async def test_a_text_that_is_too_long_is_refused_unless_it_may_be_cut(
         assert reply.headers["x-prompt-tokens"] == "24", "the end token is one of them"
 
 
-async def test_answers_are_drawn_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+async def test_do_sample_samples_tokens(http: httpx.AsyncClient) -> None:
     path = f"/models/{SUMMARIZER}"
     drawn = {"do_sample": True, "seed": 3, "temperature": 3.0, "num_return_sequences": 3}
     answers = await told(http, path, {"inputs": RIVER, "parameters": drawn})
@@ -171,7 +169,7 @@ async def test_answers_are_drawn_where_that_is_asked_for(http: httpx.AsyncClient
         assert await told(http, path, {"inputs": RIVER, "parameters": said}) == likeliest
 
 
-async def test_a_models_own_beams_give_way_to_what_goes_token_by_token(
+async def test_token_level_parameters_disable_default_beams(
     http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     greedy = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
@@ -184,7 +182,7 @@ async def test_a_models_own_beams_give_way_to_what_goes_token_by_token(
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(None, 0), (3, 3)])
-async def test_a_grammar_may_repeat_what_the_model_by_itself_would_not(
+async def test_grammar_disables_the_default_ngram_limit(
     asked: int | None, kept: int, rewriting_store: Path
 ) -> None:
     generator = ScriptedGenerator()
@@ -195,7 +193,7 @@ async def test_a_grammar_may_repeat_what_the_model_by_itself_would_not(
     assert generator.calls[-1].options.no_repeat_ngram_size == kept
 
 
-async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient) -> None:
+async def test_clean_up_tokenization_spaces_removes_spaces(http: httpx.AsyncClient) -> None:
     # In ten words of which none comes twice there is punctuation.
     said: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_new_tokens": 10}
     path = f"/models/{TRANSLATOR}"
@@ -205,7 +203,7 @@ async def test_spaces_before_punctuation_are_cleaned_up(http: httpx.AsyncClient)
     assert clean["translation_text"] == clean_up_spaces(plain["translation_text"]) != plain
 
 
-async def test_details_stand_beside_the_text(http: httpx.AsyncClient) -> None:
+async def test_details_are_returned_with_the_text(http: httpx.AsyncClient) -> None:
     body = {"inputs": RIVER, "parameters": {"details": True}}
     (answer,) = await told(http, f"/models/{SUMMARIZER}", body)
     assert answer["summary_text"] == answer["generated_text"] != ""
@@ -216,7 +214,7 @@ async def test_details_stand_beside_the_text(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("model", [SUMMARIZER, TRANSLATOR])
-async def test_a_stream_tells_an_answer_token_by_token(
+async def test_stream_has_an_event_per_token_of_the_output(
     model: str, http: httpx.AsyncClient, tiny_writer: TinyEncoderDecoder
 ) -> None:
     own = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
@@ -229,7 +227,7 @@ async def test_a_stream_tells_an_answer_token_by_token(
     assert "".join(one["token"]["text"] for one in [*events, last]) == last["generated_text"]
 
 
-async def test_a_model_that_ran_out_of_time_says_what_it_has(http: httpx.AsyncClient) -> None:
+async def test_max_time_returns_partial_text(http: httpx.AsyncClient) -> None:
     far_deadline = {"max_time": 30, "min_new_tokens": 5}
     (answer,) = await told(http, f"/models/{WRITER}", {"inputs": RIVER, "parameters": far_deadline})
     assert answer["generated_text"]
@@ -239,7 +237,7 @@ async def test_a_model_that_ran_out_of_time_says_what_it_has(http: httpx.AsyncCl
         assert (reply.status_code, reply.json()["field"]) == (504, "parameters.max_time")
 
 
-async def test_a_beam_search_that_ran_out_of_time_is_recorded_once(rewriting_store: Path) -> None:
+async def test_beam_search_ended_by_max_time_is_recorded_once(rewriting_store: Path) -> None:
     world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator(pause_s=60))
     body = {"inputs": RIVER, "parameters": {"max_time": 0.05, "num_beams": 2}}
     async with world.client() as http:
@@ -252,7 +250,7 @@ async def test_a_beam_search_that_ran_out_of_time_is_recorded_once(rewriting_sto
     ("parameters", "field"),
     [({"num_beams": 5}, "num_beams"), ({"decoder_input_details": True}, "decoder_input_details")],
 )
-async def test_what_the_generator_refuses_is_called_by_its_name_too(
+async def test_generator_errors_name_the_parameter(
     parameters: dict[str, Any], field: str, http: httpx.AsyncClient
 ) -> None:
     reply = await http.post(f"/models/{WRITER}", json={"inputs": RIVER, "parameters": parameters})

@@ -34,7 +34,7 @@ async def ask(store: Path, path: str, body: Any, **world: Any) -> Any:
 
 @pytest.mark.parametrize(("inputs", "rows"), [("good film", 1), (["good film", "night"], 2)])
 @pytest.mark.parametrize("path", ["/embed", f"/models/{EMBEDDER}/embed"])
-async def test_embed_gives_a_row_of_length_one_for_each_text(
+async def test_embed_returns_a_normalized_row_per_text(
     path: str, inputs: Any, rows: int, tiny_store: Path
 ) -> None:
     reply = await ask(tiny_store, path, {"inputs": inputs})
@@ -43,7 +43,7 @@ async def test_embed_gives_a_row_of_length_one_for_each_text(
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
 
 
-async def test_embed_takes_its_parameters_beside_the_inputs(tiny_store: Path) -> None:
+async def test_embed_accepts_top_level_parameters(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         whole = (await http.post("/embed", json={"inputs": "good", "normalize": False})).json()
         cut = (await http.post("/embed", json={"inputs": "good", "dimensions": 3})).json()
@@ -52,12 +52,12 @@ async def test_embed_takes_its_parameters_beside_the_inputs(tiny_store: Path) ->
     np.testing.assert_allclose(cut[0], raw[:3] / np.linalg.norm(raw[:3]), atol=1e-6)
 
 
-async def test_keys_of_other_clients_are_ignored(tiny_store: Path) -> None:
+async def test_unknown_keys_are_ignored(tiny_store: Path) -> None:
     body = {"inputs": "good", "encoding_format": "float", "modality": "text", "truncate": None}
     assert (await ask(tiny_store, "/embed", body)).status_code == 200
 
 
-async def test_long_texts_are_cut_and_that_is_told(tiny_store: Path) -> None:
+async def test_long_texts_are_truncated_with_a_warning_header(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         cut = await http.post("/embed", json={"inputs": "night " + TOO_LONG})
         ends = [
@@ -72,7 +72,7 @@ async def test_long_texts_are_cut_and_that_is_told(tiny_store: Path) -> None:
     assert "22 tokens" in refused.json()["error"]
 
 
-async def test_times_are_told_in_whole_milliseconds(tiny_store: Path) -> None:
+async def test_time_headers_are_whole_milliseconds(tiny_store: Path) -> None:
     reply = await ask(tiny_store, "/embed", {"inputs": "good film"})
     names = ("compute", "total", "tokenization", "queue", "inference")
     assert all(reply.headers[f"x-{name}-time"].isdecimal() for name in names)
@@ -80,7 +80,7 @@ async def test_times_are_told_in_whole_milliseconds(tiny_store: Path) -> None:
     assert reply.headers["x-compute-tokens"] == "4"
 
 
-async def test_one_text_is_predicted_flat_with_all_labels(tiny_store: Path) -> None:
+async def test_predict_returns_a_flat_list_for_one_text(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post("/predict", json={"inputs": "good film"})
         nested = await http.post(f"/models/{CLASSIFIER}", json={"inputs": "good film"})
@@ -90,7 +90,7 @@ async def test_one_text_is_predicted_flat_with_all_labels(tiny_store: Path) -> N
     assert sum(one["score"] for one in labels) == pytest.approx(1, abs=1e-6)
 
 
-async def test_two_texts_in_a_list_are_one_pair_and_lists_of_them_a_batch(tiny_store: Path) -> None:
+async def test_predict_distinguishes_pairs_and_batches(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         path = f"/models/{CLASSIFIER}/predict"
         pair, single, batch, wrapped = [
@@ -105,7 +105,7 @@ async def test_two_texts_in_a_list_are_one_pair_and_lists_of_them_a_batch(tiny_s
     assert batch == [single, pair]
 
 
-async def test_raw_scores_are_the_logits(tiny_store: Path) -> None:
+async def test_raw_scores_are_logits(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         plain = (await http.post("/predict", json={"inputs": "good"})).json()
         raw = (await http.post("/predict", json={"inputs": "good", "raw_scores": True})).json()
@@ -113,7 +113,7 @@ async def test_raw_scores_are_the_logits(tiny_store: Path) -> None:
     np.testing.assert_allclose(powers / powers.sum(), [one["score"] for one in plain], atol=1e-6)
 
 
-async def test_similarity_gives_cosines_in_the_order_of_the_request(tiny_store: Path) -> None:
+async def test_similarity_returns_cosines_in_request_order(tiny_store: Path) -> None:
     body = {"inputs": {"source_sentence": "good film", "sentences": ["night", "good film"]}}
     async with InProcess(tiny_store).client() as http:
         bare = await http.post("/similarity", json=body)
@@ -132,7 +132,7 @@ async def test_similarity_gives_cosines_in_the_order_of_the_request(tiny_store: 
     [("good film", [4]), (["good film", "night"], [4, 3]), ([5, 6], [4]), (["a", [5]], [3, 3])],
 )
 @pytest.mark.parametrize("path", ["/embed_all", f"/models/{EMBEDDER}/embed_all"])
-async def test_embed_all_gives_a_raw_vector_for_each_token(
+async def test_embed_all_returns_a_vector_per_token(
     path: str, inputs: Any, tokens: list[int], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -146,7 +146,7 @@ async def test_embed_all_gives_a_raw_vector_for_each_token(
     assert again.json() == every.json()
 
 
-async def test_embed_all_cuts_long_texts_unless_told_not_to(tiny_store: Path) -> None:
+async def test_embed_all_truncates_unless_disabled(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         cut = await http.post("/embed_all", json={"inputs": TOO_LONG})
         whole = await http.post("/embed_all", json={"inputs": TOO_LONG, "truncate": False})
@@ -154,7 +154,7 @@ async def test_embed_all_cuts_long_texts_unless_told_not_to(tiny_store: Path) ->
     assert (whole.status_code, whole.json()["error_type"]) == (422, "Validation")
 
 
-async def test_embed_all_of_an_older_graph_says_how_to_get_it(tmp_path: Path) -> None:
+async def test_embed_all_of_an_older_artifact_asks_for_a_rebuild(tmp_path: Path) -> None:
     seal_older(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
         reply = await http.post("/embed_all", json={"inputs": "good"})
@@ -165,7 +165,7 @@ async def test_embed_all_of_an_older_graph_says_how_to_get_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["/embed_sparse", f"/models/{EMBEDDER}/embed_sparse"])
-async def test_what_no_graph_gives_is_refused_with_the_reason(path: str, tiny_store: Path) -> None:
+async def test_embed_sparse_is_rejected_with_the_reason(path: str, tiny_store: Path) -> None:
     reply = await ask(tiny_store, path, {"inputs": "good"})
     assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
     assert EMBEDDER in reply.json()["error"]
@@ -217,7 +217,7 @@ async def test_what_no_graph_gives_is_refused_with_the_reason(path: str, tiny_st
         ("/rerank", {"query": "a", "texts": []}, 400, "Empty"),
     ],
 )
-async def test_errors_have_its_statuses_and_title_case_types(
+async def test_errors_have_tei_statuses_and_title_case_types(
     path: str, body: dict[str, Any], status: int, kind: str, tiny_store: Path
 ) -> None:
     reply = await ask(tiny_store, path, body, settings=LIMITS)
@@ -236,7 +236,7 @@ async def test_predict_rejects_three_texts_and_explains_batches(tiny_store: Path
     ("content", "status", "kind"),
     [(b"{", 400, "Validation"), (b"[]", 400, "Validation"), (b" " * 2_001, 413, "Validation")],
 )
-async def test_bodies_that_cannot_be_read_are_objects_too(
+async def test_unreadable_bodies_return_error_objects(
     content: bytes, status: int, kind: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
@@ -251,7 +251,7 @@ async def test_bodies_that_cannot_be_read_are_objects_too(
         (EngineFailed("the output is not a number"), 424, "Backend"),
     ],
 )
-async def test_failures_behind_the_ingress(
+async def test_encoder_failures_have_tei_statuses(
     error: Exception, status: int, kind: str, tiny_store: Path
 ) -> None:
     reply = await ask(tiny_store, "/embed", {"inputs": "a"}, encoder=FailingEncoder(error))
@@ -260,13 +260,13 @@ async def test_failures_behind_the_ingress(
 
 
 @pytest.mark.parametrize("path", ["/embed", "/rerank", f"/models/{EMBEDDER}/tokenize"])
-async def test_other_methods_are_refused_in_the_same_words(path: str, tiny_store: Path) -> None:
+async def test_wrong_method_has_the_tei_error_format(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.put(path)
     assert (reply.status_code, reply.json()["error_type"]) == (405, "Validation")
 
 
-async def test_info_is_that_of_the_default_model_and_lists_all(tiny_store: Path) -> None:
+async def test_info_describes_the_default_model_and_lists_all(tiny_store: Path) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         info = (await http.get("/info")).json()
     assert info["model_id"] == info["served_model_name"] == EMBEDDER
@@ -277,7 +277,7 @@ async def test_info_is_that_of_the_default_model_and_lists_all(tiny_store: Path)
     assert [model["id"] for model in info["models"]] == [EMBEDDER, CLASSIFIER]
 
 
-def test_kinds_of_models_are_told_in_its_words() -> None:
+def test_model_types_have_tei_names() -> None:
     classifier = model_type(tiny_manifest(labels=("NO", "YES")))["classifier"]
     assert classifier == {"id2label": {"0": "NO", "1": "YES"}, "label2id": {"NO": 0, "YES": 1}}
     assert set(model_type(tiny_manifest(labels=("SCORE",)))) == {"reranker"}
@@ -288,7 +288,7 @@ def test_kinds_of_models_are_told_in_its_words() -> None:
     assert model_dtype(tagger) == "float32"
 
 
-async def test_a_prompt_stands_before_the_text(tmp_path: Path) -> None:
+async def test_prompt_name_prepends_the_prompt(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     world = InProcess(tmp_path, models=(EMBEDDER,))
     async with world.client() as http:

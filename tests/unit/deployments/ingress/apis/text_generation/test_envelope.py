@@ -27,7 +27,7 @@ TTFT = (DECODER, EMBEDDER)
 
 
 @pytest.mark.parametrize("path", OWN_PATHS)
-async def test_a_list_with_one_object_comes_with_its_prompt(path: str, writing_store: Path) -> None:
+async def test_one_prompt_returns_a_list_with_the_full_text(path: str, writing_store: Path) -> None:
     reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
     assert (reply.status_code, reply.json()) == (200, [{"generated_text": "Once" + TEXT}])
     assert reply.headers["x-generated-tokens"] == "4"
@@ -43,7 +43,7 @@ async def test_a_list_with_one_object_comes_with_its_prompt(path: str, writing_s
         ({"model": "tgi"}, (DECODER,)),
     ],
 )
-async def test_it_is_asked_without_a_path_of_its_own(
+async def test_default_paths_use_the_generative_model(
     path: str, more: dict[str, Any], models: tuple[str, ...], writing_store: Path
 ) -> None:
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 3}, **more}
@@ -62,7 +62,7 @@ async def test_it_is_asked_without_a_path_of_its_own(
         ({"inputs": "good film", "parameters": {"normalize": True}}, TTFT),
     ],
 )
-async def test_what_an_encoder_is_asked_it_answers_as_ever(
+async def test_encoder_models_respond_unchanged(
     body: dict[str, Any], models: tuple[str, ...], writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
@@ -72,7 +72,7 @@ async def test_what_an_encoder_is_asked_it_answers_as_ever(
     assert not generator.calls
 
 
-async def test_a_pair_to_compare_is_not_continued(writing_store: Path) -> None:
+async def test_similarity_inputs_are_not_continued(writing_store: Path) -> None:
     pair = {"source_sentence": "good film", "sentences": ["good film"]}
     for body in ({"inputs": pair}, pair, {"inputs": pair, "stream": True}):
         reply = await ask(writing_store, ScriptedGenerator(), "/", body, models=TTFT)
@@ -85,7 +85,7 @@ async def test_a_bare_text_is_a_prompt(body: Any, writing_store: Path) -> None:
     assert reply.json() == [{"generated_text": "Once" + TEXT}]
 
 
-async def test_several_prompts_have_a_list_each(writing_store: Path) -> None:
+async def test_several_prompts_return_a_list_per_prompt(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     body = {"inputs": ["Once", "Twice"], "parameters": {"details": True}}
     reply = await ask(writing_store, generator, f"/models/{DECODER}", body)
@@ -98,14 +98,14 @@ async def test_several_prompts_have_a_list_each(writing_store: Path) -> None:
     assert reply.headers["x-compute-characters"] == "9"
 
 
-async def test_a_list_of_one_prompt_is_a_list_too(writing_store: Path) -> None:
+async def test_a_list_with_one_prompt_returns_a_nested_list(writing_store: Path) -> None:
     reply = await ask(
         writing_store, ScriptedGenerator(), f"/models/{DECODER}", {"inputs": ["Once"]}
     )
     assert reply.json() == [[{"generated_text": "Once" + TEXT}]]
 
 
-async def test_several_answers_have_a_seed_each(writing_store: Path) -> None:
+async def test_several_sequences_have_different_seeds(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     parameters = {"num_return_sequences": 2, "temperature": 0.5, "seed": 5, "details": True}
     body = {"inputs": ["Once", "Twice"], "parameters": parameters}
@@ -116,7 +116,7 @@ async def test_several_answers_have_a_seed_each(writing_store: Path) -> None:
     assert reply.headers["x-prompt-tokens"] == "4", "a prompt is read once, however often answered"
 
 
-async def test_of_several_prompts_the_wrong_one_is_named(writing_store: Path) -> None:
+async def test_errors_name_the_index_of_the_prompt(writing_store: Path) -> None:
     generator = ScriptedGenerator(refusal=InputTooLong("`prompt` has 9 tokens", field="prompt"))
     reply = await ask(writing_store, generator, f"/models/{DECODER}", {"inputs": ["Once", "Twice"]})
     assert reply.status_code == 422
@@ -132,9 +132,7 @@ async def test_of_several_prompts_the_wrong_one_is_named(writing_store: Path) ->
         {"inputs": {"question": "a"}},
     ],
 )
-async def test_errors_have_the_type_that_huggingface_hub_knows(
-    body: Any, writing_store: Path
-) -> None:
+async def test_errors_have_an_error_type_of_huggingface_hub(body: Any, writing_store: Path) -> None:
     reply = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
     assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
     assert isinstance(reply.json()["error"], str)
@@ -149,7 +147,7 @@ async def test_errors_have_the_type_that_huggingface_hub_knows(
         ("/models/no/such/pipeline/text-generation", 404),
     ],
 )
-async def test_what_a_model_cannot_do_is_told_as_for_every_task(
+async def test_unsupported_tasks_have_the_default_error_format(
     path: str, status: int, writing_store: Path
 ) -> None:
     reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
@@ -157,7 +155,7 @@ async def test_what_a_model_cannot_do_is_told_as_for_every_task(
     assert "error_type" not in reply.json()
 
 
-async def test_the_model_is_listed_with_its_task(writing_store: Path) -> None:
+async def test_model_list_has_the_task(writing_store: Path) -> None:
     async with InProcess(
         writing_store, models=MODELS, generator=ScriptedGenerator()
     ).client() as http:

@@ -37,7 +37,7 @@ async def generate(writing_store: Path, parameters: dict[str, Any], **generator:
 
 
 @pytest.mark.parametrize("path", ["/generate", f"/models/{DECODER}/generate", "/generate/"])
-async def test_the_text_comes_as_one_object_without_its_prompt(
+async def test_generate_returns_one_object_without_the_prompt(
     path: str, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
@@ -48,12 +48,12 @@ async def test_the_text_comes_as_one_object_without_its_prompt(
     assert generator.running == 0
 
 
-async def test_the_prompt_stands_before_it_where_that_is_asked(writing_store: Path) -> None:
+async def test_return_full_text_prepends_the_prompt(writing_store: Path) -> None:
     reply = await generate(writing_store, {"return_full_text": True})
     assert reply.json() == {"generated_text": "Once upon" + TEXT}
 
 
-async def test_details_tell_every_token(writing_store: Path) -> None:
+async def test_details_have_all_tokens(writing_store: Path) -> None:
     reply = await generate(writing_store, {"details": True, "seed": 7, "temperature": 0.5})
     assert reply.json()["details"] == {
         "finish_reason": "eos_token",
@@ -69,14 +69,14 @@ async def test_details_tell_every_token(writing_store: Path) -> None:
     }
 
 
-async def test_details_tell_no_seed_where_nothing_was_drawn(writing_store: Path) -> None:
+async def test_greedy_decoding_reports_no_seed(writing_store: Path) -> None:
     drawn = await generate(writing_store, {"details": True, "do_sample": True})
     likeliest = await generate(writing_store, {"details": True, "seed": 7})
     assert drawn.json()["details"]["seed"] == 42
     assert likeliest.json()["details"]["seed"] is None
 
 
-async def test_the_prompts_tokens_are_details_too(writing_store: Path) -> None:
+async def test_decoder_input_details_adds_prompt_tokens(writing_store: Path) -> None:
     reply = await generate(writing_store, {"decoder_input_details": True})
     assert reply.json()["details"]["prefill"] == [
         {"id": 5, "text": "Once", "logprob": None},
@@ -84,7 +84,7 @@ async def test_the_prompts_tokens_are_details_too(writing_store: Path) -> None:
     ]
 
 
-async def test_what_might_have_come_is_told_for_each_token(writing_store: Path) -> None:
+async def test_top_n_tokens_adds_top_tokens(writing_store: Path) -> None:
     reply = await generate(writing_store, {"details": True, "top_n_tokens": 2})
     first, *others = reply.json()["details"]["top_tokens"]
     assert first == [
@@ -102,13 +102,15 @@ async def test_what_might_have_come_is_told_for_each_token(writing_store: Path) 
         (FinishReason.STOP, "stop_sequence"),
     ],
 )
-async def test_the_end_has_a_reason(reason: FinishReason, word: str, writing_store: Path) -> None:
+async def test_details_have_the_finish_reason(
+    reason: FinishReason, word: str, writing_store: Path
+) -> None:
     chunks = [Chunk("a.", (Token(1, "a.", -1.0),), ending(reason, 1))]
     reply = await generate(writing_store, {"details": True}, chunks=chunks)
     assert reply.json()["details"]["finish_reason"] == word
 
 
-async def test_of_best_of_the_others_are_in_the_details(writing_store: Path) -> None:
+async def test_best_of_returns_discarded_sequences_in_details(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     body = {"inputs": "Once", "best_of": 3, "do_sample": True, "return_full_text": True}
     plain = await ask(writing_store, generator, "/generate", body)
@@ -120,7 +122,7 @@ async def test_of_best_of_the_others_are_in_the_details(writing_store: Path) -> 
     assert len(generator.calls) == 6
 
 
-async def test_headers_tell_tokens_and_milliseconds(writing_store: Path) -> None:
+async def test_headers_have_token_counts_and_milliseconds(writing_store: Path) -> None:
     headers = (await generate(writing_store, {})).headers
     assert headers["content-type"] == "application/json"
     assert headers["x-compute-type"] == "cpu-int4"
@@ -146,7 +148,7 @@ async def test_headers_tell_tokens_and_milliseconds(writing_store: Path) -> None
         (ServeError("odd"), 500, "incomplete_generation"),
     ],
 )
-async def test_a_generators_refusal_is_told_in_lower_case(
+async def test_generator_errors_have_a_lower_case_type(
     error: ServeError, status: int, kind: str, writing_store: Path
 ) -> None:
     reply = await generate(writing_store, {}, refusal=error)
@@ -166,7 +168,7 @@ async def test_a_generators_refusal_is_told_in_lower_case(
         ),
     ],
 )
-async def test_a_generators_fields_have_the_bodys_names(
+async def test_generator_errors_name_fields_of_the_body(
     error: ServeError, sentence: str, writing_store: Path
 ) -> None:
     assert (await generate(writing_store, {}, refusal=error)).json()["error"] == sentence
@@ -186,7 +188,7 @@ async def test_a_generators_fields_have_the_bodys_names(
         ({"inputs": "a", "model": EMBEDDER}, 424, "generation"),
     ],
 )
-async def test_a_body_that_cannot_be_answered_is_told_likewise(
+async def test_invalid_bodies_have_the_tgi_error_format(
     body: Any, status: int, kind: str, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
@@ -195,14 +197,14 @@ async def test_a_body_that_cannot_be_answered_is_told_likewise(
     assert not generator.calls
 
 
-async def test_a_generator_that_starts_tells_when_to_come_back(writing_store: Path) -> None:
+async def test_cold_start_sets_retry_after(writing_store: Path) -> None:
     loading = ModelLoading("Model tiny/decoder is currently loading", estimated_time_s=20.0)
     reply = await generate(writing_store, {}, refusal=loading)
     assert (reply.status_code, reply.json()["estimated_time"]) == (503, 20.0)
     assert reply.headers["retry-after"] == "20"
 
 
-async def test_more_answers_than_one_prompt_may_have_are_refused(writing_store: Path) -> None:
+async def test_too_many_sequences_are_rejected(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(choices=2))
     body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}
     reply = await ask(writing_store, ScriptedGenerator(), "/generate", body, settings=settings)
@@ -210,7 +212,7 @@ async def test_more_answers_than_one_prompt_may_have_are_refused(writing_store: 
     assert "`parameters.best_of`" in reply.json()["error"]
 
 
-async def test_without_a_model_that_generates_there_is_an_answer_that_says_so(
+async def test_missing_generative_model_is_an_error(
     writing_store: Path,
 ) -> None:
     body = {"inputs": "a"}
@@ -218,7 +220,7 @@ async def test_without_a_model_that_generates_there_is_an_answer_that_says_so(
     assert (reply.status_code, reply.json()["error_type"]) == (424, "generation")
 
 
-async def test_another_method_is_refused_in_the_same_words(writing_store: Path) -> None:
+async def test_wrong_method_has_the_tgi_error_format(writing_store: Path) -> None:
     async with InProcess(writing_store, models=MODELS).client() as http:
         for path in ("/generate", f"/models/{DECODER}/generate_stream"):
             reply = await http.delete(path)

@@ -47,13 +47,13 @@ async def hub_client(store: Path, url: str = URL, **said: Any) -> AsyncIterator[
             set_async_client_factory(default_async_client_factory)
 
 
-async def test_a_text_is_continued(writing_store: Path) -> None:
+async def test_text_generation_returns_a_text(writing_store: Path) -> None:
     async with hub_client(writing_store) as client:
         assert await client.text_generation("Once") == "Once" + TEXT
         assert await client.text_generation("Once", return_full_text=False) == TEXT
 
 
-async def test_details_are_read(writing_store: Path) -> None:
+async def test_text_generation_returns_details(writing_store: Path) -> None:
     async with hub_client(writing_store, f"{URL}/generate") as client:
         told = await client.text_generation(
             "Once",
@@ -73,7 +73,7 @@ async def test_details_are_read(writing_store: Path) -> None:
 
 
 @pytest.mark.parametrize("url", [URL, "http://test", f"{URL}/generate_stream"])
-async def test_a_stream_is_read_token_by_token(url: str, writing_store: Path) -> None:
+async def test_text_generation_streams_tokens(url: str, writing_store: Path) -> None:
     async with hub_client(writing_store, url) as client:
         texts = await client.text_generation("Once", stream=True)
         assert [text async for text in texts] == [" a", " ti", "me", ""]
@@ -93,7 +93,7 @@ async def test_a_stream_is_read_token_by_token(url: str, writing_store: Path) ->
         (DeadlineExceeded("too late"), IncompleteGenerationError),
     ],
 )
-async def test_a_refusal_is_raised_as_what_it_is(
+async def test_rejections_raise_the_matching_exception(
     error: ServeError, raised: type[Exception], stream: bool, writing_store: Path
 ) -> None:
     async with hub_client(writing_store, refusal=error) as client:
@@ -101,7 +101,7 @@ async def test_a_refusal_is_raised_as_what_it_is(
             await client.text_generation("Once", stream=stream)
 
 
-async def test_a_failure_on_the_way_is_raised_too(writing_store: Path) -> None:
+async def test_failures_within_a_stream_raise(writing_store: Path) -> None:
     chunks = [CHUNKS[0], EngineFailed("the engine failed")]
     async with hub_client(writing_store, chunks=chunks) as client:
         texts = await client.text_generation("Once", stream=True)
@@ -110,7 +110,7 @@ async def test_a_failure_on_the_way_is_raised_too(writing_store: Path) -> None:
             await anext(texts)
 
 
-async def test_a_wrong_parameter_is_named(writing_store: Path) -> None:
+async def test_invalid_parameters_are_named(writing_store: Path) -> None:
     async with hub_client(writing_store) as client:
         with pytest.raises(ValidationError, match=r"parameters\.temperature"):
             await client.text_generation("Once", temperature=-1.0)

@@ -26,7 +26,7 @@ def body(**parameters: Any) -> dict[str, Any]:
     return {"inputs": "Once", "parameters": {"details": True, **parameters}}
 
 
-async def test_what_came_until_then_is_the_answer(writing_store: Path) -> None:
+async def test_max_time_returns_the_tokens_generated_by_then(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
     reply = await ask(writing_store, generator, "/generate", body(max_time=0.05))
     told = reply.json()
@@ -37,14 +37,14 @@ async def test_what_came_until_then_is_the_answer(writing_store: Path) -> None:
     assert generator.running == 0
 
 
-async def test_time_that_is_not_needed_changes_nothing(writing_store: Path) -> None:
+async def test_max_time_not_reached_changes_nothing(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     unbounded = await ask(writing_store, generator, "/generate", body())
     bounded = await ask(writing_store, generator, "/generate", body(max_time=60))
     assert bounded.json() == unbounded.json()
 
 
-async def test_an_answer_that_is_done_in_time_is_recorded_as_one(writing_store: Path) -> None:
+async def test_completion_before_max_time_is_recorded_once(writing_store: Path) -> None:
     world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator())
     async with world.client() as http:
         for path in ("/generate", "/generate_stream"):
@@ -52,7 +52,7 @@ async def test_an_answer_that_is_done_in_time_is_recorded_as_one(writing_store: 
     assert [record.status for record in world.recorder.records] == [200, 200]
 
 
-async def test_an_answer_that_is_cut_is_recorded_as_one_too(writing_store: Path) -> None:
+async def test_completion_ended_by_max_time_is_recorded_once(writing_store: Path) -> None:
     world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator(chunks=HANGS))
     async with world.client() as http:
         for path in ("/generate", "/generate_stream"):
@@ -62,7 +62,7 @@ async def test_an_answer_that_is_cut_is_recorded_as_one_too(writing_store: Path)
     assert [record.timings.tokens for record in world.recorder.records] == [5, 5]
 
 
-async def test_several_answers_end_each_where_it_stands(writing_store: Path) -> None:
+async def test_max_time_ends_each_of_several_sequences(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
     asked = body(max_time=0.05, num_return_sequences=2, do_sample=True, seed=1)
     reply = await ask(
@@ -74,7 +74,7 @@ async def test_several_answers_end_each_where_it_stands(writing_store: Path) -> 
     assert generator.running == 0
 
 
-async def test_a_stream_ends_with_the_text_so_far(writing_store: Path) -> None:
+async def test_max_time_ends_a_stream_with_the_text_so_far(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
     reply = await ask(writing_store, generator, "/generate_stream", body(max_time=0.05))
     *others, last = events_in(reply.content)
@@ -86,7 +86,7 @@ async def test_a_stream_ends_with_the_text_so_far(writing_store: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-async def test_where_nothing_came_there_is_no_answer(path: str, writing_store: Path) -> None:
+async def test_max_time_before_the_first_token_is_an_error(path: str, writing_store: Path) -> None:
     generator = SlowStart()
     reply = await ask(writing_store, generator, path, body(max_time=0.05))
     assert (reply.status_code, reply.json()["error_type"]) == (504, "incomplete_generation")

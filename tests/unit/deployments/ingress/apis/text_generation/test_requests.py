@@ -27,13 +27,13 @@ def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> Genera
     return asked(parameters, defaults).to_generation_request(None, RequestOptions()).options
 
 
-def test_without_parameters_the_likeliest_tokens_come_until_the_context_is_full() -> None:
+def test_defaults_are_greedy_without_a_token_limit() -> None:
     assert options({}) == GenerationOptions(
         sampling=SamplingParams(temperature=0.0), include_stop_string=True
     )
 
 
-def test_null_is_not_given() -> None:
+def test_null_parameters_are_ignored() -> None:
     nothing = dict.fromkeys(("temperature", "seed", "stop", "best_of", "grammar", "details"))
     assert options(nothing) == options({})
     body = {"inputs": "Once", "parameters": None, "options": None, "stream": None}
@@ -57,13 +57,13 @@ def test_null_is_not_given() -> None:
         ({"repetition_penalty": 1.1}, 0.0),
     ],
 )
-def test_tokens_are_drawn_when_a_parameter_of_drawing_is_given(
+def test_sampling_parameters_enable_sampling(
     parameters: dict[str, Any], temperature: float
 ) -> None:
     assert options(parameters).sampling.temperature == temperature
 
 
-def test_every_parameter_reaches_the_generator() -> None:
+def test_all_parameters_reach_the_generator() -> None:
     given = {
         "max_new_tokens": 9,
         "min_new_tokens": 2,
@@ -115,7 +115,7 @@ def test_every_parameter_reaches_the_generator() -> None:
         ({"top_n_tokens": 2}, STREAM, 2),
     ],
 )
-def test_logprobs_are_computed_where_they_are_told(
+def test_logprobs_are_computed_for_details_and_streams(
     parameters: dict[str, Any], defaults: RouteDefaults, logprobs: int | None
 ) -> None:
     assert options(parameters, defaults).logprobs == logprobs
@@ -129,7 +129,7 @@ def test_logprobs_are_computed_where_they_are_told(
         ({"stop": [], "stop_sequences": []}, ()),
     ],
 )
-def test_stop_has_an_older_spelling(given: dict[str, Any], stop: tuple[str, ...]) -> None:
+def test_stop_sequences_is_an_alias_of_stop(given: dict[str, Any], stop: tuple[str, ...]) -> None:
     assert options(given).stop == stop
 
 
@@ -142,14 +142,14 @@ def test_stop_has_an_older_spelling(given: dict[str, Any], stop: tuple[str, ...]
         ("json_schema", {"name": "thing", "schema": {"properties": {"a": {"type": "string"}}}}),
     ],
 )
-def test_a_json_schema_comes_as_an_object_a_text_or_with_its_name(kind: str, value: Any) -> None:
+def test_grammar_accepts_schema_object_text_and_named_schema(kind: str, value: Any) -> None:
     grammar = options({"grammar": {"type": kind, "value": value}}).grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
     assert orjson.loads(grammar.value) == {"properties": {"a": {"type": "string"}}}
 
 
-def test_parameters_may_stand_at_the_top_and_the_nested_ones_win() -> None:
+def test_nested_parameters_override_top_level_ones() -> None:
     body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
     told = parse_generate_request(body, HUB).to_generation_request(None, RequestOptions()).options
     assert (told.max_new_tokens, told.sampling.top_k) == (5, 9)
@@ -194,7 +194,7 @@ def test_parameters_may_stand_at_the_top_and_the_nested_ones_win() -> None:
         ({"grammar": "[a-z]"}, "grammar"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_named(parameters: dict[str, Any], field: str) -> None:
+def test_invalid_parameter_is_named(parameters: dict[str, Any], field: str) -> None:
     with pytest.raises(ServeError) as refused:
         options(parameters)
     assert isinstance(refused.value, InvalidField | EmptyInput)
@@ -210,17 +210,17 @@ def test_a_parameter_that_cannot_be_is_named(parameters: dict[str, Any], field: 
         {"decoder_input_details": True},
     ],
 )
-def test_what_a_stream_cannot_tell_is_refused_there_only(parameters: dict[str, Any]) -> None:
+def test_unstreamable_parameters_are_rejected_in_streams_only(parameters: dict[str, Any]) -> None:
     assert asked(parameters)
     with pytest.raises(InvalidField, match="when streaming"):
         asked(parameters, STREAM)
 
 
-def test_what_adds_nothing_is_no_clash() -> None:
+def test_parameters_without_effect_do_not_conflict() -> None:
     assert asked({"best_of": 1, "num_return_sequences": 1, "seed": 1, "watermark": False}, STREAM)
 
 
-def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
+def test_unknown_parameters_have_the_message_huggingface_hub_parses() -> None:
     with pytest.raises(UnknownParameter) as refused:
         asked({"num_beams": 4, "top_k": 1, "max_lenght": 9})
     assert refused.value.message.startswith(
@@ -242,14 +242,12 @@ def test_unknown_parameters_are_named_as_huggingface_hub_reads_them() -> None:
         (["a"], RouteDefaults(), "inputs"),
     ],
 )
-def test_inputs_that_are_no_prompt_are_named(
-    inputs: Any, defaults: RouteDefaults, field: str
-) -> None:
+def test_invalid_inputs_are_named(inputs: Any, defaults: RouteDefaults, field: str) -> None:
     with pytest.raises(ServeError) as refused:
         parse_generate_request({"inputs": inputs}, defaults)
     assert refused.value.field == field
 
 
-def test_one_object_cannot_be_several_answers() -> None:
+def test_generate_rejects_several_sequences() -> None:
     with pytest.raises(InvalidField, match="num_return_sequences"):
         asked({"num_return_sequences": 2, "do_sample": True}, RouteDefaults())

@@ -43,7 +43,7 @@ async def events(writing_store: Path, parameters: dict[str, Any], **generator: A
         ("/", {"stream": True}),
     ],
 )
-async def test_there_is_an_event_for_each_token(
+async def test_stream_has_an_event_per_token(
     path: str, more: dict[str, Any], writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
@@ -63,7 +63,7 @@ async def test_there_is_an_event_for_each_token(
     assert generator.running == 0
 
 
-async def test_the_last_event_tells_how_it_ended(writing_store: Path) -> None:
+async def test_last_event_has_text_and_details(writing_store: Path) -> None:
     *others, last = await events(writing_store, {"details": True, "seed": 3, "do_sample": True})
     assert [event["details"] for event in others] == [None] * 3
     assert last["details"] == {
@@ -74,26 +74,26 @@ async def test_the_last_event_tells_how_it_ended(writing_store: Path) -> None:
     }
 
 
-async def test_the_whole_text_may_have_its_prompt_the_tokens_never(writing_store: Path) -> None:
+async def test_return_full_text_affects_the_text_only(writing_store: Path) -> None:
     *_, last = told = await events(writing_store, {"return_full_text": True})
     assert last["generated_text"] == "Once upon" + TEXT
     assert "".join(event["token"]["text"] for event in told) == TEXT
 
 
-async def test_a_body_behind_the_hugging_face_routes_gets_the_prompt_back(
+async def test_hugging_face_routes_return_the_full_text(
     writing_store: Path,
 ) -> None:
     reply = await ask(writing_store, ScriptedGenerator(), "/", {"inputs": "Once", "stream": True})
     assert events_in(reply.content)[-1]["generated_text"] == "Once" + TEXT
 
 
-async def test_what_might_have_come_is_told_where_that_is_asked(writing_store: Path) -> None:
+async def test_top_n_tokens_adds_top_tokens_to_events(writing_store: Path) -> None:
     first, *_ = await events(writing_store, {"top_n_tokens": 2})
     assert [one["id"] for one in first["top_tokens"]] == [7, 9]
     assert "top_tokens" not in (await events(writing_store, {}))[0]
 
 
-async def test_text_that_was_held_back_is_in_the_whole_text_once(writing_store: Path) -> None:
+async def test_held_back_text_occurs_once_in_the_full_text(writing_store: Path) -> None:
     held = [
         Chunk("", (Token(1, "a", -1.0),)),
         Chunk("ab", (Token(2, "b", -1.0),), ending(FinishReason.STOP, 2)),
@@ -104,14 +104,14 @@ async def test_text_that_was_held_back_is_in_the_whole_text_once(writing_store: 
     assert told[-1]["details"]["finish_reason"] == "stop_sequence"
 
 
-async def test_an_end_without_a_token_is_an_event_that_adds_nothing(writing_store: Path) -> None:
+async def test_end_without_token_is_an_empty_event(writing_store: Path) -> None:
     told = await events(writing_store, {}, chunks=[CHUNKS[0], Chunk("", (), ending(tokens=1))])
     assert [event["index"] for event in told] == [1, 2]
     assert (told[1]["token"]["text"], told[1]["token"]["special"]) == ("", True)
     assert told[1]["generated_text"] == " a"
 
 
-async def test_the_headers_are_those_of_a_stream(writing_store: Path) -> None:
+async def test_stream_headers_omit_totals(writing_store: Path) -> None:
     reply = await ask(writing_store, ScriptedGenerator(), STREAM, {"inputs": "Once upon"})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.headers["cache-control"] == "no-cache"
@@ -142,7 +142,7 @@ async def test_the_headers_are_those_of_a_stream(writing_store: Path) -> None:
         ),
     ],
 )
-async def test_a_failure_on_the_way_is_the_last_event(
+async def test_failure_within_a_stream_is_the_last_event(
     error: Exception, words: dict[str, str], writing_store: Path
 ) -> None:
     first, last = await events(writing_store, {}, chunks=[CHUNKS[0], error])
@@ -153,7 +153,7 @@ async def test_a_failure_on_the_way_is_the_last_event(
 @pytest.mark.parametrize(
     ("error", "status"), [(Overloaded("Model is overloaded"), 429), (EngineFailed("no"), 424)]
 )
-async def test_a_failure_before_the_first_token_has_its_status(
+async def test_failure_before_the_first_token_sets_the_status(
     error: ServeError, status: int, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator(refusal=error)
@@ -163,15 +163,13 @@ async def test_a_failure_before_the_first_token_has_its_status(
 
 
 @pytest.mark.parametrize("path", [STREAM, "/"])
-async def test_parameters_that_do_not_go_with_a_stream_have_a_status_too(
-    path: str, writing_store: Path
-) -> None:
+async def test_unstreamable_parameters_set_the_status(path: str, writing_store: Path) -> None:
     body = {"inputs": "Once", "stream": True, "parameters": {"decoder_input_details": True}}
     reply = await ask(writing_store, ScriptedGenerator(), path, body)
     assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
 
 
-async def test_a_client_that_leaves_frees_the_generator(writing_store: Path) -> None:
+async def test_client_disconnect_stops_generation(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=CHUNKS[:1])  # and then it hangs
     world = InProcess(writing_store, models=MODELS, generator=generator)
     async with world.application() as app:
@@ -183,7 +181,7 @@ async def test_a_client_that_leaves_frees_the_generator(writing_store: Path) -> 
     assert [record.status for record in world.recorder.records] == [499]
 
 
-async def test_streams_side_by_side_keep_their_words_apart(writing_store: Path) -> None:
+async def test_concurrent_streams_do_not_mix_tokens(writing_store: Path) -> None:
     generator = ScriptedGenerator(pause_s=0.001)
     world = InProcess(writing_store, models=MODELS, generator=generator)
 

@@ -22,7 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-async def test_the_likeliest_tokens_say_whether_they_are_special(store: Path) -> None:
+async def test_top_tokens_have_a_special_flag(store: Path) -> None:
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with InProcess(store, (ERROR_FORMAT_KEY,), writes=writes).client() as http:
         whole = (await http.post("/generate", json=ASKED)).json()
