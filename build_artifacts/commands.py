@@ -160,7 +160,7 @@ def compact(arguments: argparse.Namespace) -> int:
     print(compaction.describe())
     for cut in compaction.reductions:
         print(
-            f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward rows"
+            f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward channels"
         )
     return 0
 

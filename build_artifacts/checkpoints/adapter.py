@@ -58,7 +58,7 @@ def read_adapter(directory: Path) -> Adapter:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(
-            f"the adapter is of the type `{kind}`", hint="only LoRA adapters can be merged"
+            f"the adapter has the type `{kind}`", hint="only LoRA adapters can be merged"
         )
     task = _read_task(config)
     if task is None:

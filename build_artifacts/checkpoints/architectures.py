@@ -41,8 +41,7 @@ def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
         raise UnsupportedModel(
             f"`{config.model_type}` is not an encoder",
-            hint="a decoder needs a sentence-transformers pooling for this; without one it can be "
-            "built for `--task text-generation`",
+            hint="add a sentence-transformers pooling, or pass `--task text-generation`",
         )
     reason = _UNSUPPORTED.get(config.model_type, _is_supported)(config)
     if reason is not None:
@@ -90,8 +89,8 @@ def _is_supported(_config: TransformersConfig) -> Reason | None:
 
 def _check_longformer(_config: TransformersConfig) -> Reason | None:
     return (
-        "which tokens its attention sees everywhere is decided per input, and the tracer can "
-        "follow no sizes that depend on values",
+        "its global attention tokens depend on the input, and tracing does not support "
+        "data-dependent sizes",
         "use an encoder with full or sliding attention, such as ModernBERT",
     )
 
@@ -101,9 +100,9 @@ def _check_big_bird(config: TransformersConfig) -> Reason | None:
         return None
     same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
     return (
-        f"its `{config.attention_type}` attention draws blocks at random",
-        'set `"attention_type": "original_full"` in config.json; it is what the model itself does '
-        f"with up to {same_up_to} tokens",
+        f"its `{config.attention_type}` attention selects random blocks",
+        'set `"attention_type": "original_full"` in config.json; the model itself '
+        f"uses it up to {same_up_to} tokens",
     )
 
 

@@ -58,7 +58,7 @@ class Checkpoint:
             return self.module(str(modules[0]["path"]))
         except (KeyError, TypeError, IndexError) as exc:
             raise UnsupportedModel(
-                f"`{MODULES_NAME}` does not say where the transformer is",
+                f"`{MODULES_NAME}` has no path of the transformer module",
                 hint="save the model again with sentence-transformers",
             ) from exc
 
@@ -69,7 +69,7 @@ class Checkpoint:
         except PathOutsideArtifact as exc:
             raise UnsafeSource(
                 f"`{MODULES_NAME}` points outside the checkpoint: `{path}`",
-                hint="use a checkpoint you trust",
+                hint="use a trusted checkpoint",
             ) from exc
 
 
@@ -77,7 +77,7 @@ def unreadable_source(path: Path, reason: str) -> SourceUnreadable:
     """Build the error for an existing path that cannot be read."""
     return SourceUnreadable(
         f"`{path}` cannot be read: {reason}",
-        hint="check its owner and permissions; download or copy it again when it is incomplete",
+        hint="check owner and permissions; download or copy the file again",
     )
 
 
@@ -92,7 +92,7 @@ def is_plain_file(path: Path) -> bool:
         )  # opening a pipe would block until a writer connects
     except FileNotFoundError as exc:
         if path.is_symlink():
-            raise unreadable_source(path, f"a link to nothing, `{path.readlink()}`") from exc
+            raise unreadable_source(path, f"broken link to `{path.readlink()}`") from exc
         return False
     except OSError as exc:
         raise unreadable_source(path, str(exc.strerror)) from exc
@@ -124,7 +124,7 @@ def read_json(path: Path, default: Json = None) -> Json:
 def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
     """Build the error for a file with invalid content."""
     return UnsupportedModel(
-        f"`{path.name}` is damaged: {reason}", hint="download or save the checkpoint again"
+        f"`{path.name}` is corrupt: {reason}", hint="download or save the checkpoint again"
     )
 
 
@@ -160,7 +160,7 @@ def _raise_unreadable(error: OSError) -> Never:
 
 
 def content_digest(directory: Path) -> str:
-    """Return the hex digest of the names and contents of `hashed_files`. Raises SourceUnreadable."""
+    """Return the hex digest of names and contents of `hashed_files`. Raises SourceUnreadable."""
     digest = hashlib.sha256()
     for name, path in hashed_files(directory):
         try:
@@ -186,18 +186,20 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def _check_remote_code(checkpoint: Checkpoint) -> None:
-    hint = "convert it elsewhere to an architecture that is part of transformers, or use another"
+    hint = "use a checkpoint whose architecture is part of transformers"
     weights = checkpoint.weights
     for name in (CONFIG_NAME, "tokenizer_config.json"):
         if "auto_map" in read_object(weights / name):
             raise UnsafeSource(
-                f"`{name}` asks for remote code (`auto_map`), which is never run", hint=hint
+                f"`{name}` requires remote code (`auto_map`), which the build never executes",
+                hint=hint,
             )
     # transformers interprets a name with a slash as a hub repository of kernels.
     for key in ("attn_implementation", "_attn_implementation"):
         if "/" in str(read_object(weights / CONFIG_NAME).get(key)):
             raise UnsafeSource(
-                f"`{CONFIG_NAME}` asks for remote code (`{key}`), which is never run", hint=hint
+                f"`{CONFIG_NAME}` requires remote code (`{key}`), which the build never executes",
+                hint=hint,
             )
     modules = checkpoint.directory / MODULES_NAME
     for module in read_json(modules, default=[]):
@@ -205,15 +207,16 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
             raise corrupt_file(modules, "a module without a type")
         if not module["type"].startswith(_MODULE_PACKAGE):
             raise UnsafeSource(
-                f"`{modules.name}` asks for remote code (`{module['type']}`), which is never run",
+                f"`{modules.name}` requires remote code (`{module['type']}`), which the build "
+                "never executes",
                 hint=hint,
             )
     program = next(iter(sorted(weights.glob("modeling_*.py"))), None)
     model_type = str(read_object(weights / CONFIG_NAME).get("model_type"))
     if program is not None and not _is_native(model_type):
         raise UnsafeSource(
-            f"`{program.name}` is remote code, which is never run, "
-            f"and transformers has no `{model_type}` of its own",
+            f"`{program.name}` is remote code, which the build never executes, and transformers "
+            f"does not include `{model_type}`",
             hint=hint,
         )
 
@@ -247,8 +250,8 @@ def _shards(index: Path) -> dict[str, set[str]]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or name == "..":
             raise UnsafeSource(
-                f"`{index.name}` names `{name}`, outside the checkpoint",
-                hint="use a checkpoint you trust",
+                f"`{index.name}` points outside the checkpoint: `{name}`",
+                hint="use a trusted checkpoint",
             )
         shards.setdefault(name, set()).add(tensor)
     return shards
@@ -259,7 +262,7 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
 
     if not is_plain_file(path):
         raise _find_foreign_weights(path.parent) or SourceNotFound(
-            f"no `{path.name}` in {path.parent}", hint="SOURCE must hold safetensors weights"
+            f"no `{path.name}` in {path.parent}", hint="SOURCE must contain safetensors weights"
         )
     try:
         with safe_open(path, framework="numpy") as file:
@@ -269,7 +272,7 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
     except SafetensorError as exc:
         raise corrupt_file(path, str(exc)) from exc
     if missing:
-        raise corrupt_file(path, f"the weight index promises `{min(missing)}`, which is not in it")
+        raise corrupt_file(path, f"the tensor `{min(missing)}` of the weight index is missing")
 
 
 def _find_foreign_weights(directory: Path) -> BuildError | None:

@@ -56,15 +56,14 @@ def check_decoder(config: TransformersConfig) -> int | None:
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
         raise UnsupportedModel(
-            f"`{architecture}` cannot be built for text generation: there is no graph for it whose "
-            "memory is the keys and values of attention alone",
-            hint=f"these can: {', '.join(SUPPORTED)}",
+            f"`{architecture}` cannot be built for text generation: no exporter supports it with a "
+            "plain KV cache",
+            hint=f"supported: {', '.join(SUPPORTED)}",
         )
     if getattr(config, "quantization_config", None):
         raise UnsupportedModel(
-            "the checkpoint is quantised already, and nothing could tell how far graphs are from "
-            "the original",
-            hint="build from the checkpoint that it was made from",
+            "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
+            hint="build from the unquantized checkpoint",
         )
     # The graph selects one of two RoPE tables by the capacity of the cache, not by the text length.
     rope = getattr(config, "rope_parameters", None) or {}
@@ -153,7 +152,7 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
     found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
     if not found:
         raise UnsupportedModel(
-            "nothing in the checkpoint says by which token a text ends",
+            "the checkpoint defines no end-of-sequence token",
             hint="set `eos_token_id` in generation_config.json, such as 2 or [2, 7]",
         )
     return tuple(found)

@@ -45,9 +45,9 @@ def check_encoder_decoder(config: TransformersConfig) -> None:
     """Raise UnsupportedModel, with the architecture, unless a graph builder supports it."""
     if config.model_type not in SUPPORTED:
         raise UnsupportedModel(
-            f"`{read_architecture(config)}` cannot be built: there are no graphs for an encoder and "
-            f"a decoder of the family `{config.model_type}`",
-            hint=f"these families can: {', '.join(SUPPORTED)}",
+            f"`{read_architecture(config)}` cannot be built: no graph builder supports the model "
+            f"type `{config.model_type}`",
+            hint=f"supported: {', '.join(SUPPORTED)}",
         )
 
 
@@ -72,7 +72,7 @@ def read_encoder_decoder_config(
     ends = tuple(iterate_token_ids(generation.eos_token_id))
     if generation.decoder_start_token_id is None or not ends:
         raise UnsupportedModel(
-            "nothing in the checkpoint says by which token answers start, or by which they end",
+            "the checkpoint defines no start token or no end-of-sequence token of answers",
             hint="set `decoder_start_token_id` and `eos_token_id` in generation_config.json",
         )
     return GenerationConfig(

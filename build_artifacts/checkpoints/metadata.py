@@ -71,7 +71,7 @@ class CheckpointMetadata:
     def required_generation_config(self) -> GenerationConfig:
         """`generation_config` of a model with the head NEXT_TOKEN."""
         assert self.generation_config is not None, (
-            "facts of such a head have a decoding; this is a bug"
+            "bug: NEXT_TOKEN metadata has no generation_config"
         )
         return self.generation_config
 
@@ -90,7 +90,7 @@ def select_tasks(
         task = TaskName.TEXT_CLASSIFICATION
     if adapter is not None and TASK_HEADS[task] is not TASK_HEADS[adapter.task]:
         raise UnsupportedModel(
-            f"the adapter was trained for {adapter.task}, not for {task}", hint="leave out `--task`"
+            f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
         )
     if TASK_HEADS[task] is ModelHead.VECTOR:
         return EMBEDDING_TASKS
@@ -108,8 +108,8 @@ def _select_label_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
         return (task, *other)
     if task is TaskName.TEXT_RANKING:
         raise UnsupportedModel(
-            f"ranking takes a model with one score, this one has {labels} labels",
-            hint="leave out `--task`",
+            f"ranking requires a model with 1 score; this model has {labels} labels",
+            hint="omit `--task`",
         )
     return (task,)
 
@@ -118,10 +118,9 @@ def _check_entailment(labels: Sequence[str]) -> None:
     if not has_entailment_label(labels):
         shown = ", ".join(f"`{label}`" for label in labels[:3]) + (", …" if len(labels) > 3 else "")
         raise UnsupportedModel(
-            f"zero-shot classification takes a model that judges entailment, this one has the "
-            f"labels {shown}",
-            hint="leave out `--task`; or, if one of them means entailment, name it so in "
-            "`id2label` of config.json",
+            f"zero-shot classification requires an entailment label; the labels are {shown}",
+            hint="omit `--task`, or rename the label that means entailment in `id2label` of "
+            "config.json",
         )
 
 
@@ -146,7 +145,7 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
     if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
-        f"cannot tell a task from the architecture `{architecture or 'none'}`",
+        f"no task matches the architecture `{architecture or 'none'}`",
         hint=f"pass `--task`, one of: {', '.join(TaskName)}",
     )
 
@@ -176,8 +175,8 @@ def _load_config(weights: Path) -> TransformersConfig:
         return AutoConfig.from_pretrained(weights, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as exc:
         raise UnsupportedModel(
-            f"`{CONFIG_NAME}` is of a kind transformers does not know: {str(exc).splitlines()[0]}",
-            hint="only architectures that are part of transformers can be built",
+            f"transformers does not support `{CONFIG_NAME}`: {str(exc).splitlines()[0]}",
+            hint="use an architecture that is part of transformers",
         ) from exc
 
 
@@ -246,7 +245,7 @@ def _encoder_decoder_metadata(
 ) -> CheckpointMetadata:
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
-            f"`{tasks[0]}` takes a model with an encoder, `{config.model_type}` has none",
+            f"`{tasks[0]}` requires an encoder-decoder model; `{config.model_type}` has no encoder",
             hint="pass `--task text-generation`",
         )
     check_encoder_decoder(config)
@@ -286,7 +285,7 @@ def _read_max_tokens(
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
     if not stated:
         raise UnsupportedModel(
-            "the checkpoint does not say how many tokens it reads",
+            "the checkpoint states no maximum number of tokens",
             hint="set `model_max_length` in tokenizer_config.json",
         )
     return min(stated)
@@ -308,6 +307,6 @@ def _read_mask_token(weights: Path) -> int:
         if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
             return int(found)
     raise UnsupportedModel(
-        "the tokenizer's files name no mask token",
+        "the tokenizer's files define no mask token",
         hint='set `mask_token` in tokenizer_config.json, such as "[MASK]"',
     )

@@ -65,12 +65,12 @@ def load_model(
     except (OSError, ValueError, RuntimeError) as exc:
         raise UnsupportedModel(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
-            hint="load it with transformers in a Python shell to see why",
+            hint="load it with transformers in a Python shell for details",
         ) from exc
     if missing := _find_used(info["missing_keys"], head):
         raise UnsupportedModel(
             f"the checkpoint has no weights for `{missing[0]}`",
-            hint="pass the `--task` it was trained for, or the `--adapter` that adds the head",
+            hint="pass the `--task` of its training, or the `--adapter` with the head",
         )
     return model.eval()
 

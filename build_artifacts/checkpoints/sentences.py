@@ -84,7 +84,7 @@ def _modules(checkpoint: Checkpoint) -> dict[str, str]:
         kind = str(module["type"]).rpartition(".")[2]
         if kind not in ("Transformer", "Pooling", "Normalize"):
             raise UnsupportedModel(
-                f"`{MODULES_NAME}` has a module `{kind}`",
+                f"`{MODULES_NAME}` has the unsupported module `{kind}`",
                 hint="supported: Transformer, Pooling, Normalize",
             )
         kinds[kind] = str(module["path"])
@@ -95,8 +95,8 @@ def _pooling(path: Path, has_prompts: bool) -> Pooling:
     config = read_object(path)
     if has_prompts and config.get("include_prompt") is False:
         raise UnsupportedModel(
-            "pooling leaves out the prompt's tokens (`include_prompt`)",
-            hint="this release pools over all tokens",
+            "pooling without the prompt's tokens (`include_prompt: false`) is not supported",
+            hint="set `include_prompt` to true if the accuracy allows it",
         )
     named = {str(config["pooling_mode"])} if "pooling_mode" in config else set()
     flags = {k.removeprefix("pooling_mode_") for k, v in config.items() if v is True}
@@ -105,8 +105,8 @@ def _pooling(path: Path, has_prompts: bool) -> Pooling:
     if len(poolings) == 1 and (pooling := poolings.pop()) is not None:
         return pooling
     raise UnsupportedModel(
-        f"pooling by {' and '.join(chosen) or 'nothing'}",
-        hint="supported: mean, cls, lasttoken; one of them",
+        f"pooling by {' and '.join(chosen) or 'nothing'} is not supported",
+        hint="use one of: mean, cls, lasttoken",
     )
 
 
@@ -116,6 +116,6 @@ def _check_lowercases(weights: Path) -> None:
     normalizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME)).normalizer
     if normalizer is None or normalizer.normalize_str("A") != "a":
         raise UnsupportedModel(
-            "sentence-transformers lowercases the text before this tokenizer sees it",
-            hint=f"put a Lowercase normalizer into `{TOKENIZER_NAME}`",
+            "sentence-transformers lowercases the text before tokenization (`do_lower_case`)",
+            hint=f"add a Lowercase normalizer to `{TOKENIZER_NAME}`",
         )

@@ -62,6 +62,6 @@ def _check_constant(units: ChannelGroups, chosen: Sequence[int], what: str) -> N
 
 def _mismatch_error(why: str) -> CompactionMismatch:
     return CompactionMismatch(
-        f"the compaction does not fit the model: it {why}",
-        hint="find it again in the weights that are built",
+        f"the compaction does not match the model: it {why}",
+        hint="run `find` on these weights",
     )

@@ -28,7 +28,7 @@ class LayerReduction(FrozenModel):
     @model_validator(mode="after")
     def _removes_something(self) -> Self:
         if not self.heads and not self.ffn_channels:
-            raise ValueError("a cut removes a head or a row")
+            raise ValueError("a reduction removes a head or a channel")
         return self
 
 
@@ -71,10 +71,12 @@ class Compaction(FrozenModel):
         """Describe the removed parts in one line."""
         if self.is_empty:
             return "nothing to remove"
+        channels = self.ffn_channels_before - self.ffn_channels_after
+        before, after = map(_format_count, (self.parameters_before, self.parameters_after))
         return (
             f"removed {self.heads_before - self.heads_after:,} of {self.heads_before:,} heads and "
-            f"{self.ffn_channels_before - self.ffn_channels_after:,} of {self.ffn_channels_before:,} feed-forward rows: "
-            f"{_format_count(self.parameters_before)} -> {_format_count(self.parameters_after)} parameters"
+            f"{channels:,} of {self.ffn_channels_before:,} feed-forward channels: "
+            f"{before} -> {after} parameters"
         )
 
 

@@ -61,13 +61,13 @@ def _export_with_graph_builder(
 ) -> None:
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(
-            f"there is no {recipe.precision} graph of this family ({recipe.name})",
-            hint=f"these are written: {', '.join(_WEIGHT_BITS)}",
+            f"`{recipe.name}`: this model family has no {recipe.precision} graph",
+            hint=f"supported precisions: {', '.join(_WEIGHT_BITS)}",
         )
     if recipe.options:
         raise UnsupportedModel(
-            f"the graphs of this family know nothing of {' '.join(recipe.options)} ({recipe.name})",
-            hint="leave out the options of onnxruntime-genai's model builder",
+            f"`{recipe.name}`: this model family does not support {' '.join(recipe.options)}",
+            hint="remove the options of onnxruntime-genai's model builder from the recipe",
         )
     with TemporaryDirectory(dir=into) as temporary:
         written = export_model(weights, Path(temporary))
@@ -96,8 +96,8 @@ def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None
     print(ran.log, flush=True)  # The build redirects stdout to its log.
     if ran.failure is not None:
         raise UnsupportedModel(
-            f"onnxruntime-genai's model builder fails ({recipe.name}): {ran.failure}",
-            hint="the log has the whole story; another architecture may work",
+            f"`{recipe.name}`: onnxruntime-genai's model builder failed: {ran.failure}",
+            hint="the build log has the details; use a supported architecture",
         )
 
 

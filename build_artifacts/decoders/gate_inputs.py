@@ -200,5 +200,5 @@ def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str
     except Exception as exc:  # templates are programs and may raise any exception
         raise UnsupportedModel(
             f"the chat template cannot be used: {first_line(exc)}",
-            hint="mend it, or remove it from the checkpoint",
+            hint="correct the template, or remove it from the checkpoint",
         ) from exc

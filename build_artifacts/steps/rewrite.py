@@ -91,7 +91,7 @@ def pack_heads(model: ir.Model) -> int:
         if joined is None or any(source is None for source in sources):
             continue
         for i, source in enumerate(sources):
-            assert source is not None, "checked above; this is a bug"
+            assert source is not None, "bug: source was checked above"
             node.replace_input_with(i, source[0])
         heads = [source[1] for source in sources if source is not None]
         node.attributes["q_num_heads"] = ir.AttrInt64("q_num_heads", heads[0])

@@ -80,7 +80,7 @@ def _read_activations(
     import onnxruntime as ort
     from onnx import helper
 
-    assert isinstance(model, onnx.ModelProto), "given by the caller above; this is a bug"
+    assert isinstance(model, onnx.ModelProto), "bug: model is not a ModelProto"
     del model.graph.output[:]
     ordered = sorted(names)
     model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in ordered)

@@ -1,6 +1,6 @@
 """Tiny random encoders, and the zeros that pruning methods leave in them.
 
-Each has 2 layers of 4 heads, 8 wide, and 64 feed-forward rows; every bias is far from zero.
+Each has 2 layers of 4 heads, 8 wide, and 64 feed-forward channels; every bias is far from zero.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class GraphWriter:
         return self.op("If", condition, name=name, **branches)
 
     def constant(self, value: NDArray[np.generic] | Sequence[int] | int | float) -> Value:
-        """Return a small constant; equal constants share a tensor. Integers are int64, others fp32."""
+        """Return a constant, int64 or fp32. Equal constants share a tensor."""
         array = np.asarray(value)
         kind: type[np.generic] = np.float32 if array.dtype.kind == "f" else np.int64
         array = array.astype(kind)

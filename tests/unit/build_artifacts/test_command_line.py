@@ -269,9 +269,9 @@ def test_compact_says_what_pruning_left_and_keeps_nothing(
     tiny_tokenizer(source)
     assert main(["compact", str(source), "--store", str(tmp_path / "store")]) == 0
     told, *layers = capsys.readouterr().out.splitlines()
-    assert told.startswith("removed 3 of 8 heads and 37 of 128 feed-forward rows: ")
+    assert told.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
     expected = [
-        f"layer {i}: {len(heads)} heads, {len(rows)} feed-forward rows"
+        f"layer {i}: {len(heads)} heads, {len(rows)} feed-forward channels"
         for i, (heads, rows) in enumerate(PRUNED)
     ]
     assert layers == expected

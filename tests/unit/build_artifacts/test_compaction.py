@@ -244,7 +244,7 @@ def test_it_says_in_one_line_what_it_removed() -> None:
         parameters_after=14_081_664,
     )
     assert large.describe() == (
-        "removed 31 of 72 heads and 5,120 of 9,216 feed-forward rows: 22.7 M -> 14.1 M parameters"
+        "removed 31 of 72 heads and 5,120 of 9,216 feed-forward channels: 22.7 M -> 14.1 M parameters"
     )
     small = large.model_copy(update={"parameters_before": 30_752, "parameters_after": 9_001})
     assert small.describe().endswith(": 30,752 -> 9,001 parameters")

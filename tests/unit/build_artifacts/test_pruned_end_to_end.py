@@ -85,7 +85,7 @@ def torch_embeddings(source: Path) -> NDArray[np.float32]:
 def test_the_build_and_the_manifest_say_what_went(pruned: Pruned) -> None:
     went = pruned.built.manifest.pruned
     assert went is not None
-    assert went.startswith("removed 3 of 8 heads and 37 of 128 feed-forward rows: ")
+    assert went.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
     (line,) = (line for line in pruned.told.splitlines() if line.split()[0] == "compact")
     assert line.endswith(f"what pruning set to zero: {went}")
 

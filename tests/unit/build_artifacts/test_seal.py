@@ -130,7 +130,7 @@ def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
     compaction = WHOLE.model_copy(update={"reductions": (cut,), "parameters_after": 60})
     manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
     assert manifest.pruned == (
-        "removed 1 of 8 heads and 2 of 128 feed-forward rows: 90 -> 60 parameters"
+        "removed 1 of 8 heads and 2 of 128 feed-forward channels: 90 -> 60 parameters"
     )
 
 

@@ -108,7 +108,7 @@ def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
 
 def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
     write_json(directory / "config.json", LLAMA | {"eos_token_id": None})
-    with pytest.raises(UnsupportedModel, match="by which token a text ends") as caught:
+    with pytest.raises(UnsupportedModel, match="no end-of-sequence token") as caught:
         read_checkpoint_metadata(directory)
     assert "generation_config.json" in caught.value.hint
 
@@ -151,9 +151,9 @@ def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: obje
             {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
             "`MambaForCausalLM` cannot be built for text generation",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised already"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantized"),
     ],
-    ids=["some attention", "no attention", "quantised"],
+    ids=["some attention", "no attention", "quantized"],
 )
 def test_what_cannot_be_built_is_named_with_the_reason(
     directory: Path, change: dict[str, object], sentence: str

@@ -109,7 +109,7 @@ def test_a_wheel_gives_up_the_one_file_that_was_named(tmp_path: Path, file: Path
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 a zip file"])
 def test_what_only_ends_like_one_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(UnsupportedModel, match=r"`model.gguf` is damaged: not a GGUF file"):
+    with pytest.raises(UnsupportedModel, match=r"`model.gguf` is corrupt: not a GGUF file"):
         resolve(str(tmp_path / "model.gguf"), tmp_path, HuggingFaceHub())
 
 
@@ -120,5 +120,5 @@ def test_half_a_file_is_refused(tmp_path: Path, file: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFound, match="no file here and none of a hub model"):
+    with pytest.raises(SourceNotFound, match="not a local file or a file of a hub model"):
         resolve(str(tmp_path / "nowhere.gguf"), tmp_path, HuggingFaceHub())

@@ -78,7 +78,7 @@ def test_a_graph_with_a_memory_of_another_kind_is_refused(plain: Path) -> None:
     state = helper.make_tensor_value_info("past.0.conv", TensorProto.FLOAT, ["B", 3])
     model.graph.input.append(state)
     onnx.save(model, plain)
-    with pytest.raises(UnsupportedModel, match=r"`Tiny` asks for `past.0.conv`"):
+    with pytest.raises(UnsupportedModel, match=r"`Tiny` requires the input `past.0.conv`"):
         slice_logits(plain, "Tiny")
 
 

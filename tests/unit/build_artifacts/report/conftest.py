@@ -52,7 +52,7 @@ class Journey:
 
 @pytest.fixture(scope="session")
 def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedding model with zeros where a head and 16 feed-forward rows were."""
+    """An embedding model with zeros where a head and 16 feed-forward channels were."""
     from transformers import AutoModel
 
     source = tiny_checkpoint(tmp_path_factory.mktemp("source") / "pruned", layers=1)
