@@ -26,7 +26,7 @@ from deployments.machine import usable_cores
 
 @dataclass(frozen=True, slots=True)
 class DecoderGraphs:
-    """The graphs of one build."""
+    """Cached exports and quantized graphs of one build."""
 
     steps: StepRunner
     weights: Path  # directory of the merged checkpoint
@@ -113,13 +113,13 @@ def open_for_gate(spec: DecoderSpec, reference: DecoderReference) -> DecoderEngi
 
 
 def find_encoder_graph(graph: Path) -> Path | None:
-    """The encoder graph next to a decoder graph."""
+    """Return the encoder graph next to a decoder graph, None for decoder-only models."""
     path = graph.with_name(ENCODER_NAME)
     return path if path.is_file() else None
 
 
 def list_graph_files(path: Path, recipe: DecoderRecipe) -> list[Path]:
-    """The graph at `path` and the files that it needs."""
+    """List the graph at `path` and its weight or config files."""
     if recipe.engine == "transformers":
         return [path, path.with_name(CONFIG_NAME)]
     weights = path.with_name(f"{path.name}.data")
@@ -132,5 +132,5 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
-    """Digest of what shapes the graph."""
+    """Digest the fields that determine the graph."""
     return digest_of(replace(recipe, name="", other_options=()))[:12]

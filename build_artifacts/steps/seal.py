@@ -29,7 +29,7 @@ _TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class ArtifactIdentity:
-    """What an artifact is called and what it was made from."""
+    """Id, version and source of an artifact."""
 
     id: str
     version: str
@@ -93,8 +93,8 @@ def _digest_file(path: Path) -> FileDigest:
 
 
 def read_tool_versions() -> dict[str, str]:
-    """Versions of what a build depends on besides this code; onnxruntime's by whichever name."""
-    found = installed_versions(_TOOLS)
-    if gpu := found.pop("onnxruntime-gpu", None):
-        found["onnxruntime"] = gpu
-    return found
+    """Return the versions of the packages that determine the output of a build."""
+    versions = installed_versions(_TOOLS)
+    if gpu := versions.pop("onnxruntime-gpu", None):
+        versions["onnxruntime"] = gpu
+    return versions

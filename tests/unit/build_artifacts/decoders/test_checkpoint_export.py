@@ -144,9 +144,7 @@ def test_what_rows_cannot_have_is_refused(
 
 def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
-    with pytest.raises(
-        UnsupportedModel, match="no tensor parallel plan for `GPT2LMHeadModel`"
-    ):
+    with pytest.raises(UnsupportedModel, match="no tensor parallel plan for `GPT2LMHeadModel`"):
         whole_spec(
             source, tmp_path / "whole", replace(WHOLE, run=EngineOptions(tensor_parallel_size=2))
         )

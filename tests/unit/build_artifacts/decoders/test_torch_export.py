@@ -101,7 +101,7 @@ def test_layers_with_a_window_are_refused(llama: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(tmp_path)
     metadata = replace(read_checkpoint_metadata(llama), max_tokens=64)
-    with pytest.raises(UnsupportedModel, match="the sliding window of .*16 tokens"):
+    with pytest.raises(UnsupportedModel, match=r"the sliding window of .*16 tokens"):
         export_program(tmp_path, metadata, PROGRAM, tmp_path / "p")
 
 
