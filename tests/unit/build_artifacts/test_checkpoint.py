@@ -178,7 +178,7 @@ def module_elsewhere(directory: Path) -> None:
         (pickle_under_a_safe_name, UnsupportedModel, "`model.safetensors` is corrupt"),
         (header_without_end, UnsupportedModel, "`model.safetensors` is corrupt"),
         (directory_for("model.safetensors"), SourceUnreadable, "safetensors.*a directory, not"),
-        (dangling("model.safetensors"), SourceUnreadable, "a link to nothing, `../../blobs/gone`"),
+        (dangling("model.safetensors"), SourceUnreadable, "broken link to `../../blobs/gone`"),
         (no_tokenizer, SourceNotFound, "no `tokenizer.json`"),
         (cut_tokenizer, UnsupportedModel, "`tokenizer.json` is corrupt"),
         (directory_for("tokenizer.json"), SourceUnreadable, "tokenizer.json.*a directory, not"),
@@ -187,7 +187,7 @@ def module_elsewhere(directory: Path) -> None:
         (deep_config, UnsupportedModel, "`config.json` is corrupt"),
         (list_config, UnsupportedModel, "`config.json` is corrupt: not a JSON object"),
         (directory_for("config.json"), SourceUnreadable, "config.json.*a directory, not a file"),
-        (dangling("config.json"), SourceUnreadable, "config.json.*a link to nothing"),
+        (dangling("config.json"), SourceUnreadable, "config.json.*broken link"),
         (pipe_for_config, SourceUnreadable, "config.json.*a device or a pipe"),
         (remote_model, UnsafeSource, "`config.json` requires remote code"),
         (remote_kernels, UnsafeSource, "remote code .`attn_implementation`"),
@@ -277,7 +277,7 @@ def test_a_source_that_is_a_file_is_refused(
 
 def test_a_source_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceUnreadable, match="a link to nothing"):
+    with pytest.raises(SourceUnreadable, match="broken link"):
         resolve(str(tmp_path / "model"), tmp_path, HuggingFaceHub())
 
 
@@ -322,7 +322,7 @@ def test_a_revision_is_the_content_not_the_place(tmp_path: Path, embedding_sourc
 def test_a_source_that_is_nothing_is_refused_without_asking_the_hub(
     tmp_path: Path, ref: str
 ) -> None:
-    with pytest.raises(SourceNotFound, match="no directory"):
+    with pytest.raises(SourceNotFound, match="is not a directory"):
         resolve(ref, tmp_path, HuggingFaceHub())
 
 

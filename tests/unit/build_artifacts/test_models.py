@@ -120,6 +120,6 @@ def test_an_adapter_without_its_head_is_refused(tmp_path: Path, embedding_source
 def test_a_head_needs_labels_from_somewhere(tmp_path: Path, embedding_source: Path) -> None:
     directory = tiny_adapter(tmp_path / "adapter", embedding_source, labels=("NO", "YES"))
     (directory / "labels.json").unlink()
-    with pytest.raises(UnsupportedModel, match="names the labels") as caught:
+    with pytest.raises(UnsupportedModel, match="defines labels") as caught:
         merge(pinned(embedding_source), read_adapter(directory), tmp_path / "merged")
     assert "labels.json" in caught.value.hint

