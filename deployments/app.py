@@ -1,7 +1,7 @@
-"""Composition root: typed args from serve_config.yaml to the Serve application graph.
+"""Composition root: builds the Ray Serve application from the args of serve_config.yaml.
 
-The shells below are all that Ray sees; what they hold are plain objects. How often, where and
-with which resources each runs is said in serve_config.yaml only.
+Ray sees only the deployment classes below, which wrap plain objects. serve_config.yaml sets their
+replicas, placement and resources.
 """
 
 from __future__ import annotations
@@ -57,36 +57,31 @@ from deployments.transports.serve import (
 )
 
 
-def show_own_log_lines() -> None:
-    """Ours from INFO on, whatever serve_config.yaml says of Serve's own, which are one a hop."""
+def enable_info_logs() -> None:
+    """Log this project at INFO even if serve_config.yaml silences Ray Serve, which logs each hop."""
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 
 
 class Tokenizer:
-    """Shell of TokenizerReplica."""
+    """Deployment of TokenizerReplica."""
 
     def __init__(self, args: AppArgs) -> None:
-        show_own_log_lines()
+        enable_info_logs()
         self._replica = TokenizerReplica(args, TokenizerMetrics())
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Apply `user_config` without a restart."""
         self._replica.configure(TokenizerUserConfig.parse(user_config))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        """Texts to token ids."""
         return await self._replica.tokenize_batch(batch)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
-        """Texts to tokens to look at."""
         return await self._replica.tokenize(request)
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
-        """Token ids to texts."""
         return await self._replica.decode(request)
 
     async def check_health(self) -> None:
-        """Raise when the replica should be replaced."""
         await self._replica.check_health()
 
     def __del__(self) -> None:
@@ -94,23 +89,20 @@ class Tokenizer:
 
 
 class Encoder:
-    """Shell of EncoderReplica; deployed once per device."""
+    """Deployment of EncoderReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        show_own_log_lines()
+        enable_info_logs()
         self._replica = EncoderReplica(args, device, EncoderMetrics())
         self._replica.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Apply `user_config` without a restart."""
         self._replica.configure(EncoderUserConfig.parse(user_config).batching)
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
-        """Token ids to answers."""
         return await self._replica.infer(batch)
 
     async def check_health(self) -> None:
-        """Raise when the replica should be replaced."""
         await self._replica.check_health()
 
     async def __del__(self) -> None:
@@ -118,31 +110,27 @@ class Encoder:
 
 
 class Generator:
-    """Shell of GeneratorReplica; deployed once per device."""
+    """Deployment of GeneratorReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        show_own_log_lines()
+        enable_info_logs()
         self._replica = GeneratorReplica(args, device, GeneratorMetrics())
         self._replica.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Apply `user_config` without a restart."""
         self._replica.configure(GeneratorUserConfig.parse(user_config).scheduling)
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        """A prompt to an answer."""
         return await self._replica.complete(call)
 
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        """A prompt to an answer as it comes."""
         async with aclosing(self._replica.stream(call)) as stream:
-            async for news in stream:
-                yield news
+            async for event in stream:
+                yield event
 
     async def check_health(self) -> None:
-        """Raise when the replica should be replaced."""
         await self._replica.check_health()
 
     async def __del__(self) -> None:
@@ -150,7 +138,7 @@ class Generator:
 
 
 class Ingress:
-    """Shell of the HTTP application."""
+    """Deployment of the HTTP application."""
 
     def __init__(
         self,
@@ -159,7 +147,7 @@ class Ingress:
         encoders: dict[Device, DeploymentHandle],
         generators: dict[Device, DeploymentHandle],
     ) -> None:
-        show_own_log_lines()
+        enable_info_logs()
         settings = IngressUserConfig()
         registry, recorder = ModelRegistry.of(args), IngressMetrics()
         app_name = serve.get_replica_context().app_name
@@ -187,18 +175,17 @@ class Ingress:
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Apply `user_config` without a restart."""
         settings = IngressUserConfig.parse(user_config)
         self._service.configure(settings)
         self._generation.configure(settings)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """Called by Serve once the replica stands."""
+        """Build the HTTP application; Ray Serve calls this after the constructor."""
         return build_http_app(self._service, self._generation, scrape_ray)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """Wire the graph described by serve_config.yaml. Raises BadSetting."""
+    """Bind all deployments of serve_config.yaml. Raises BadSetting."""
     settings = AppArgs.parse(args)
     tokenizer = serve.deployment(Tokenizer).bind(settings)
     encoders = {

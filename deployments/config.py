@@ -1,8 +1,8 @@
-"""Settings: read once, frozen, unknown keys refused with the path of the key.
+"""Settings: parsed once, frozen; unknown keys are rejected with their path.
 
-`AppArgs` is `args` of the application in serve_config.yaml; the `*UserConfig` types are the
-`user_config` of the deployments, which `serve deploy` changes without a restart. This is the one
-module that reads the environment.
+`AppArgs` is `args` of the application in serve_config.yaml. The `*UserConfig` types are the
+`user_config` of the deployments, which `serve deploy` changes without a restart. No other module
+reads environment variables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Settings(BaseModel):
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any] | None) -> Self:
-        """The settings in `raw`; raises BadSetting naming the key that is wrong."""
+        """Parse settings. Raises BadSetting with the path of each invalid key."""
         try:
             return cls.model_validate({} if raw is None else dict(raw))
         except ValidationError as exc:
@@ -42,7 +42,7 @@ class ModelSettings(_Settings):
 
 
 class HardwareSettings(_Settings):
-    """What the replicas of one kind of device run on; changing it restarts them."""
+    """Engine settings of the replicas on one kind of device; a change restarts them."""
 
     intra_op_threads: int = Field(1, ge=1)
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -50,30 +50,32 @@ class HardwareSettings(_Settings):
 
 
 class EncoderSettings(HardwareSettings):
-    """How an encoder runs its graphs."""
+    """Engine settings of an encoder."""
 
-    concurrent_passes: int = Field(1, ge=1)  # forward passes at once
-    tune: Literal["background", "off"] = "background"  # models that nobody tuned for this host
-    tune_seconds: float = Field(60.0, gt=0)  # for the measuring of one model
+    concurrent_passes: int = Field(1, ge=1)  # forward passes in parallel
+    tune: Literal["background", "off"] = "background"  # models without measurements for this host
+    tune_seconds: float = Field(60.0, gt=0)  # measuring time per model
 
     @field_validator("tune", mode="before")
     @classmethod
     def _undo_yaml(cls, value: object) -> object:
-        """YAML reads `off` without quotes as false."""
+        """Restore `off`, which YAML parses as false without quotes."""
         return "off" if value is False else value
 
 
 class GeneratorSettings(HardwareSettings):
-    """How a generator runs its models, and the memory it sets aside for each."""
+    """Engine settings of a generator and the KV cache of each model."""
 
-    kv_slots: int = Field(8, ge=1)  # requests that are answered at once
-    max_context_tokens: int = Field(4_096, ge=16)  # of prompt and answer; the model may read fewer
-    # Of keys and values, for each GPU; fewer rows if they are not enough.
+    kv_slots: int = Field(8, ge=1)  # requests that generate in parallel
+    max_context_tokens: int = Field(
+        4_096, ge=16
+    )  # prompt and answer; the model's own limit may be lower
+    # Bytes of the KV cache per model and GPU. If too small for kv_slots, fewer slots are allocated.
     kv_cache_bytes: int = Field(2 << 30, ge=1)
 
 
 class AppArgs(_Settings):
-    """What is served, by which encoders and generators."""
+    """Models to serve, and the encoders and generators that run them."""
 
     store: Path | None = None
     models: tuple[ModelSettings, ...] = Field(min_length=1)
@@ -81,25 +83,24 @@ class AppArgs(_Settings):
     generators: dict[Device, GeneratorSettings] = {}
 
     def store_path(self) -> Path:
-        """The artifact store of this process."""
         return default_store() if self.store is None else self.store.expanduser()
 
 
 class LimitSettings(_Settings):
-    """What one request, and all of them together, may ask for."""
+    """Limits of one request, and of all requests in flight (`inflight_*`)."""
 
-    body_bytes: int = Field(2_000_000, ge=1)  # as sent, and once it is inflated
+    body_bytes: int = Field(2_000_000, ge=1)  # as sent, and after decompression
     body_timeout_s: float = Field(20.0, gt=0)
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # of all texts, as often as they are read
+    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts once per use
     inflight_items: int = Field(4_096, ge=1)
     inflight_body_bytes: int = Field(64_000_000, ge=1)
-    inflight_generations: int = Field(256, ge=1)  # answers being generated
-    choices: int = Field(8, ge=1)  # answers generated for one prompt
+    inflight_generations: int = Field(256, ge=1)  # generations in flight
+    choices: int = Field(8, ge=1)  # answers per prompt: `n`, `best_of`
 
     @model_validator(mode="after")
-    def _leave_room_for_one(self) -> Self:
+    def _check_one_request_fits(self) -> Self:
         if self.inflight_body_bytes < self.body_bytes:
             raise ValueError("`inflight_body_bytes` must be at least `body_bytes`")
         if self.inflight_items < self.items:
@@ -108,7 +109,7 @@ class LimitSettings(_Settings):
 
 
 class MicroBatchSettings(_Settings):
-    """How the ingress collects calls into lists before the first hop (@serve.batch)."""
+    """Micro-batches of calls in the ingress (@serve.batch)."""
 
     max_batch_size: int = Field(32, ge=1)
     batch_wait_timeout_s: float = Field(0.0, ge=0)
@@ -130,11 +131,9 @@ class IngressUserConfig(_Settings):
     batching: MicroBatchSettings = MicroBatchSettings()
     cache: CacheSettings = CacheSettings()
     timeout_s: float = Field(30.0, gt=0)
-    generation_timeout_s: float = Field(120.0, gt=0)  # in place of it, where text is generated
+    generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)
-    stream_write_timeout_s: float = Field(
-        30.0, gt=0
-    )  # a stream's reader who takes nothing so long is gone
+    stream_write_timeout_s: float = Field(30.0, gt=0)  # s without a read by the client
 
 
 class TokenizerUserConfig(_Settings):
@@ -144,13 +143,13 @@ class TokenizerUserConfig(_Settings):
 
 
 class BatchSettings(_Settings):
-    """How an encoder cuts its waiting items into forward passes."""
+    """Selection of forward passes from the queue of an encoder."""
 
-    max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass: the real cost
+    max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    pass_overhead_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
-    prefetch_from_items: int = Field(8, ge=1)  # waiting items from which a pass is made ready ahead
-    max_waiting_items: int = Field(4_096, ge=1)  # waiting items; more get Overloaded
+    pass_overhead_tokens: int = Field(16, ge=0)  # padding tokens as expensive as one pass
+    prefetch_from_items: int = Field(8, ge=1)  # queued items that start prefetching
+    max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded
 
 
 class EncoderUserConfig(_Settings):
@@ -160,18 +159,16 @@ class EncoderUserConfig(_Settings):
 
 
 class SchedulingSettings(_Settings):
-    """How a generator shares its time between prompts and answers."""
+    """Scheduling of prefill and decode in a generator."""
 
-    max_prefill_stall_ms: float = Field(
-        100.0, gt=0
-    )  # that prompts may keep running streams from a token
-    max_prefill_chunk_tokens: int = Field(256, ge=2)  # of a prompt, read in one go at most
-    min_prefill_chunk_tokens: int = Field(16, ge=2)  # ... and at least, whatever the time
-    max_draft_tokens: int = Field(8, ge=0)  # guessed at most for one who is alone; 0: none
-    max_waiting_requests: int = Field(100, ge=1)  # waiting for a row; one more gets Overloaded
+    max_prefill_stall_ms: float = Field(100.0, gt=0)  # ms that prefill may delay a decode step
+    max_prefill_chunk_tokens: int = Field(256, ge=2)  # tokens, at most
+    min_prefill_chunk_tokens: int = Field(16, ge=2)  # tokens, at least, even above the stall limit
+    max_draft_tokens: int = Field(8, ge=0)  # for a single running request; 0 disables
+    max_waiting_requests: int = Field(100, ge=1)  # queue limit; more get Overloaded
     max_stream_buffer_tokens: int = Field(
         2_048, ge=1
-    )  # that a slow reader may be behind; then it is dropped
+    )  # unread tokens of a stream; then it is closed
 
 
 class GeneratorUserConfig(_Settings):
@@ -180,7 +177,7 @@ class GeneratorUserConfig(_Settings):
     scheduling: SchedulingSettings = SchedulingSettings()
 
 
-# Which type reads the `user_config` of which deployment.
+# `user_config` type by deployment.
 USER_CONFIGS: Mapping[str, type[_Settings]] = {
     "Ingress": IngressUserConfig,
     "Tokenizer": TokenizerUserConfig,
@@ -192,6 +189,6 @@ USER_CONFIGS: Mapping[str, type[_Settings]] = {
 
 
 def default_store() -> Path:
-    """$HUNDREDFOLD_STORE, else a directory of the user's cache."""
+    """Return $HUNDREDFOLD_STORE, or a directory in the user's cache."""
     named = os.environ.get(STORE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "hundredfold" / "store"

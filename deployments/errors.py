@@ -1,30 +1,30 @@
-"""The one error tree. Every failure the service has a name for carries its own answer.
+"""All errors of the service. Each class defines its HTTP status, code and retry behaviour.
 
     ServeError                      500
     ├── BadSetting                  500  configuration that cannot work
     ├── MalformedBody               400  not JSON, not UTF-8, not an object
     ├── InvalidField                400  missing, of the wrong type or out of range
     ├── EmptyInput                  400
-    ├── WrongTask                   400  the model cannot do this task
-    ├── HardwareUnavailable         400  the encoder asked for does not exist here
+    ├── WrongTask                   400  the model does not support the task
+    ├── HardwareUnavailable         400  no encoder for the requested device
     ├── UnknownModel, UnknownRoute  404
     ├── MethodNotAllowed            405
     ├── BodyTooSlow                 408
-    ├── BodyTooLarge                413  also once it is inflated
+    ├── BodyTooLarge                413  as sent or after decompression
     ├── UnsupportedEncoding         415
     ├── UnknownParameter            422
     ├── TooManyItems, InputTooLong  422
     ├── UnknownToken                422
-    ├── Overloaded                  429  nothing was computed, try again later
+    ├── Overloaded                  429  a queue is full, nothing was computed
     ├── EngineFailed                500
-    │   └── EngineLost              it answers nothing any more
-    ├── ModelLoading                503  the encoder is starting
-    ├── ArtifactError               503  a sealed model that must not be trusted
+    │   └── EngineLost              the engine must be replaced
+    ├── ModelLoading                503  the deployment is starting
+    ├── ArtifactError               503  a sealed model that must not be used
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
     └── DeadlineExceeded            504
 
-`code` is a stable word clients may match on; the sentence may change.
+Clients may match on `code`, which is stable. Messages may change.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from typing import Any
 
 
 class ServeError(Exception):
-    """Root of the tree.
+    """Base class.
 
-    `field` names the part of the request that is at fault, as a path such as `inputs[3]`.
-    `retry_after_s` becomes the `Retry-After` header. Instances cross process borders by value.
+    `field` is the path of the invalid part of the request, such as `inputs[3]`. `retry_after_s`
+    becomes the `Retry-After` header. Instances are pickled between processes.
     """
 
     status: int = 500
     code: str = "internal"
     retryable: bool = False
     retry_after_s: float | None = None
-    recorded: bool = False  # among the requests that the metrics count
+    recorded: bool = False  # already counted in the request metrics
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -62,13 +62,13 @@ def _rebuild(kind: type[ServeError], message: str, state: dict[str, Any]) -> Ser
 
 
 class BadSetting(ServeError):
-    """A setting that cannot work; refused where it is parsed."""
+    """A setting is invalid."""
 
     code = "bad_setting"
 
 
 class MalformedBody(ServeError):
-    """The body is not one JSON object in UTF-8."""
+    """The body is not a JSON object in UTF-8."""
 
     status, code = 400, "malformed_body"
 
@@ -80,101 +80,99 @@ class InvalidField(ServeError):
 
 
 class EmptyInput(ServeError):
-    """There is nothing to compute."""
+    """The request has no input, or an empty one."""
 
     status, code = 400, "empty_input"
 
 
 class WrongTask(ServeError):
-    """The model exists but was not built for this task."""
+    """The model does not support the task."""
 
     status, code = 400, "wrong_task"
 
 
 class HardwareUnavailable(ServeError):
-    """The request insists on hardware this cluster does not have."""
+    """The request requires hardware that this cluster does not have."""
 
     status, code = 400, "hardware_unavailable"
 
 
 class UnknownModel(ServeError):
-    """No model of this name is configured."""
+    """No model with this id is configured."""
 
     status, code = 404, "model_not_found"
 
 
 class UnknownRoute(ServeError):
-    """No such path."""
-
     status, code = 404, "route_not_found"
 
 
 class MethodNotAllowed(ServeError):
-    """The path exists, not with this method."""
+    """The path does not support this method."""
 
     status, code = 405, "method_not_allowed"
 
 
 class BodyTooSlow(ServeError):
-    """The body did not arrive within the time one request has for it."""
+    """The body did not arrive within `limits.body_timeout_s`."""
 
     status, code = 408, "body_too_slow"
 
 
 class BodyTooLarge(ServeError):
-    """More bytes than one request may have, as sent or inflated."""
+    """The body exceeds `limits.body_bytes`, as sent or after decompression."""
 
     status, code = 413, "body_too_large"
 
 
 class UnsupportedEncoding(ServeError):
-    """The body is compressed in a way that is not read here."""
+    """The content encoding of the body is not supported."""
 
     status, code = 415, "unsupported_encoding"
 
 
 class TooManyItems(ServeError):
-    """More texts than one request may have."""
+    """The request has more texts than `limits.items`."""
 
     status, code = 422, "too_many_items"
 
 
 class UnknownParameter(ServeError):
-    """A parameter the task does not know; ignoring it would hide a typing error."""
+    """The task has no such parameter; ignoring it would hide a typing error."""
 
     status, code = 422, "unknown_parameter"
 
 
 class InputTooLong(ServeError):
-    """A text longer than the model reads, and truncation was not asked for."""
+    """A text exceeds the limit of the model, and the request does not allow truncation."""
 
     status, code = 422, "input_too_long"
 
 
 class UnknownToken(ServeError):
-    """A token id that is not in the model's vocabulary."""
+    """A token id is not in the vocabulary of the model."""
 
     status, code = 422, "unknown_token"
 
 
 class Overloaded(ServeError):
-    """A waiting line is full. Nothing was computed; trying again later is safe."""
+    """A queue is full. Nothing was computed; retrying later is safe."""
 
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
 
 
 class EngineFailed(ServeError):
-    """The engine gave up on a batch."""
+    """The engine failed on a batch."""
 
     code = "engine_failed"
 
 
 class EngineLost(EngineFailed):
-    """The engine has ended: it answers no further call, and the replica is to be replaced."""
+    """The engine cannot be used again; the replica must be replaced."""
 
 
 class ModelLoading(ServeError):
-    """The encoder is starting and the request did not want to wait for it."""
+    """The deployment is starting and the request does not wait for it."""
 
     status, code, retryable = 503, "model_loading", True
 
@@ -185,7 +183,7 @@ class ModelLoading(ServeError):
 
 
 class DeadlineExceeded(ServeError):
-    """The request's time was over before it was answered."""
+    """The time limit of the request passed."""
 
     status, code, retryable = 504, "deadline_exceeded", True
 
@@ -197,13 +195,13 @@ class ArtifactError(ServeError):
 
 
 class ArtifactMissing(ArtifactError):
-    """Nothing was built under this id and version."""
+    """The store has no such model or version."""
 
     code = "artifact_missing"
 
 
 class ManifestInvalid(ArtifactError):
-    """The manifest cannot be read or breaks its schema."""
+    """The manifest is unreadable or violates its schema."""
 
     code = "manifest_invalid"
 
@@ -215,18 +213,18 @@ class ManifestTooNew(ArtifactError):
 
 
 class UnknownTask(ArtifactError):
-    """The manifest names a task this release does not serve."""
+    """The manifest lists a task that this release does not support."""
 
     code = "unknown_task"
 
 
 class DigestMismatch(ArtifactError):
-    """A file is not the one that was sealed."""
+    """A file differs from the sealed one."""
 
     code = "digest_mismatch"
 
 
 class PathOutsideArtifact(ArtifactError):
-    """A path leads out of the artifact's own directory."""
+    """A path is outside of the artifact's directory."""
 
     code = "path_outside_artifact"
