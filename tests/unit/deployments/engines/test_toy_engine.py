@@ -1,0 +1,101 @@
+"""A new engine, one EngineKind and one line in ENGINES, serves models from route to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
+from deployments.config import EncoderSettings, GeneratorSettings, HardwareSettings
+from deployments.engines import ENGINES, EngineInfo, EngineKind, GraphSpec
+from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
+from deployments.messages import Batch, Outputs
+from tests.support.artifacts import EMBEDDER, WIDTH, seal, seal_tiny
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.in_process import InProcess
+
+AXIS = 3  # the toy encoder returns unit vectors along this axis
+
+
+class ToyEncoder:
+    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
+        self.info = EngineInfo(spec.compute_type)
+
+    def run(self, batch: Batch) -> Outputs:
+        vector = np.eye(WIDTH, dtype=np.float32)[AXIS]
+        return Outputs([vector] * len(batch.lengths))
+
+    def close(self) -> None: ...
+
+
+class ToyDecoder:
+    """Predicts the last token again."""
+
+    def __init__(
+        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
+    ) -> None:
+        self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
+
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
+        logits = self._predict(ids)
+        return logits if all_logits else logits[-1]
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        return self._predict(ids)
+
+    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
+        return self._predict(ids)
+
+    def copy(self, source: int, target: int, tokens: int) -> None: ...
+
+    def swap(self, first: int, second: int, tokens: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _predict(self, ids: Sequence[int] | TokenColumn) -> Logits:
+        return np.eye(self.info.vocabulary, dtype=np.float32)[np.asarray(ids)]
+
+
+TOY = EngineKind(packages=(), open_encoder=ToyEncoder, open_decoder=ToyDecoder)
+
+
+@pytest.fixture(autouse=True)
+def _toy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "toy", TOY)  # type: ignore[misc]  # the one line in the table
+
+
+def use_toy_engine(directory: Path) -> None:
+    """Seal the artifact again with all candidates for the toy engine."""
+    manifest = ArtifactManifest.read(directory)
+    candidates = tuple(
+        candidate.model_copy(update={"engine": "toy"}) for candidate in manifest.candidates
+    )
+    seal(directory, manifest.model_copy(update={"candidates": candidates}))
+
+
+async def test_toy_encoder_answers_a_request(tmp_path: Path) -> None:
+    use_toy_engine(seal_tiny(tmp_path, EMBEDDER))
+    async with InProcess(tmp_path, (EMBEDDER,)).client() as client:
+        response = await client.post(f"/models/{EMBEDDER}", json={"inputs": "a film"})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-compute-type"] == "cpu-fp32"
+    assert response.json() == [np.eye(WIDTH)[AXIS].tolist()]
+
+
+async def test_toy_decoder_generates_text(tmp_path: Path) -> None:
+    directory = seal_tiny_decoder(tmp_path)
+    use_toy_engine(directory)
+    settings = GeneratorSettings(kv_slots=2, max_context_tokens=64)
+    body = {"model": DECODER, "prompt": "ab", "max_tokens": 4, "temperature": 0}
+    async with InProcess(tmp_path, (DECODER,), writes=settings).client() as client:
+        response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
+    last = tokenizer.encode("ab").ids[-1]
+    assert response.json()["choices"][0]["text"] == tokenizer.decode([last] * 4)
