@@ -201,7 +201,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(value: Any, values: Mapping[str, torch.fx.Node], device: str) -> Any:
-    """What `_to_json` returned; `values` are the nodes so far."""
+    """The inverse of `_to_json`; `values` are the nodes read so far."""
     import torch
 
     if isinstance(value, list):
