@@ -1,4 +1,4 @@
-"""What a task is: body to texts, numbers to an answer. Knows no HTTP and no engine."""
+"""The Task protocol: request body to texts, model outputs to a response. No HTTP, no engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deployments.artifacts.types import ModelHead
 from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
-if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
 T = TypeVar("T")
@@ -33,33 +33,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """A parsed request body: the items, and how the task will decode them."""
+    """A parsed request body: the texts and the options of `decode`."""
 
     texts: tuple[Text, ...]
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
-    windowing: Windowing | None = None  # for tasks that answer in characters
-    many: str = "inputs"  # the request path of what there may be too many of
+    windowing: Windowing | None = None  # for tasks whose results are character ranges
+    many: str = "inputs"  # request path that errors about too many items name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeContext:
-    """All that an encoder knows of a call when its numbers are there."""
+    """Outputs of one call, and the inputs that `decode` needs."""
 
-    rows: Sequence[NDArray[np.float32]]  # one array per item, of the shape `manifest.head` says
+    rows: Sequence[NDArray[np.float32]]  # one array per item, shaped as `manifest.head` states
     items: Sequence[TokenizedItem]
-    token_offsets: Sequence[
-        TokenOffsets
-    ]  # one per item where the call has a `windowing`, else empty
+    token_offsets: Sequence[TokenOffsets]  # one per item if the call has a windowing, else empty
     manifest: ArtifactManifest
-    vocabulary: TokenVocabulary | None = None  # where the task `needs_vocabulary`
+    vocabulary: TokenVocabulary | None = None  # set if the task `needs_vocabulary`
 
-    @property
-    def words(self) -> TokenVocabulary:
-        """The vocabulary, for a task that `needs_vocabulary`."""
+    def require_vocabulary(self) -> TokenVocabulary:
         if self.vocabulary is None:
-            raise AssertionError("this is a bug: tokens to be named, and no vocabulary")
+            raise AssertionError("bug: the task does not declare `needs_vocabulary`")
         return self.vocabulary
 
 
@@ -104,7 +100,7 @@ class Task(Protocol):
 
 
 class TextParameters(BaseModel):
-    """Parameters every text task has. null means "not given", as old clients send it."""
+    """Parameters of every task. null means "not given", as old clients send it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -113,7 +109,7 @@ class TextParameters(BaseModel):
 
     @property
     def truncation(self) -> Truncation:
-        """`truncation_direction` names the side that is cut off."""
+        """`truncation_direction` is the side that is removed."""
         if not self.truncate:
             return Truncation.REFUSE
         left = self.truncation_direction == "left"
@@ -121,20 +117,18 @@ class TextParameters(BaseModel):
 
 
 class OneOrMany(NamedTuple, Generic[T]):
-    """What came alone or in a list."""
+    """Items that were sent alone or in a list."""
 
     items: tuple[T, ...]
-    fields: tuple[str, ...]  # the request path of each
+    fields: tuple[str, ...]  # request path of each item
     single: bool
 
 
-def as_list(given: T | list[T]) -> OneOrMany[T]:
-    """`inputs` that are one item or a list of them."""
-    single = not isinstance(given, list)
-    items = tuple(given) if isinstance(given, list) else (given,)
+def as_list(value: T | list[T]) -> OneOrMany[T]:
+    single = not isinstance(value, list)
+    items = tuple(value) if isinstance(value, list) else (value,)
     return OneOrMany(items, build_item_paths("inputs", len(items), single=single), single)
 
 
 def build_item_paths(path: str, count: int, *, single: bool) -> tuple[str, ...]:
-    """The request paths of `count` items under `path`."""
     return (path,) if single else tuple(f"{path}[{i}]" for i in range(count))

@@ -1,7 +1,7 @@
-"""Scored tokens to entities: words put together, labels grouped, windows merged.
+"""Token scores to entities: joins tokens to words, groups labels and merges windows.
 
-The rules are those of transformers' own pipeline (5.23, token_classification.py), so that a model
-answers the same here as there.
+The rules are those of the transformers pipeline (5.23, token_classification.py), so that results
+are equal.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# Before Python 3.12 this is the only TypedDict that pydantic, which documents answers, reads.
+# pydantic, which documents responses, requires this TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.messages import TokenizedItem, TokenOffsets
 from deployments.tasks.numbers import softmax
 
-if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
-WordRule = Literal["first", "average", "max"]  # whose scores a word has, when its tokens disagree
+WordRule = Literal["first", "average", "max"]  # how a word's score follows from its tokens
 
 
 class TokenEntity(TypedDict):
-    """One token and its label; `index` counts special tokens, `start` and `end` characters."""
+    """One token and its label.
+
+    `index` counts tokens, special tokens included; `start` and `end` count characters.
+    """
 
     entity: str
     score: float
@@ -37,7 +40,7 @@ class TokenEntity(TypedDict):
 
 
 class EntityGroup(TypedDict):
-    """Neighbouring words of one kind; `start` and `end` are characters, end exclusive."""
+    """Adjacent words of one entity type. `start` and `end` count characters, end exclusive."""
 
     entity_group: str
     score: float
@@ -48,11 +51,11 @@ class EntityGroup(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class WindowTokens:
-    """The N tokens of one window that stand in its text, special tokens left out."""
+    """The N tokens of one window without special tokens."""
 
     text: str
     ids: NDArray[np.int32]  # [N]
-    places: NDArray[np.intp]  # [N] index in the window, special tokens counted
+    positions: NDArray[np.intp]  # [N] index in the window, special tokens included
     offsets: NDArray[np.int32]  # [N, 2] characters
     scores: NDArray[np.float32]  # [N, W], each row sums to 1
     vocabulary: TokenVocabulary
@@ -66,13 +69,15 @@ class WindowTokens:
         logits: NDArray[np.float32],
         vocabulary: TokenVocabulary,
     ) -> WindowTokens:
-        """The tokens of `item` with the probabilities of their labels; logits are [T, W]."""
-        places = np.flatnonzero(layout.segments >= 0)
-        scores = softmax(logits[places])
-        return cls(text, item.ids[places], places, layout.offsets[places], scores, vocabulary)
+        """Select the tokens of `item` and convert their logits [T, W] to probabilities."""
+        positions = np.flatnonzero(layout.segments >= 0)
+        scores = softmax(logits[positions])
+        return cls(
+            text, item.ids[positions], positions, layout.offsets[positions], scores, vocabulary
+        )
 
     def word(self, i: int) -> str:
-        """Token i as the vocabulary spells it; what it does not know, as the text does."""
+        """Return the vocabulary's spelling of token i; for unknown tokens, that of the text."""
         token_id = int(self.ids[i])
         if token_id != self.vocabulary.unknown_id:
             return self.vocabulary.token(token_id)
@@ -80,43 +85,42 @@ class WindowTokens:
         return self.text[start:end]
 
     def word_starts(self) -> NDArray[np.bool_]:
-        """[N], whether each token opens a word; the first one does.
+        """Return whether each token starts a word, [N]. The first token always does.
 
-        Vocabularies that mark the others (`##ing`) tell by a token longer than its text. Else a
-        token with a space before it opens one, and punctuation belongs to the word it touches.
+        With continuation prefixes (`##ing`) a token that is longer than its text continues a word.
+        In other vocabularies a token starts a word if a space precedes it; punctuation then belongs
+        to the adjacent word.
         """
         starts, ends = self.offsets.T
-        word_starts: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id
+        is_start: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id
         if self.vocabulary.has_continuation_prefix:
             spelled = [len(self.vocabulary.token(int(token_id))) for token_id in self.ids]
-            word_starts |= np.equal(spelled, ends - starts)
+            is_start |= np.equal(spelled, ends - starts)
         else:
-            word_starts |= [
-                start == 0 or " " in self.text[start - 1 : start + 1] for start in starts
-            ]
-        word_starts[:1] = True
-        return word_starts
+            is_start |= [start == 0 or " " in self.text[start - 1 : start + 1] for start in starts]
+        is_start[:1] = True
+        return is_start
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledSpans:
-    """What gets one label each, tokens or whole words, in the order of the text; N of them."""
+    """N tokens or words with one label each, in text order."""
 
     labels: NDArray[np.intp]  # [N] index of the best label
     scores: NDArray[np.float32]  # [N] its probability
     starts: NDArray[np.int32]  # [N] characters
     ends: NDArray[np.int32]  # [N] characters, exclusive
-    word: Callable[[int], str]  # of unit i; spelled only for the few that are answered
+    word: Callable[[int], str]  # spelling of span i; computed on demand for the few returned
 
 
 def label_tokens(tokens: WindowTokens) -> LabelledSpans:
-    """Every token by itself."""
+    """Label each token."""
     starts, ends = tokens.offsets.T
     return _build_spans(tokens.scores, starts, ends, tokens.word)
 
 
 def label_words(tokens: WindowTokens, rule: WordRule) -> LabelledSpans:
-    """Whole words, whose tokens agree by `rule`."""
+    """Label whole words; `rule` combines the scores of their tokens."""
     if not len(tokens.ids):
         return label_tokens(tokens)
     firsts = np.flatnonzero(tokens.word_starts())
@@ -144,17 +148,17 @@ def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
 
 
 def _most_confident(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
-    """The row of each word's surest token, the first of equals."""
+    """Return the scores of each word's most confident token, the first of equals."""
     peaks = scores.max(axis=1)
     counts = np.diff(firsts, append=len(peaks))
     highest = np.flatnonzero(peaks == np.repeat(np.maximum.reduceat(peaks, firsts), counts))
     words = np.searchsorted(firsts, highest, side="right")
-    _, chosen = np.unique(words, return_index=True)
-    return scores[highest[chosen]]
+    _, first_of_word = np.unique(words, return_index=True)
+    return scores[highest[first_of_word]]
 
 
 def _means(values: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Means along the first axis of the stretches that begin at `firsts`."""
+    """Return the means along the first axis of the segments that start at `firsts`."""
     counts = np.diff(firsts, append=len(values)).astype(np.float32)
     sums: NDArray[np.float32] = np.add.reduceat(values, firsts, axis=0)
     means: NDArray[np.float32] = (sums.T / counts).T
@@ -167,77 +171,77 @@ _WORD_SCORES = {"first": _first, "average": _means, "max": _most_confident}
 def list_token_entities(
     tokens: WindowTokens, labels: Sequence[str], ignored: Sequence[str]
 ) -> list[TokenEntity]:
-    """Every token with its label, unless the label is among `ignored`."""
-    units = label_tokens(tokens)
-    wanted = np.array([label not in ignored for label in labels])[units.labels]
+    """Return every token whose label is not in `ignored`."""
+    spans = label_tokens(tokens)
+    included = np.array([label not in ignored for label in labels])[spans.labels]
     return [
         {
-            "entity": labels[units.labels[i]],
-            "score": float(units.scores[i]),
-            "index": int(tokens.places[i]),
-            "word": units.word(int(i)),
-            "start": int(units.starts[i]),
-            "end": int(units.ends[i]),
+            "entity": labels[spans.labels[i]],
+            "score": float(spans.scores[i]),
+            "index": int(tokens.positions[i]),
+            "word": spans.word(int(i)),
+            "start": int(spans.starts[i]),
+            "end": int(spans.ends[i]),
         }
-        for i in np.flatnonzero(wanted)
+        for i in np.flatnonzero(included)
     ]
 
 
 def group_entities(
-    units: LabelledSpans, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
+    spans: LabelledSpans, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
 ) -> list[EntityGroup]:
-    """Neighbours of one tag as one entity each, unless its kind is among `ignored`.
+    """Join adjacent spans of one tag to entities; skip the entity types in `ignored`.
 
-    `B-` opens an entity; `I-`, or a label without either, continues one of its own tag and opens
-    one elsewhere.
+    `B-` starts an entity. `I-` or no prefix continues an entity of the same tag and starts one
+    after any other.
     """
-    if not len(units.labels):
+    if not len(spans.labels):
         return []
-    tags, word_starts = _split_labels(labels)
-    own = tags[units.labels]
-    opens = word_starts[units.labels]
-    opens[1:] |= own[1:] != own[:-1]
-    opens[0] = True
-    firsts = np.flatnonzero(opens)
-    bounds = np.append(firsts, len(opens))
-    scores = _means(units.scores, firsts)
+    label_tags, label_begins = _split_labels(labels)
+    tags = label_tags[spans.labels]
+    begins = label_begins[spans.labels]
+    begins[1:] |= tags[1:] != tags[:-1]
+    begins[0] = True
+    firsts = np.flatnonzero(begins)
+    bounds = np.append(firsts, len(begins))
+    scores = _means(spans.scores, firsts)
     groups: list[EntityGroup] = []
     for i, first in enumerate(firsts):
-        kind = labels[units.labels[first]].split("-", 1)[-1]
-        if kind not in ignored:
+        entity_type = labels[spans.labels[first]].split("-", 1)[-1]
+        if entity_type not in ignored:
             end = bounds[i + 1]
-            words = [units.word(unit) for unit in range(first, end)]
+            words = [spans.word(span) for span in range(first, end)]
             groups.append(
                 {
-                    "entity_group": kind,
+                    "entity_group": entity_type,
                     "score": float(scores[i]),
                     "word": vocabulary.join(words),
-                    "start": int(units.starts[first]),
-                    "end": int(units.ends[end - 1]),
+                    "start": int(spans.starts[first]),
+                    "end": int(spans.ends[end - 1]),
                 }
             )
     return groups
 
 
 def _split_labels(labels: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Per label a number that labels of one tag share, and whether it opens an entity."""
+    """Return the tag number of each label, and whether the label starts an entity."""
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
     _, numbers = np.unique(np.array(tags, dtype=object), return_inverse=True)
     return numbers, np.array([label.startswith("B-") for label in labels])
 
 
 def merge_windows(groups: Sequence[EntityGroup]) -> list[EntityGroup]:
-    """The entities of overlapping windows without repetitions, in the order of the text.
+    """Merge the entities of overlapping windows in text order.
 
-    Of two that share characters the longer stays, of equally long ones the likelier.
+    Of two overlapping entities the longer one stays, of equally long ones the more likely one.
     """
-    kept: list[EntityGroup] = []
+    merged: list[EntityGroup] = []
     for group in sorted(groups, key=lambda group: group["start"]):
-        if not kept or group["start"] >= kept[-1]["end"]:
-            kept.append(group)
-        elif _rank(group) > _rank(kept[-1]):
-            kept[-1] = group
-    return kept
+        if not merged or group["start"] >= merged[-1]["end"]:
+            merged.append(group)
+        elif _rank(group) > _rank(merged[-1]):
+            merged[-1] = group
+    return merged
 
 
 def _rank(group: EntityGroup) -> tuple[int, float]:

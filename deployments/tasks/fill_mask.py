@@ -1,4 +1,4 @@
-"""fill-mask: what may stand in the place of a mask token."""
+"""fill-mask: the most likely tokens for the mask tokens of a text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameter
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
-if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
 DEFAULT_TOP_K = 5
-# Each proposal repeats its text, and turning a million tokens to text takes the encoder 0.7 s.
+# Each prediction repeats its text. Detokenizing a million tokens takes 0.7 s.
 MAX_TOKENS_PER_RESPONSE = 1_000_000
 MAX_TARGETS = 1_000
 MAX_TARGET_CHARACTERS = 200
@@ -41,23 +41,19 @@ MaskTargets = Annotated[
 
 
 class FillMaskParameters(TextParameters):
-    """Parameters of fill-mask."""
-
     top_k: int | None = Field(None, ge=1)
     targets: MaskTargets | None = None
 
 
 class FillMaskOptions(NamedTuple):
-    """What to propose."""
-
     top_k: int
-    targets: tuple[str, ...]  # the only proposals wanted; empty: any token of the vocabulary
-    fields: tuple[str, ...]  # of the texts, for the error that only their tokens tell
-    single: bool  # one text that came without a list
+    targets: tuple[str, ...]  # allowed tokens; empty allows the whole vocabulary
+    fields: tuple[str, ...]  # request paths of the texts, for errors that only their tokens reveal
+    single: bool  # one text, not sent as a list
 
 
 class MaskPrediction(TypedDict):
-    """A token for a mask, how likely it is, and the text with it."""
+    """A token for a mask, its probability, and the text with the token."""
 
     score: float
     token: int
@@ -65,13 +61,12 @@ class MaskPrediction(TypedDict):
     sequence: str
 
 
-Proposals: TypeAlias = (
-    list[MaskPrediction] | list[list[MaskPrediction]]
-)  # of one mask, or of each of several
+# The predictions of one mask, or a list for each of several masks.
+Proposals: TypeAlias = list[MaskPrediction] | list[list[MaskPrediction]]
 
 
 class FillMask(Task):
-    """For every mask of a text the likeliest tokens, best first."""
+    """Returns the most likely tokens for every mask, best first."""
 
     name: ClassVar = TaskName.FILL_MASK
     head: ClassVar = ModelHead.MASKS
@@ -87,13 +82,11 @@ class FillMask(Task):
     needs_vocabulary: ClassVar = True
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """When a parameter is sent that only this task has."""
         return parameters.get("targets") is not None
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts."""
         params = parse_parameters(FillMaskParameters, parameters)
         texts, fields, single = as_list(self.inputs.read(inputs))
         top_k, targets = params.top_k or DEFAULT_TOP_K, tuple(params.targets or ())
@@ -107,21 +100,21 @@ class FillMask(Task):
     def decode(
         self, context: DecodeContext, options: FillMaskOptions
     ) -> Proposals | list[Proposals]:
-        """Per text the `top_k` best proposals, for several masks in a list per mask.
+        """Return the `top_k` predictions per text, in a list per mask if a text has several.
 
-        Equal scores come in the order of the vocabulary. Raises InvalidField for a text without a
-        mask, for targets that are no tokens, and for more text than MAX_TOKENS_PER_RESPONSE.
+        Equal scores are in vocabulary order. Raises InvalidField for a text without a mask, for
+        targets that are not tokens, and for more than MAX_TOKENS_PER_RESPONSE tokens of text.
         """
-        vocabulary, mask = context.words, context.manifest.mask_token
+        vocabulary, mask = context.require_vocabulary(), context.manifest.mask_token
         if mask is None:
-            raise AssertionError("this is a bug: a model for masks without a mask token")
-        wanted = _select_choices(vocabulary, options.targets, context.manifest.output_width)
-        top_k = min(options.top_k, len(wanted))
+            raise AssertionError("bug: a fill-mask model without a mask token")
+        allowed = _select_choices(vocabulary, options.targets, context.manifest.output_width)
+        top_k = min(options.top_k, len(allowed))
         ids = [item.ids for item in context.items]
         _check_masks(ids, mask, vocabulary.token(mask), options.fields)
         _check_size(ids, mask, top_k)
         answers = [
-            _predict_masks(vocabulary, own, np.flatnonzero(own == mask), rows, wanted, top_k)
+            _predict_masks(vocabulary, own, np.flatnonzero(own == mask), rows, allowed, top_k)
             for own, rows in zip(ids, context.rows, strict=True)
         ]
         return answers[0] if options.single else answers
@@ -130,29 +123,31 @@ class FillMask(Task):
 def _select_choices(
     vocabulary: TokenVocabulary, targets: Sequence[str], width: int
 ) -> NDArray[np.intp]:
-    """Ids of the tokens that may be proposed, in the order of the vocabulary."""
+    """Return the ids of the allowed tokens in vocabulary order."""
     if not targets:
         return np.arange(width)
-    found = (vocabulary.first_token_id(target) for target in targets)
-    # Tokens added to a tokenizer later may have no row in the model.
-    ids = {token for token in found if token is not None and token < width}
+    token_ids = (vocabulary.first_token_id(target) for target in targets)
+    # The model may have no output for tokens that were added to the tokenizer.
+    ids = {token for token in token_ids if token is not None and token < width}
     if not ids:
-        raise InvalidField("`parameters.targets`: none is a token", field="parameters.targets")
+        raise InvalidField(
+            "`parameters.targets`: no target is a token of the model", field="parameters.targets"
+        )
     return np.array(sorted(ids))
 
 
-def _check_masks(ids: Sequence[TokenIds], mask: int, spelt: str, fields: Sequence[str]) -> None:
+def _check_masks(ids: Sequence[TokenIds], mask: int, spelling: str, fields: Sequence[str]) -> None:
     for own, field in zip(ids, fields, strict=True):
         if mask not in own:
-            raise InvalidField(f"No mask_token ({spelt}) found on the input", field=field)
+            raise InvalidField(f"No mask_token ({spelling}) found on the input", field=field)
 
 
 def _check_size(ids: Sequence[TokenIds], mask: int, top_k: int) -> None:
     tokens = top_k * sum(len(own) * int((own == mask).sum()) for own in ids)
     if tokens > MAX_TOKENS_PER_RESPONSE:
         raise InvalidField(
-            f"`parameters.top_k`: {top_k} proposals for every mask repeat {tokens} tokens of text, "
-            f"at most {MAX_TOKENS_PER_RESPONSE} are told at once; ask for fewer proposals or send fewer texts",
+            f"`parameters.top_k` is {top_k}: the response would repeat {tokens} tokens; the "
+            f"maximum is {MAX_TOKENS_PER_RESPONSE}. Lower `top_k` or send fewer texts",
             field="parameters.top_k",
         )
 
@@ -165,31 +160,31 @@ def _predict_masks(
     choices: NDArray[np.intp],
     top_k: int,
 ) -> Proposals:
-    """Of one text with `masks` at these places, whose logits are `rows` [M, W]."""
-    alone = len(masks) == 1
+    """Predict the masks of one text; `rows` [M, W] are the logits at the positions `masks`."""
+    is_single = len(masks) == 1
     answers: list[list[MaskPrediction]] = []
-    for place, row in zip(masks, rows, strict=True):  # a row at a time: W may be a quarter million
+    for position, row in zip(masks, rows, strict=True):  # row by row: W may be 250,000
         scores = softmax(row)[choices]
         proposals: list[MaskPrediction] = []
         for best in _top_indices(scores, top_k):
             token = int(choices[best])
             filled = ids.tolist()
-            filled[place] = token
+            filled[position] = token
             proposals.append(
                 {
                     "score": float(scores[best]),
                     "token": token,
                     "token_str": vocabulary.text([token]),
-                    # The other masks are special tokens too, and must stay to be seen.
-                    "sequence": vocabulary.text(filled, skip_special=alone),
+                    # Other masks are special tokens too and must stay visible.
+                    "sequence": vocabulary.text(filled, skip_special=is_single),
                 }
             )
         answers.append(proposals)
-    return answers[0] if alone else answers
+    return answers[0] if is_single else answers
 
 
 def _top_indices(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
-    """Indices of the `top_k` highest scores, best first, equal ones in order."""
-    least = np.partition(scores, -top_k)[-top_k]
-    enough = np.flatnonzero(scores >= least)
-    return enough[np.argsort(-scores[enough], kind="stable")][:top_k]
+    """Return the indices of the `top_k` highest scores, best first, equal scores by index."""
+    threshold = np.partition(scores, -top_k)[-top_k]
+    candidates = np.flatnonzero(scores >= threshold)
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]

@@ -1,4 +1,4 @@
-"""Rows of numbers to scores."""
+"""Functions that convert rows of logits or vectors to scores."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from numpy.typing import NDArray
 
 
 def softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Softmax over the last axis, shifted so that it cannot overflow."""
+    """Softmax over the last axis. Subtracts the maximum to avoid overflow."""
     powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
-    shares: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
+    probabilities: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def sigmoid(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Element-wise logistic function, through tanh so that it cannot overflow."""
-    shares: NDArray[np.float32] = np.float32(0.5) * (1 + np.tanh(rows / 2))
-    return shares
+    """Element-wise logistic function. Uses tanh to avoid overflow."""
+    probabilities: NDArray[np.float32] = np.float32(0.5) * (1 + np.tanh(rows / 2))
+    return probabilities
 
 
 def identity(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The rows themselves."""
     return rows
 
 
 def normalize(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows scaled to length 1; a row of zeros stays zero."""
+    """Scale rows to length 1. A row of zeros stays zero."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     units: NDArray[np.float32] = rows / np.maximum(norms, 1e-12)
     return units

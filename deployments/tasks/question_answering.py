@@ -1,4 +1,4 @@
-"""question-answering: the part of a context that answers a question."""
+"""question-answering: the span of a context that answers a question."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from deployments.tasks.spans import (
     find_character_bounds,
 )
 
-# Defaults of transformers' pipeline, which left the library with 5.0 (4.57 was the last).
+# Defaults of the pipeline of transformers 4.57, the last release that had it.
 _WINDOW_TOKENS = 384
 _STRIDE_TOKENS = 128
 _QUESTION_TOKENS = 64
 _ANSWER_TOKENS = 15
-# Candidates are looked at one by one, and there are twice as many of them per window.
+# Each window contributes twice as many candidates, which are processed one by one.
 _MAX_ANSWERS = 100
-# Of all answers to one call. A word may be as long as a text, and each answer repeats its words.
+# Of all answers to one call. Answers repeat whole words, and a word may be as long as a text.
 MAX_ANSWER_CHARACTERS = 4_000_000
 
 
 class QuestionParameters(TextParameters):
-    """Parameters of question-answering; lengths are in tokens."""
+    """Lengths are in tokens."""
 
     top_k: int | None = Field(None, ge=1, le=_MAX_ANSWERS)
     doc_stride: int | None = Field(None, ge=0)
@@ -46,8 +46,6 @@ class QuestionParameters(TextParameters):
 
 
 class SpanOptions(NamedTuple):
-    """How spans become answers."""
-
     top_k: int = 1
     max_answer_len: int = _ANSWER_TOKENS  # tokens
     handle_impossible_answer: bool = False
@@ -55,22 +53,18 @@ class SpanOptions(NamedTuple):
 
 
 class QuestionOptions(NamedTuple):
-    """What the encoder needs to answer in the words of the contexts."""
-
     contexts: tuple[str, ...]  # one per question
-    rules: SpanOptions
-    single: bool  # one question that was not sent in a list
+    span_options: SpanOptions
+    single: bool  # one question, not sent as a list
 
 
 class QuestionInput(BaseModel):
-    """A question, and the text that answers it."""
-
     question: NonEmptyText
     context: NonEmptyText
 
 
 class QuestionListInput(BaseModel):
-    """Questions with a context each, or all with the same one."""
+    """Questions with one context each, or with one common context."""
 
     question: Many[NonEmptyText]
     context: one_or_many(NonEmptyText)  # type: ignore[valid-type]
@@ -103,7 +97,7 @@ _Questions = Annotated[
 
 
 class QuestionAnswering(Task):
-    """For every question the best spans of its context, over all windows of a long one."""
+    """Returns the best spans of the context of every question, over all of its windows."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
     head: ClassVar = ModelHead.SPAN
@@ -121,52 +115,50 @@ class QuestionAnswering(Task):
     reads_pairs: ClassVar = True
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """An object with `question` or `context`, or a list of such."""
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs
         return isinstance(first, dict) and bool({"question", "context"} & set(first))
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: {"question": text, "context": text}, several of them, or lists inside."""
         params = parse_parameters(QuestionParameters, parameters)
-        given = self.inputs.read(inputs)
-        pairs, fields = _parse_pairs(given)
+        value = self.inputs.read(inputs)
+        pairs, fields = _parse_pairs(value)
         return TaskInput(
             texts=pairs,
             fields=fields,
             options=QuestionOptions(
                 contexts=tuple(context for _, context in pairs),
-                rules=_build_span_options(params),
-                single=isinstance(given, QuestionInput),
+                span_options=_build_span_options(params),
+                single=isinstance(value, QuestionInput),
             ),
             truncation=params.truncation,
             windowing=build_question_windowing(manifest.max_tokens, params),
         )
 
     def decode(self, context: DecodeContext, options: QuestionOptions) -> Any:
-        """Per question its answer, a list of them when there is more than one.
+        """Return one answer per question, or a list of answers if there are several.
 
-        Raises InvalidField for more text than MAX_ANSWER_CHARACTERS.
+        Raises InvalidField for more than MAX_ANSWER_CHARACTERS characters.
         """
         windows: list[list[_SpanWindow]] = [[] for _ in options.contexts]
         for logits, layout in zip(context.rows, context.token_offsets, strict=True):
             windows[layout.text].append((logits, layout))
         answers: list[AnswerSpan | list[AnswerSpan]] = []
-        told = 0
+        characters = 0
         for text, own in zip(options.contexts, windows, strict=True):
-            found = extract_answers(text, own, options.rules)
-            told += sum(len(answer["answer"]) for answer in found)
-            _check_answer_size(told)
-            answers.append(_one_or_list(found))
+            question_answers = extract_answers(text, own, options.span_options)
+            characters += sum(len(answer["answer"]) for answer in question_answers)
+            _check_answer_size(characters)
+            answers.append(_one_or_list(question_answers))
         return answers[0] if options.single else answers
 
 
 def _check_answer_size(count: int) -> None:
     if count > MAX_ANSWER_CHARACTERS:
         raise InvalidField(
-            f"`parameters.top_k`: the answers have more than {MAX_ANSWER_CHARACTERS} characters; "
-            "ask for fewer answers or send fewer questions",
+            f"`parameters.top_k`: the answers have more than {MAX_ANSWER_CHARACTERS} characters. "
+            "Lower `top_k` or send fewer questions",
             field="parameters.top_k",
         )
 
@@ -176,82 +168,82 @@ def _one_or_list(answers: list[AnswerSpan]) -> AnswerSpan | list[AnswerSpan]:
 
 
 def _parse_pairs(
-    given: QuestionInput | QuestionListInput | list[QuestionInput],
+    value: QuestionInput | QuestionListInput | list[QuestionInput],
 ) -> tuple[tuple[TextPair, ...], tuple[str, ...]]:
-    """Questions with their contexts, and the path of each context."""
-    if isinstance(given, QuestionInput):
-        return ((given.question, given.context),), ("inputs.context",)
-    if isinstance(given, list):
+    """Return the pairs of question and context, and the request path of each context."""
+    if isinstance(value, QuestionInput):
+        return ((value.question, value.context),), ("inputs.context",)
+    if isinstance(value, list):
         fields = tuple(
-            f"{item}.context" for item in build_item_paths("inputs", len(given), single=False)
+            f"{item}.context" for item in build_item_paths("inputs", len(value), single=False)
         )
-        return tuple((params.question, params.context) for params in given), fields
-    count = len(given.question)
-    if isinstance(given.context, str):
-        return tuple((question, given.context) for question in given.question), (
+        return tuple((item.question, item.context) for item in value), fields
+    count = len(value.question)
+    if isinstance(value.context, str):
+        return tuple((question, value.context) for question in value.question), (
             "inputs.context",
         ) * count
-    if len(given.context) != count:
+    if len(value.context) != count:
         raise InvalidField(
-            f"`inputs.context` has {len(given.context)} texts for {count} questions",
+            f"`inputs.context` has {len(value.context)} texts for {count} questions",
             field="inputs.context",
         )
-    pairs = tuple(zip(given.question, given.context, strict=True))
+    pairs = tuple(zip(value.question, value.context, strict=True))
     return pairs, build_item_paths("inputs.context", count, single=False)
 
 
 def _build_span_options(params: QuestionParameters) -> SpanOptions:
-    given = {name: getattr(params, name) for name in SpanOptions._fields}
-    return SpanOptions()._replace(**{k: v for k, v in given.items() if v is not None})
+    values = {name: getattr(params, name) for name in SpanOptions._fields}
+    return SpanOptions()._replace(**{k: v for k, v in values.items() if v is not None})
 
 
-_NOTHING_ASKED = QuestionParameters()
+_NO_PARAMETERS = QuestionParameters()
 
 
 def build_question_windowing(
-    max_tokens: int, params: QuestionParameters = _NOTHING_ASKED
+    max_tokens: int, params: QuestionParameters = _NO_PARAMETERS
 ) -> Windowing:
-    """How questions become items for a model that reads `max_tokens`. Raises InvalidField."""
+    """Build the windowing for a model that reads `max_tokens` tokens. Raises InvalidField."""
     tokens = min(params.max_seq_len or _WINDOW_TOKENS, max_tokens)
     stride = min(tokens // 2, _STRIDE_TOKENS) if params.doc_stride is None else params.doc_stride
     if stride > tokens:
         raise InvalidField(
-            f"`parameters.doc_stride` ({stride}) is larger than `max_seq_len` ({tokens})",
+            f"`parameters.doc_stride` is {stride}; the maximum is `max_seq_len`, {tokens}",
             field="parameters.doc_stride",
         )
-    # A question nobody set a limit for leaves room for the context also in a short window.
+    # By default a question takes at most half of a window, so that some context fits.
     question = params.max_question_len or min(_QUESTION_TOKENS, max(tokens // 2, 1))
     return Windowing(tokens=tokens, stride=stride, first_tokens=question)
 
 
-_SpanWindow = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and where the tokens stand
+_SpanWindow = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and character offsets
 
 
 def extract_answers(
-    context: str, windows: Sequence[_SpanWindow], rules: SpanOptions
+    context: str, windows: Sequence[_SpanWindow], options: SpanOptions
 ) -> list[AnswerSpan]:
-    """At most `top_k` answers of different text, best first; never none.
+    """Return up to `top_k` answers of different text, best first; at least one.
 
-    Spans with the same text, whatever its case, are one answer with the sum of their scores:
-    neighbouring windows both see it, and several spans may round to the same words.
+    Spans with equal text, ignoring case, become one answer with the sum of their scores: adjacent
+    windows overlap, and several spans may extend to the same words.
     """
     answers: dict[str, AnswerSpan] = {}
     null = 1.0
     for logits, layout in windows:
-        chances = compute_span_probabilities(logits, layout)
-        # A window without the answer rightly says so; the one that is least sure counts.
-        null = min(null, chances.null)
-        count = 2 * rules.top_k + 10 if rules.align_to_words else rules.top_k
-        spans = find_best_spans(chances, rules.max_answer_len, count)
-        bounds = find_character_bounds(layout, whole_words=rules.align_to_words)
+        probabilities = compute_span_probabilities(logits, layout)
+        # Windows without the answer have a high null score, so the lowest one counts.
+        null = min(null, probabilities.null)
+        count = 2 * options.top_k + 10 if options.align_to_words else options.top_k
+        spans = find_best_spans(probabilities, options.max_answer_len, count)
+        bounds = find_character_bounds(layout, whole_words=options.align_to_words)
         starts, ends = bounds[spans.first, 0].tolist(), bounds[spans.last, 1].tolist()
         for score, start, end in zip(spans.score.tolist(), starts, ends, strict=True):
             text = context[start:end]
             new = AnswerSpan(score=0.0, start=start, end=end, answer=text)
             answers.setdefault(text.lower(), new)["score"] += score
-    found = list(answers.values())
-    if rules.handle_impossible_answer or not found:
-        # Without a single token of context there is nothing to be unsure of.
-        score = null if rules.handle_impossible_answer else 0.0
-        found.append(AnswerSpan(score=score, start=0, end=0, answer=""))
-    return sorted(found, key=lambda answer: answer["score"], reverse=True)[: rules.top_k]
+    results = list(answers.values())
+    if options.handle_impossible_answer or not results:
+        # Without context tokens there is no null score.
+        score = null if options.handle_impossible_answer else 0.0
+        results.append(AnswerSpan(score=score, start=0, end=0, answer=""))
+    return sorted(results, key=lambda answer: answer["score"], reverse=True)[: options.top_k]

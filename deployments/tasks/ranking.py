@@ -1,4 +1,4 @@
-"""text-ranking: texts in the order in which they answer a query."""
+"""text-ranking: texts ordered by their relevance to a query."""
 
 from __future__ import annotations
 
@@ -17,36 +17,30 @@ from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
 from deployments.tasks.numbers import normalize, sigmoid
 
-# The names under which embedding models keep the prompts of a search, as sentence-transformers
-# looks for them; the first that a model has is used.
+# Prompt names of embedding models for retrieval, in the order that sentence-transformers uses. The
+# first that a model has is applied.
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 TEXTS_PATH = "inputs.texts"
 
 
 class RankingParameters(TextParameters):
-    """Parameters of text-ranking."""
-
     raw_scores: bool | None = None
     return_text: bool | None = None
 
 
 class RankingOptions(NamedTuple):
-    """How scores are told."""
-
     raw_scores: bool
-    texts: tuple[str, ...] | None  # to be returned with their scores
+    texts: tuple[str, ...] | None  # returned with the scores if set
 
 
 class RankingInput(BaseModel):
-    """A query, and the texts that may answer it."""
-
     query: NonEmptyText
     texts: Many[NonEmptyText]
 
 
 class RankedText(TypedDict):
-    """A text by its place in the request, and how well it answers the query."""
+    """The score of one text; `index` is its position in the request."""
 
     index: int
     score: float
@@ -54,10 +48,10 @@ class RankedText(TypedDict):
 
 
 class TextRanking(Task):
-    """Every text with its score, best first.
+    """Returns every text with its score, best first.
 
-    A cross-encoder reads query and text together, and its one logit decides. An embedding model,
-    which serves where no cross-encoder does, reads them apart and is compared by cosine.
+    A cross-encoder reads query and text as a pair and returns one logit. An embedding model reads
+    them separately; its score is their cosine.
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
@@ -73,28 +67,26 @@ class TextRanking(Task):
     reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models that answer one score, or vectors."""
+        """Models with one label (cross-encoders) and embedding models."""
         scores = manifest.head is ModelHead.LABELS and len(manifest.labels) == 1
         return scores or manifest.head is ModelHead.VECTOR
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """An object with `query` and `texts`."""
         return isinstance(inputs, dict) and {"query", "texts"} <= set(inputs)
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: {"query": text, "texts": [text, ...]}."""
         params = parse_parameters(RankingParameters, parameters)
-        given = self.inputs.read(inputs)
-        texts = tuple(given.texts)
+        value = self.inputs.read(inputs)
+        texts = tuple(value.texts)
         fields = build_item_paths(TEXTS_PATH, len(texts), single=False)
         options = RankingOptions(bool(params.raw_scores), texts if params.return_text else None)
         if manifest.head is ModelHead.LABELS:
-            pairs = tuple((given.query, text) for text in texts)
+            pairs = tuple((value.query, text) for text in texts)
             return TaskInput(pairs, fields, options, params.truncation, many=TEXTS_PATH)
-        query = add_prompt((given.query,), _prompt(QUERY_PROMPTS, manifest), manifest)
-        documents = add_prompt(texts, _prompt(DOCUMENT_PROMPTS, manifest), manifest)
+        query = add_prompt((value.query,), _find_prompt(QUERY_PROMPTS, manifest), manifest)
+        documents = add_prompt(texts, _find_prompt(DOCUMENT_PROMPTS, manifest), manifest)
         return TaskInput(
             texts=(*query, *documents),
             fields=("inputs.query", *fields),
@@ -104,23 +96,23 @@ class TextRanking(Task):
         )
 
     def decode(self, context: DecodeContext, options: RankingOptions) -> list[RankedText]:
-        """Highest score first, equal scores in the order of the request.
+        """Return the highest score first, equal scores in request order.
 
-        A cosine is its own raw score.
+        `raw_scores` does not change cosines.
         """
         rows = np.stack(context.rows)
         if context.manifest.head is ModelHead.VECTOR:
             units = normalize(rows)
             raw = units[1:] @ units[0]
-            return _ranked(raw, raw, options.texts)
+            return _rank_texts(raw, raw, options.texts)
         logits = rows[:, 0]
-        return _ranked(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
+        return _rank_texts(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
 
 
-def _ranked(
+def _rank_texts(
     raw: NDArray[np.float32], scores: NDArray[np.float32], texts: Sequence[str] | None
 ) -> list[RankedText]:
-    """In the order of `raw`: far from zero, different logits have the same sigmoid."""
+    """Sort by `raw`, because the sigmoids of large logits are equal."""
     ranked: list[RankedText] = []
     for i in np.argsort(-raw, kind="stable"):
         entry = RankedText(index=int(i), score=float(scores[i]))
@@ -130,6 +122,6 @@ def _ranked(
     return ranked
 
 
-def _prompt(names: Sequence[str], manifest: ArtifactManifest) -> str | None:
-    """The first of `names` that the model has a prompt for; None leaves it at its default."""
+def _find_prompt(names: Sequence[str], manifest: ArtifactManifest) -> str | None:
+    """Return the first of `names` that the model has a prompt for, or None for its default."""
     return next((name for name in names if name in manifest.prompts), None)

@@ -1,4 +1,4 @@
-"""Logits of starts and ends to spans of a context: the arithmetic of question-answering."""
+"""Start and end logits to spans of a context, for question-answering."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from numpy.typing import NDArray
 from deployments.messages import TokenOffsets
 from deployments.tasks.numbers import softmax
 
-_CONTEXT = 1  # the segment that answers are taken from; the question is segment 0
+_CONTEXT = 1  # segment of the context; the question is segment 0
 _SPECIAL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SpanProbabilities:
-    """How likely each of a window's C context tokens is the answer's first and last one.
+    """Probabilities that each of a window's C context tokens starts or ends the answer.
 
-    The first special token takes part, because models point at it when there is no answer; what
-    it takes from the others is theirs no more.
+    The softmax includes the first special token, which models select if there is no answer.
     """
 
     start: NDArray[np.float32]  # [C]
     end: NDArray[np.float32]  # [C]
-    null: float  # that there is no answer in this window
+    null: float  # that this window has no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,61 +39,63 @@ class Spans:
 def compute_span_probabilities(
     logits: NDArray[np.float32], layout: TokenOffsets
 ) -> SpanProbabilities:
-    """The chances behind the logits [T, 2] of a window, whatever is not context left out."""
+    """Apply softmax to the logits [T, 2] of a window, over context tokens only."""
     context = layout.segments == _CONTEXT
-    judged = context.copy()
-    judged[0] |= layout.segments[0] == _SPECIAL
-    if not judged.any():
+    included = context.copy()
+    included[0] |= layout.segments[0] == _SPECIAL
+    if not included.any():
         return SpanProbabilities(logits[:0, 0], logits[:0, 1], 0.0)
-    shares = softmax(logits[judged].T)  # [2, 1 + C]
-    inside = context[judged]
-    null = 0.0 if inside[0] else float(shares[0, 0] * shares[1, 0])
-    return SpanProbabilities(shares[0, inside], shares[1, inside], null)
+    values = softmax(logits[included].T)  # [2, 1 + C]
+    inside = context[included]
+    null = 0.0 if inside[0] else float(values[0, 0] * values[1, 0])
+    return SpanProbabilities(values[0, inside], values[1, inside], null)
 
 
-def find_best_spans(chances: SpanProbabilities, most_tokens: int, count: int) -> Spans:
-    """The `count` likeliest spans of at most `most_tokens` tokens, or as many as there are.
+def find_best_spans(probabilities: SpanProbabilities, max_tokens: int, count: int) -> Spans:
+    """Return up to `count` most likely spans of at most `max_tokens` tokens.
 
-    Equal ones come in the order of their starts, the shorter first.
+    Equal scores are ordered by start, then by length.
     """
-    tokens = len(chances.start)
-    longest = min(most_tokens, tokens)
-    if not longest:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Spans(nothing, nothing, chances.start)
-    # -1 stands behind the last token: no product with it is as good as one of two chances.
-    padded = np.concatenate([chances.end, np.full(longest - 1, -1, dtype=np.float32)])
-    ends = sliding_window_view(padded, longest)  # [C, longest], a view
-    # A span among the best `count` starts at one of the `count` starts whose best span is best.
-    starts = _largest(chances.start * ends.max(axis=1), count)
-    scores = np.where(ends[starts] < 0, -1, chances.start[starts, None] * ends[starts]).ravel()
-    chosen = _largest(scores, min(count, int(np.count_nonzero(scores >= 0))))
-    chosen = chosen[np.argsort(-scores[chosen], kind="stable")]
-    first = starts[chosen // longest]
-    return Spans(first, first + chosen % longest, scores[chosen])
+    tokens = len(probabilities.start)
+    max_length = min(max_tokens, tokens)
+    if not max_length:
+        empty = np.zeros(0, dtype=np.int64)
+        return Spans(empty, empty, probabilities.start)
+    # -1 pads the end: its products are negative and lose against products of probabilities.
+    padded = np.concatenate([probabilities.end, np.full(max_length - 1, -1, dtype=np.float32)])
+    ends = sliding_window_view(padded, max_length)  # [C, max_length], a view
+    # The best `count` spans start at the `count` starts with the best spans.
+    starts = _largest(probabilities.start * ends.max(axis=1), count)
+    scores = np.where(
+        ends[starts] < 0, -1, probabilities.start[starts, None] * ends[starts]
+    ).ravel()
+    best = _largest(scores, min(count, int(np.count_nonzero(scores >= 0))))
+    best = best[np.argsort(-scores[best], kind="stable")]
+    first = starts[best // max_length]
+    return Spans(first, first + best % max_length, scores[best])
 
 
 def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest values, ascending; of all where there are fewer."""
+    """Return the indices of the `count` largest values in ascending order."""
     if len(values) <= count:
         return np.arange(len(values))
     return np.sort(np.argpartition(-values, count - 1)[:count])
 
 
 def find_character_bounds(layout: TokenOffsets, *, whole_words: bool) -> NDArray[np.int32]:
-    """Where an answer begins and ends [C, 2] that has a context token as its first or last one.
+    """Return the character range [C, 2] of each context token.
 
-    With `whole_words` these are the bounds of the token's word, as far as it is in the window.
+    With `whole_words` it is the range of the token's word, as far as the window contains it.
     """
     context = layout.segments == _CONTEXT
     offsets: NDArray[np.int32] = layout.offsets[context]
     words = layout.words[context]
     if not whole_words or not len(offsets):
         return offsets
-    # Tokens without a word stand for themselves.
-    joined = (words[1:] == words[:-1]) & (words[1:] >= 0)
-    heads = np.flatnonzero(np.concatenate([[True], ~joined]))
+    # A token without a word is a word of its own.
+    continues = (words[1:] == words[:-1]) & (words[1:] >= 0)
+    heads = np.flatnonzero(np.concatenate([[True], ~continues]))
     tails = np.concatenate([heads[1:], [len(words)]]) - 1
-    word = np.cumsum(np.concatenate([[0], ~joined]))
+    word = np.cumsum(np.concatenate([[0], ~continues]))
     bounds: NDArray[np.int32] = np.stack([offsets[heads[word], 0], offsets[tails[word], 1]], axis=1)
     return bounds

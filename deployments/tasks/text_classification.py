@@ -26,35 +26,29 @@ ScoreFunction = Literal["sigmoid", "softmax", "none"]
 
 
 class ClassificationParameters(TextParameters):
-    """Parameters of text-classification."""
-
     top_k: int | None = Field(None, ge=1)
     function_to_apply: ScoreFunction | None = None
 
 
 class ClassificationOptions(NamedTuple):
-    """How logits become scores."""
-
     top_k: int
     function: ScoreFunction
 
 
 class TextAndPair(BaseModel):
-    """Two segments that are judged together."""
+    """Two segments that are classified together."""
 
     text: NonEmptyText
     text_pair: NonEmptyText | None = None
 
 
 class LabelScore(TypedDict):
-    """A label and how likely it is."""
-
     label: str
     score: float
 
 
 class TextClassification(Task):
-    """For every text, or pair of texts, its labels and scores, highest score first."""
+    """Returns the labels of every text or pair with their scores, highest score first."""
 
     name: ClassVar = TaskName.TEXT_CLASSIFICATION
     head: ClassVar = ModelHead.LABELS
@@ -67,7 +61,6 @@ class TextClassification(Task):
     example: ClassVar[Mapping[str, Any]] = {"inputs": "A lovely film."}
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """When a pair is sent, or parameters only this task has."""
         first = inputs[0] if isinstance(inputs, list) and inputs else inputs
         pair = isinstance(first, dict) and "text" in first
         return pair or "function_to_apply" in parameters
@@ -89,9 +82,9 @@ class TextClassification(Task):
     def decode(
         self, context: DecodeContext, options: ClassificationOptions
     ) -> list[list[LabelScore]]:
-        """Per text the `top_k` best {"label", "score"}; equal scores in label order.
+        """Return the `top_k` labels per text; equal scores in label order.
 
-        Nested also for one text: clients take element 0 of the outer list.
+        The result is nested also for one text: clients read element 0 of the outer list.
         """
         labels = context.manifest.labels
         scores = SCORES[options.function](np.stack(context.rows))
@@ -109,7 +102,7 @@ def _text(item: str | TextAndPair) -> Text:
 
 
 def select_score_function(manifest: ArtifactManifest) -> ScoreFunction:
-    """What transformers' own pipeline applies (5.23, text_classification.py)."""
+    """Return the default of the transformers pipeline (5.23, text_classification.py)."""
     if manifest.problem_type == "regression":
         return "none"
     if manifest.problem_type == "multi_label" or len(manifest.labels) == 1:

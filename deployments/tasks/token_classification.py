@@ -1,4 +1,4 @@
-"""token-classification: the entities in a text, with the characters where they stand."""
+"""token-classification: entities of a text with their character ranges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from deployments.tasks.inputs import (
     parse_parameters,
 )
 
-if TYPE_CHECKING:  # the ingress, which parses, has no use for a tokenizer
+if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -42,25 +42,21 @@ ScoredWindow = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits
 
 
 class EntityParameters(TextParameters):
-    """Parameters of token-classification."""
-
     aggregation_strategy: Annotated[Strategy | None, ANY_CASE] = None
     ignore_labels: Annotated[list[str], FailFastList()] | None = None
-    # Tokens that neighbouring windows of a long text share; without it long texts are refused.
+    # Tokens shared by adjacent windows of a long text; None rejects long texts.
     stride: int | None = Field(None, ge=0)
 
 
 class EntityOptions(NamedTuple):
-    """How labelled tokens become entities."""
-
     strategy: Strategy
     ignored: tuple[str, ...]
     texts: tuple[str, ...]
-    single: bool  # one text that did not come in a list
+    single: bool  # one text, not sent as a list
 
 
 class TokenClassification(Task):
-    """For every text its entities, in the order of the text."""
+    """Returns the entities of every text in text order."""
 
     name: ClassVar = TaskName.TOKEN_CLASSIFICATION
     head: ClassVar = ModelHead.TOKENS
@@ -76,13 +72,11 @@ class TokenClassification(Task):
     needs_vocabulary: ClassVar = True
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """When parameters are sent that only this task has."""
         return bool({"aggregation_strategy", "ignore_labels"} & set(parameters))
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts."""
         params = parse_parameters(EntityParameters, parameters)
         texts, fields, single = as_list(self.inputs.read(inputs))
         strategy = params.aggregation_strategy or "simple"
@@ -97,8 +91,8 @@ class TokenClassification(Task):
         )
 
     def decode(self, context: DecodeContext, options: EntityOptions) -> Entities | list[Entities]:
-        """A list of entities for a single text, a list of such lists for a list of texts."""
-        labels, vocabulary = context.manifest.labels, context.words
+        """Return a list of entities for a single text, a list of lists for a list of texts."""
+        labels, vocabulary = context.manifest.labels, context.require_vocabulary()
         windows: list[list[ScoredWindow]] = [[] for _ in options.texts]
         parts = zip(context.items, context.token_offsets, context.rows, strict=True)
         for item, layout, logits in parts:
@@ -115,14 +109,14 @@ def _check_stride(stride: int | None, strategy: Strategy, max_tokens: int) -> No
         return
     if strategy == "none":
         raise InvalidField(
-            "`parameters.stride` needs an `aggregation_strategy` other than `none`: single tokens "
-            "of overlapping windows cannot be merged",
+            "`parameters.stride` requires an `aggregation_strategy` other than `none`: tokens of "
+            "overlapping windows cannot be merged",
             field="parameters.stride",
         )
-    most = max_tokens // 2 - 2  # what windows may share and still advance, special tokens aside
-    if stride > most:
+    max_stride = max_tokens // 2 - 2  # so that windows advance despite two special tokens
+    if stride > max_stride:
         raise InvalidField(
-            f"`parameters.stride` is {stride}; it may be {most}, half of what the model reads",
+            f"`parameters.stride` is {stride}; the maximum for this model is {max_stride}",
             field="parameters.stride",
         )
 
@@ -134,17 +128,19 @@ def _entities(
     options: EntityOptions,
     vocabulary: TokenVocabulary,
 ) -> Entities:
-    read = [
+    tokens_by_window = [
         WindowTokens.read(text, item, layout, logits, vocabulary)
         for item, layout, logits in windows
     ]
     rule = options.strategy
     if rule == "none":
         return [
-            entity for own in read for entity in list_token_entities(own, labels, options.ignored)
+            entity
+            for own in tokens_by_window
+            for entity in list_token_entities(own, labels, options.ignored)
         ]
     groups: list[EntityGroup] = []
-    for own in read:
-        units = label_tokens(own) if rule == "simple" else label_words(own, rule)
-        groups += group_entities(units, labels, options.ignored, vocabulary)
+    for own in tokens_by_window:
+        spans = label_tokens(own) if rule == "simple" else label_words(own, rule)
+        groups += group_entities(spans, labels, options.ignored, vocabulary)
     return merge_windows(groups) if len(windows) > 1 else groups

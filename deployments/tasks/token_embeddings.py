@@ -1,4 +1,4 @@
-"""token-embeddings: texts to a vector for each of their tokens."""
+"""token-embeddings: one vector per token of each text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_pa
 
 
 class TokenEmbeddings(Task):
-    """The model's last hidden state, which embeddings are pooled from: float32 [T, W] per text."""
+    """Returns the last hidden state before pooling, float32 [T, W] per text."""
 
     name: ClassVar = TaskName.TOKEN_EMBEDDINGS
     head: ClassVar = ModelHead.VECTOR
@@ -31,7 +31,6 @@ class TokenEmbeddings(Task):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts."""
         params = parse_parameters(SimilarityParameters, parameters)
         texts, fields, _ = as_list(self.inputs.read(inputs))
         return TaskInput(
@@ -42,9 +41,6 @@ class TokenEmbeddings(Task):
         )
 
     def decode(self, context: DecodeContext, options: None) -> list[NDArray[np.float32]]:
-        """A list of texts, also for one, of as many vectors as each has tokens.
-
-        Not scaled, special tokens included.
-        """
-        # Copied: rows are views that would keep the padding of the whole batch alive.
+        """Return a list, also for one text. Not normalized; special tokens are included."""
+        # A copy, because rows are views that keep the padded batch in memory.
         return [np.array(row) for row in context.rows]

@@ -1,4 +1,4 @@
-"""zero-shot-classification: labels of the client's own, judged by a model of entailment."""
+"""zero-shot-classification: labels of the request, scored by an entailment model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, pa
 from deployments.tasks.numbers import softmax
 
 LABELS_PATH = "parameters.candidate_labels"
-# What the service takes is a setting. These two keep a small body from becoming a huge call before
-# anybody can count: texts times labels, and labels times the length of the template.
+# These limits stop a small body from expanding to a huge call before the service counts its items:
+# texts times labels, and labels times the template length.
 MAX_PAIRS = 16_384
 MAX_TEMPLATE_CHARACTERS = 1_000
 
 
 def _comma_separated(value: Any) -> Any:
-    """Clients of 2023 send the labels as one string; empty parts are no labels."""
+    """Split one string of labels, as clients of 2023 send it. Drop empty labels."""
     if not isinstance(value, str):
         return value
     return [part for part in map(str.strip, value.split(",")) if part]
@@ -40,12 +40,10 @@ CandidateLabels = Annotated[
 
 
 class ZeroShotParameters(TextParameters):
-    """Parameters of zero-shot-classification."""
-
-    truncate: bool | None = True  # transformers' pipeline cuts every long text
+    truncate: bool | None = True  # as the transformers pipeline does
     candidate_labels: CandidateLabels
     multi_label: bool | None = None
-    multi_class: bool | None = None  # what `multi_label` was called before
+    multi_class: bool | None = None  # former name of `multi_label`
     hypothesis_template: str = Field("This example is {}.", max_length=MAX_TEMPLATE_CHARACTERS)
 
     @field_validator("truncate", "hypothesis_template", mode="before")
@@ -61,22 +59,20 @@ class ZeroShotParameters(TextParameters):
 
     @property
     def independent(self) -> bool:
-        """Whether every label is judged on its own; a single label has none to compete with."""
+        """Whether labels are scored independently; always for a single label."""
         several = self.multi_class if self.multi_label is None else self.multi_label
         return bool(several) or len(self.candidate_labels) == 1
 
 
 class ZeroShotOptions(NamedTuple):
-    """How the pairs' logits, text after text, become scores."""
-
     sequences: tuple[str, ...]
     labels: tuple[str, ...]
     independent: bool
-    single: bool  # one text, not a list of them
+    single: bool  # one text, not sent as a list
 
 
 class LabelledSequence(TypedDict):
-    """A text, and the candidate labels with their scores, best first."""
+    """A text and its candidate labels with scores, best first."""
 
     sequence: str
     labels: list[str]
@@ -84,10 +80,10 @@ class LabelledSequence(TypedDict):
 
 
 class ZeroShotClassification(Task):
-    """For every text the candidate labels, most fitting first.
+    """Returns the candidate labels of every text, best first.
 
-    Each text is paired with each label's hypothesis. Of a pair too long for the model the longer
-    segment is cut: the text, unless a label is longer still.
+    Each text is paired with the hypothesis of each label. The longer segment of a pair that exceeds
+    the model's limit is truncated; this is usually the text.
     """
 
     name: ClassVar = TaskName.ZERO_SHOT_CLASSIFICATION
@@ -104,31 +100,29 @@ class ZeroShotClassification(Task):
     reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
-        """Classifiers that judge entailment."""
         return manifest.head is ModelHead.LABELS and has_entailment_label(manifest.labels)
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """When labels are sent."""
         return parameters.get("candidate_labels") is not None
 
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text or a list of texts. Raises TooManyItems beyond MAX_PAIRS pairs."""
+        """Raises TooManyItems beyond MAX_PAIRS pairs, and the errors of Task.parse."""
         params = parse_parameters(ZeroShotParameters, parameters)
         texts, fields, single = as_list(self.inputs.read(inputs))
         labels = tuple(params.candidate_labels)
         count = len(texts) * len(labels)
         if count > MAX_PAIRS:
             raise TooManyItems(
-                f"`{LABELS_PATH}` and `inputs` make {count} pairs; at most {MAX_PAIRS} are taken",
+                f"`{LABELS_PATH}` and `inputs` make {count} pairs; the maximum is {MAX_PAIRS}",
                 field=LABELS_PATH,
             )
         before, after = split_template(params.hypothesis_template)
         hypotheses = [before + label + after for label in labels]
         return TaskInput(
             texts=tuple((text, hypothesis) for text in texts for hypothesis in hypotheses),
-            # A pair is called by its text, which may be too long.
+            # Errors about long pairs name the text.
             fields=tuple(field for field in fields for _ in labels),
             options=ZeroShotOptions(texts, labels, params.independent, single),
             truncation=params.truncation,
@@ -138,7 +132,7 @@ class ZeroShotClassification(Task):
     def decode(
         self, context: DecodeContext, options: ZeroShotOptions
     ) -> LabelledSequence | list[LabelledSequence]:
-        """One object for one text, a list of objects for a list; equal scores in label order."""
+        """Return one object for one text, a list for a list; equal scores in label order."""
         shape = (len(options.sequences), len(options.labels), -1)
         logits = np.stack(context.rows).reshape(shape)
         scores = compute_label_scores(
@@ -157,20 +151,19 @@ class ZeroShotClassification(Task):
 
 
 def has_entailment_label(labels: Sequence[str]) -> bool:
-    """Whether one of several labels says that the second segment follows from the first."""
-    return len(labels) > 1 and any(map(_says_entailment, labels))
+    """Whether one of several labels is entailment."""
+    return len(labels) > 1 and any(map(_is_entailment, labels))
 
 
 def compute_label_scores(
     logits: NDArray[np.float32], labels: Sequence[str], *, independent: bool
 ) -> NDArray[np.float32]:
-    """Scores [texts, candidates] of `logits` [texts, candidates, labels of the model].
+    """Convert `logits` [texts, candidates, labels of the model] to scores [texts, candidates].
 
-    The candidates of a text share a probability of 1; independent ones are each weighed against
-    contradiction. The labels are found as transformers' pipeline finds them (5.23,
-    zero_shot_classification.py).
+    The scores of a text sum to 1. Independent scores compare each candidate with contradiction. The
+    labels are selected as in the transformers pipeline (5.23, zero_shot_classification.py).
     """
-    entailment = next(i for i, label in enumerate(labels) if _says_entailment(label))
+    entailment = next(i for i, label in enumerate(labels) if _is_entailment(label))
     if not independent:
         return softmax(logits[:, :, entailment])
     contradiction = 0 if entailment else len(labels) - 1
@@ -178,22 +171,22 @@ def compute_label_scores(
 
 
 def split_template(template: str) -> tuple[str, str]:
-    """What stands before and after the one `{}` or `{0}` of a template.
+    """Split a template at its only placeholder `{}` or `{0}`. Raises PydanticCustomError.
 
-    Raises PydanticCustomError for anything else. Never str.format: its full syntax reads attributes
-    and pads to any width, and templates come from strangers.
+    str.format is unsafe here: its syntax reads attributes and pads to any width, and templates are
+    untrusted input.
     """
     try:
         parts = list(Formatter().parse(template))
     except ValueError:
         parts = []
-    places = [i for i, (_, name, _, _) in enumerate(parts) if name is not None]
-    if len(places) != 1 or parts[places[0]][1:] not in (("", "", None), ("0", "", None)):
+    positions = [i for i, (_, name, _, _) in enumerate(parts) if name is not None]
+    if len(positions) != 1 or parts[positions[0]][1:] not in (("", "", None), ("0", "", None)):
         raise PydanticCustomError("template", "must contain one placeholder `{}` for the label")
     literals = [literal for literal, *_ in parts]
-    end = places[0] + 1
+    end = positions[0] + 1
     return "".join(literals[:end]), "".join(literals[end:])
 
 
-def _says_entailment(label: str) -> bool:
+def _is_entailment(label: str) -> bool:
     return label.lower().startswith("entail")

@@ -60,7 +60,7 @@ BODY_ERRORS: tuple[ServeError, ...] = (
     BodyTooSlow("the body took more than 20 seconds", field="body"),
     BodyTooLarge("the body has more than the 2000000 bytes that are read", field="body"),
     UnsupportedEncoding("this `content-encoding` is not read here", field="content-encoding"),
-    UnknownParameter("`parameters.topk` is not known here", field="parameters.topk"),
+    UnknownParameter("`parameters.topk` is unknown", field="parameters.topk"),
     TooManyItems("`inputs` has 5000 items; at most 1024 are taken", field="inputs"),
     InputTooLong("`inputs[3]` has 700 tokens, the model reads 512", field="inputs[3]"),
     Overloaded("Model is overloaded"),

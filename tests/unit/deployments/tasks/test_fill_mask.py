@@ -170,7 +170,7 @@ def test_targets_that_the_model_has_no_row_for_are_left_out(filler: Filler, targ
     # The letters of `zebra` stand behind the model's last row.
     row = filler.row(film=1.0)
     assert words(filler.fill("[MASK]", [[row]], {"targets": [target, "film"]})) == ["film"]
-    with pytest.raises(InvalidField, match="none is a token") as refusal:
+    with pytest.raises(InvalidField, match="no target is a token") as refusal:
         filler.fill("[MASK]", [[row]], {"targets": target})
     assert refusal.value.field == "parameters.targets"
 

@@ -19,7 +19,7 @@ TASK = QuestionAnswering()
 
 def test_defaults_are_those_of_the_pipeline() -> None:
     work = TASK.parse(ASKED, {"top_k": None}, MANIFEST)
-    assert work.options.rules == (1, 15, False, True)
+    assert work.options.span_options == (1, 15, False, True)
     assert build_question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
     assert build_question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
     # Of a short window a question takes half at most, unless a limit is set.
