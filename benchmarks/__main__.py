@@ -27,6 +27,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "generation": CommandSpec(
         "benchmarks.generation.command", "Measure token streams beside other engines", _EXTRAS
     ),
+    "tables": CommandSpec(
+        "benchmarks.tables", "Generate the tables of docs/performance.md", _EXTRAS
+    ),
     "hostile": CommandSpec(
         "benchmarks.hostile.command", "Send malformed and oversized requests", _EXTRAS
     ),

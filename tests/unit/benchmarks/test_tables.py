@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.tables import DOCUMENT, RESULTS, fill_tables
+
+BLOCK = "<!-- results: run.json levels -->\n{}<!-- end of results -->\n"
+
+
+def write_result(directory: Path) -> None:
+    table = {"name": "levels", "columns": ["connections", "requests/s"], "rows": [["1", "113"]]}
+    (directory / "run.json").write_bytes(orjson.dumps({"tables": [table]}))
+
+
+def test_document_contains_the_tables_of_the_committed_results() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert fill_tables(text, RESULTS) == text
+
+
+def test_every_committed_table_is_in_the_document() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for path in sorted(RESULTS.glob("*.json")):
+        for table in orjson.loads(path.read_bytes())["tables"]:
+            assert f"<!-- results: {path.name} {table['name']} -->" in text
+
+
+def test_fill_tables_replaces_the_marked_block(tmp_path: Path) -> None:
+    write_result(tmp_path)
+    filled = fill_tables("before\n" + BLOCK.format("old\n") + "after\n", tmp_path)
+    table = "| connections | requests/s |\n| --- | --- |\n| 1 | 113 |\n"
+    assert filled == "before\n" + BLOCK.format(table) + "after\n"
+
+
+@pytest.mark.parametrize("marker", ["absent.json levels", "run.json absent"])
+def test_fill_tables_rejects_an_unknown_table(tmp_path: Path, marker: str) -> None:
+    write_result(tmp_path)
+    text = BLOCK.format("").replace("run.json levels", marker)
+    with pytest.raises(BenchmarkError, match="has no table"):
+        fill_tables(text, tmp_path)
