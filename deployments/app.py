@@ -33,9 +33,11 @@ from deployments.ingress.cluster_state import (
     ClusterMonitor,
     read_serve_status,
 )
-from deployments.ingress.generation import GenerationService
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
-from deployments.ingress.service import InferenceService
 from deployments.ingress.tokenization import TokenizationService
 from deployments.messages import (
     CallBatch,
@@ -149,39 +151,32 @@ class Ingress:
     ) -> None:
         enable_info_logs()
         settings = IngressUserConfig()
-        registry, recorder = ModelRegistry.of(args), IngressMetrics()
         app_name = serve.get_replica_context().app_name
-        clients = {
-            device: ServeEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
-        }
         monitor = ClusterMonitor(
             args.encoders, lambda: read_serve_status(app_name), args.generators
         )
-        self._service = InferenceService(
-            registry=registry,
-            router=MicroBatchRouter(clients, serve_micro_batches, settings.batching),
-            monitor=monitor,
-            recorder=recorder,
-            settings=settings,
-            tokens=TokenizationService(ServeTokenizerClient(tokenizer)),
-        )
-        self._generation = GenerationService(
-            registry=registry,
-            clients={device: ServeGeneratorClient(one) for device, one in generators.items()},
-            states=lambda: monitor.generator_states,
-            refresh=monitor.refresh_with_timeout,
-            recorder=recorder,
+        encoder_clients = {
+            device: ServeEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
+        }
+        generator_clients = {
+            device: ServeGeneratorClient(generator) for device, generator in generators.items()
+        }
+        router = MicroBatchRouter(encoder_clients, serve_micro_batches, settings.batching)
+        self._pipeline = RequestPipeline(
+            resolver=RequestResolver(ModelRegistry.of(args), monitor),
+            encoders=EncoderExecutor(router, monitor, settings),
+            generators=GenerationExecutor(generator_clients, monitor, settings),
+            tokenization=TokenizationService(ServeTokenizerClient(tokenizer)),
+            recorder=IngressMetrics(),
             settings=settings,
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        settings = IngressUserConfig.parse(user_config)
-        self._service.configure(settings)
-        self._generation.configure(settings)
+        self._pipeline.configure(IngressUserConfig.parse(user_config))
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
-        return build_http_app(self._service, self._generation, scrape_ray)
+        return build_http_app(self._pipeline, scrape_ray)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

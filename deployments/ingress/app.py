@@ -1,21 +1,15 @@
-"""The ASGI application: families of routes, and errors in each family's own words."""
+"""The ASGI application: the table of APIs, their routes and their error responses."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
@@ -25,62 +19,48 @@ from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
-from deployments.ingress.generation import GenerationService
-from deployments.ingress.http.api import ERROR_FORMAT_KEY, ApiRoutes, CachingRouter
-from deployments.ingress.http.bodies import SCOPE_KEY, BodyMemoryLimit, BodyReservation
-from deployments.ingress.http.errors import truncate_error
-from deployments.ingress.service import InferenceService
+from deployments.ingress.http.api import ApiRoutes
+from deployments.ingress.http.bodies import BodyMemoryLimit
+from deployments.ingress.http.error_responses import exception_handlers
+from deployments.ingress.http.router import CachingRouter, build_routes
+from deployments.ingress.pipeline import RequestPipeline
 
-log = logging.getLogger("ray.serve.hundredfold")
+# Every API but the documentation, which describes the others. To add one, write its package and add
+# its line here. Where two routes match a path the earlier one wins, so the last has the broadest.
+APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
+    OperationsRoutes,
+    OpenInferenceRoutes,
+    RerankRoutes,
+    TextEmbeddingsRoutes,
+    OpenAIRoutes,
+    TextGenerationRoutes,
+    HuggingFaceRoutes,
+)
 
 
-def build_http_app(
-    service: InferenceService, generation: GenerationService, gather: Scrape
-) -> Starlette:
-    """The application over both services; `gather` gives the metrics text."""
+def build_http_app(pipeline: RequestPipeline, scrape_metrics: Scrape) -> Starlette:
+    """Build the application over a pipeline; `scrape_metrics` returns the metrics text."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with service.monitor.refreshing():
+        async with pipeline.monitor.refreshing():
             yield
 
-    families = build_apis(service, generation, gather)
-    errors = ErrorHandlers(families, service)
-    routes = [
-        Route(path, operation.handler, methods=[operation.method])
-        for family in families
-        for operation in family.operations()
-        for path in operation.paths
-    ]
     app = Starlette(
-        exception_handlers={
-            ServeError: errors.handle_serve_error,
-            HTTPException: errors.handle_http_exception,
-            Exception: errors.handle_unexpected,
-        },
+        exception_handlers=exception_handlers(pipeline.record_rejection),
         middleware=[
             Middleware(StripTrailingSlash),
-            Middleware(BodyMemoryLimit, limits=lambda: service.settings.limits),
+            Middleware(BodyMemoryLimit, capacity=pipeline.admission.body_bytes),
         ],
     )
+    routes = build_routes(build_apis(ApiContext(pipeline, scrape_metrics)))
     app.router = CachingRouter(routes, lifespan)
     return app
 
 
-def build_apis(
-    service: InferenceService, generation: GenerationService, gather: Scrape
-) -> tuple[ApiRoutes, ...]:
-    """Every API, the one with the greediest paths and the last word on errors at the end."""
-    families = (
-        OperationsRoutes(service, gather),
-        OpenInferenceRoutes(service),
-        RerankRoutes(service),
-        TextEmbeddingsRoutes(service),
-        OpenAIRoutes(service, generation),
-        TextGenerationRoutes(service, generation),
-        HuggingFaceRoutes(service, generation),
-    )
-    return (DocumentationRoutes(service, families), *families)
+def build_apis(context: ApiContext) -> tuple[ApiRoutes, ...]:
+    apis = tuple(build_api(context) for build_api in APIS)
+    return (DocumentationRoutes(context, apis), *apis)
 
 
 class StripTrailingSlash:
@@ -90,48 +70,8 @@ class StripTrailingSlash:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its path shortened."""
         path = scope.get("path", "")
         if path.endswith("/") and path != "/":
-            scope = {**scope, "path": path.rstrip("/") or "/"}
+            # In place: the handler of unexpected errors reads the error format from this scope.
+            scope["path"] = path.rstrip("/") or "/"
         await self._app(scope, receive, send)
-
-
-class ErrorHandlers:
-    """Every failure as an answer in the words of the family whose path it is."""
-
-    def __init__(self, families: Sequence[ApiRoutes], service: InferenceService) -> None:
-        self._families = families
-        self._service = service
-
-    async def handle_serve_error(self, request: Request, error: Exception) -> Response:
-        """A failure we have a name for."""
-        if not isinstance(error, ServeError):
-            raise error
-        return self._in_own_words(request, error)
-
-    async def handle_http_exception(self, request: Request, error: Exception) -> Response:
-        """What Starlette's router refuses: no such path, or not with this method."""
-        path = request.url.path
-        if isinstance(error, HTTPException) and error.status_code == 405:
-            refused = MethodNotAllowed(f"{request.method} is not possible on {path}")
-            response = self._in_own_words(request, refused)
-            response.headers.update(error.headers or {})
-            return response
-        return self._in_own_words(request, UnknownRoute(f"there is nothing at {path}"))
-
-    async def handle_unexpected(self, request: Request, error: Exception) -> Response:
-        """Anything else: the trace goes to the log, a fixed sentence to the client."""
-        log.error("unexpected failure on %s", request.url.path, exc_info=error)
-        failure = ServeError("unexpected failure; the server's log has the details")
-        return self._in_own_words(request, failure)
-
-    def _in_own_words(self, request: Request, error: ServeError) -> Response:
-        account: BodyReservation | None = request.scope.get(SCOPE_KEY)
-        total_s = time.perf_counter() - account.began_s if account else 0.0
-        self._service.record_rejection(error, total_s)
-        # Bugs are told outside of StripTrailingSlash.
-        path = request.url.path.rstrip("/") or "/"
-        owner = next(family for family in self._families if family.owns(path))
-        family: ApiRoutes = request.scope.get(ERROR_FORMAT_KEY, owner)
-        return family.error_response(truncate_error(error))

@@ -1,7 +1,7 @@
-"""Which encoder a request runs on: the policy, a pure function.
+"""State of the encoder and generator deployments, and the device of a request.
 
-The `auto` policy, which weighs queue lengths against the tuned cost table, will be one more
-branch of `choose_device`; today the caller decides, and the CPU is the default.
+The caller chooses the device and the CPU is the default. A policy that weighs queue lengths against
+the tuned cost table would be one more branch of `choose_device`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import HardwareSettings
-from deployments.errors import HardwareUnavailable
+from deployments.errors import HardwareUnavailable, ModelLoading
+from deployments.ingress.http.request_options import RequestOptions
 from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Seconds between looks. A look costs 40 ms of CPU (Serve builds its whole status from validated
-# models), so an ingress that has seen everything run looks rarely.
+# s between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole status
+# from validated models. The longer interval applies once every required deployment runs.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0
+# s, reported to clients: start of a process, imports, graphs.
+ESTIMATED_START_S = 20.0
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
 ENCODER_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuEncoder", Device.GPU: "GpuEncoder"}
@@ -36,98 +40,112 @@ GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """One look at the cluster."""
+    """The cluster at the time of one status read."""
 
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
-    gpus: float = 0.0  # GPUs the cluster has
+    gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
 
 
+@dataclass(frozen=True, slots=True)
+class DeploymentState:
+    """An encoder or generator deployment of one device."""
+
+    available: bool  # the cluster has its hardware, or can get it
+    running: int  # replicas that can answer
+
+
 class ClusterMonitor:
-    """The latest view of every configured encoder and generator. `look` blocks: it gets a thread."""
+    """The latest state of every configured encoder and generator.
+
+    `read_status` blocks and runs in a thread.
+    """
 
     def __init__(
         self,
         encoders: Mapping[Device, HardwareSettings],
-        look: Callable[[], ClusterSnapshot],
+        read_status: Callable[[], ClusterSnapshot],
         generators: Mapping[Device, HardwareSettings] | None = None,
     ) -> None:
         self._encoders = encoders
         self._generators = generators or {}
-        self._look = look
-        self._view = ClusterSnapshot()
-        self._looking: asyncio.Future[None] | None = None
-        self._note_states()
+        self._read_status = read_status
+        self._refreshing: asyncio.Future[None] | None = None
+        self.apply(ClusterSnapshot())
+
+    def apply(self, snapshot: ClusterSnapshot) -> None:
+        """Replace the state."""
+        self._snapshot = snapshot
+        self.states = self._read_states(self._encoders, ENCODER_DEPLOYMENTS)
+        self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
-        """What keeps requests without special wishes from being answered; empty when ready."""
-        needed = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
+        """List what default requests lack; empty when the cluster is ready."""
+        required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
-            needed["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
+            required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
         return [
-            f"no {what} is running"
-            for what, name in needed.items()
-            if not self._view.running.get(name)
+            f"no {kind} is running"
+            for kind, name in required.items()
+            if not self._snapshot.running.get(name)
         ]
 
     async def refresh(self) -> None:
-        """Look once; a failed look keeps the former view. Who comes meanwhile shares the look."""
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(self._refresh())
-        await asyncio.shield(self._looking)
+        """Read the status once. Concurrent callers share one read; a failed one changes nothing."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.ensure_future(self._refresh())
+        await asyncio.shield(self._refreshing)
 
     async def refresh_with_timeout(self) -> None:
-        """As `refresh`, for as long as a request may wait for it: a controller may hang."""
+        """Refresh for at most STATUS_TIMEOUT_S: a hanging controller must not block requests."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 await self.refresh()
 
     async def _refresh(self) -> None:
         try:
-            self._view = await asyncio.to_thread(self._look)
+            self.apply(await asyncio.to_thread(self._read_status))
         except Exception:
-            log.warning("the cluster's state could not be read", exc_info=True)
+            log.warning("reading the cluster status failed", exc_info=True)
         finally:
-            self._looking = None
-        self._note_states()
+            self._refreshing = None
 
     def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
-        """What may answer for a model: the generators, or the encoders."""
+        """Return the generators for a generative model, else the encoders."""
         return self.generator_states if model.is_generative else self.states
 
     @contextlib.asynccontextmanager
     async def refreshing(self) -> AsyncIterator[ClusterMonitor]:
-        """Keep the view fresh while the block runs."""
+        """Refresh the state periodically while the block runs."""
         await self.refresh()
-        task = asyncio.ensure_future(self._refresh_for_ever())
+        task = asyncio.ensure_future(self._refresh_periodically())
         try:
             yield self
         finally:
             task.cancel()
 
-    async def _refresh_for_ever(self) -> None:
+    async def _refresh_periodically(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_STARTING_S if self.missing() else REFRESH_S)
             await self.refresh()
 
-    def _note_states(self) -> None:
-        self.states = self._states(self._encoders, ENCODER_DEPLOYMENTS)
-        self.generator_states = self._states(self._generators, GENERATOR_DEPLOYMENTS)
-
-    def _states(
+    def _read_states(
         self, settings: Mapping[Device, HardwareSettings], names: Mapping[Device, str]
     ) -> Mapping[Device, DeploymentState]:
-        return {device: self._state(device, own, names[device]) for device, own in settings.items()}
+        return {
+            device: self._read_state(device, hardware, names[device])
+            for device, hardware in settings.items()
+        }
 
-    def _state(self, device: Device, settings: HardwareSettings, name: str) -> DeploymentState:
-        # A GPU that Ray sees and our engine cannot use is no encoder, and waiting would not help.
-        usable_gpu = self._view.gpus > 0 and name not in self._view.failing
+    def _read_state(self, device: Device, settings: HardwareSettings, name: str) -> DeploymentState:
+        # The engine may be unable to use a GPU that Ray sees; waiting would not help then.
+        usable_gpu = self._snapshot.gpus > 0 and name not in self._snapshot.failing
         available = device is Device.CPU or usable_gpu or settings.available == "always"
-        return DeploymentState(available, self._view.running.get(name, 0))
+        return DeploymentState(available, self._snapshot.running.get(name, 0))
 
 
 def read_serve_status(app_name: str) -> ClusterSnapshot:
-    """The view of a replica of `app_name`."""
+    """Read the status of the deployments of `app_name` inside a replica."""
     import ray
     from ray import serve
     from ray.serve.schema import ReplicaState
@@ -144,31 +162,53 @@ def read_serve_status(app_name: str) -> ClusterSnapshot:
     return ClusterSnapshot(running, ray.cluster_resources().get("GPU", 0.0), failing)
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentState:
-    """What is known of an encoder right now."""
+class DeviceChoice(NamedTuple):
+    """The device of a request; `fallback` repeats it when `use_gpu` could not be met."""
 
-    available: bool  # the cluster has, or can get, its hardware
-    running: int  # replicas that can answer
+    device: Device
+    fallback: Device | None = None
 
 
 def choose_device(
-    wanted: Device | None, manifest: ArtifactManifest, encoders: Mapping[Device, DeploymentState]
-) -> Device:
-    """The encoder for a request that wants `wanted` (None: no wish).
+    options: RequestOptions,
+    manifest: ArtifactManifest,
+    states: Mapping[Device, DeploymentState],
+) -> DeviceChoice:
+    """Choose the requested device, by default the CPU.
 
-    Raises HardwareUnavailable when the encoder is not there or the model has no graph for it.
+    `use_gpu` is a hint: without a GPU the CPU computes. Raises HardwareUnavailable when a required
+    device has no deployment or the model has no graph for it.
     """
-    device = wanted or Device.CPU
-    encoder = encoders.get(device)
-    if encoder is None or not encoder.available:
-        raise HardwareUnavailable(
-            f"`{device}` was asked for, and this cluster has no {device} encoder",
+    device = options.device or Device.CPU
+    error = _check_device(device, manifest, states)
+    if error is None:
+        return DeviceChoice(device)
+    if options.requires_device or _check_device(Device.CPU, manifest, states) is not None:
+        raise error
+    return DeviceChoice(Device.CPU, fallback=Device.CPU)
+
+
+def _check_device(
+    device: Device, manifest: ArtifactManifest, states: Mapping[Device, DeploymentState]
+) -> HardwareUnavailable | None:
+    state = states.get(device)
+    if state is None or not state.available:
+        return HardwareUnavailable(
+            f"this cluster runs no model on `{device}`. Set `options.use_gpu` to another value or "
+            "omit it.",
             field="options.use_gpu",
         )
     if manifest.candidate_for(device) is None:
-        raise HardwareUnavailable(
-            f"Model {manifest.id} was built without a graph for `{device}`",
+        return HardwareUnavailable(
+            f"Model {manifest.id} has no graph for `{device}`. Set `options.use_gpu` to another "
+            "value or omit it.",
             field="options.use_gpu",
         )
-    return device
+    return None
+
+
+def model_loading_error(model_id: str) -> ModelLoading:
+    """Build the error for a model that no running replica has."""
+    return ModelLoading(
+        f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
+    )

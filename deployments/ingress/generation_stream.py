@@ -1,4 +1,4 @@
-"""Answers on their way: several streams merged into one, and freed together."""
+"""Completions of one request as they are generated: several streams merged into one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
+from deployments.artifacts.types import Device
 from deployments.errors import EngineFailed, ServeError
 from deployments.generation.messages import (
     Chunk,
@@ -19,99 +20,102 @@ from deployments.generation.messages import (
 from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
 from deployments.registry import RegisteredModel
 
-# Chunks that wait for a slow reader; the generators behind them wait too.
+# Chunks that wait for the client. When they are reached, the stream reads nothing from the
+# generators, whose own buffers then apply `scheduling.max_stream_buffer_tokens`.
 MAX_WAITING_CHUNKS = 64
 
-Source = AsyncGenerator[Started | Chunk, None]
-InTime = Callable[[int], AbstractAsyncContextManager[None]]
+GenerationSource = AsyncGenerator[Started | Chunk, None]
+WithTimeout = Callable[[int], AbstractAsyncContextManager[None]]
 
 
 class ChoiceChunk(NamedTuple):
-    """A chunk of one of the answers of a stream."""
+    """A chunk of one completion of a stream."""
 
     choice: int
     chunk: Chunk
 
 
 class GenerationStream:
-    """Answers on their way; closing it frees their slots. Iterating raises ServeError.
+    """Chunks of all completions. Closing it frees their KV slots; iterating raises ServeError.
 
-    Each answer has a task that reads it, so that a reader may leave at any moment. `on_end` is
-    called once, with the HTTP status that the request ends with.
+    A task reads each completion, so that a reader can stop at any moment. `on_end` is called once,
+    with the HTTP status that the request ends with.
     """
 
-    def __init__(self, model: RegisteredModel, on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        model: RegisteredModel,
+        on_end: Callable[[int], None],
+        fallback: Device | None = None,
+    ) -> None:
         self.model = model
-        self.started: tuple[Started, ...] = ()  # one for each choice, once all have
-        self.finished: list[Finished] = []  # so far, in the order in which they ended
+        self.fallback = fallback
+        self.started: tuple[Started, ...] = ()  # one per choice, once all have started
+        self.finished: list[Finished] = []  # in the order of their end
         self._on_end = on_end
-        self._begun: dict[int, Started] = {}
-        self._begun_s = 0.0  # when all had, by time.perf_counter
-        self._written: dict[int, int] = {}  # tokens of each answer that is not finished
-        self._parts: list[ChoiceChunk] = []
+        self._started_choices: dict[int, Started] = {}
+        self._started_s = 0.0  # time.perf_counter when all had started
+        self._token_counts: dict[int, int] = {}  # of each unfinished completion
+        self._chunks: list[ChoiceChunk] = []
         self._failure: BaseException | None = None
         self._ended = False
         self._running = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._changed = asyncio.Event()
+        self._has_capacity = asyncio.Event()
+        self._has_capacity.set()
 
-    async def start(self, sources: Sequence[Source], in_time: InTime) -> None:
-        """Read all `sources`, each in `in_time` of its number, until every one has started.
+    async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
+        """Read all `sources`, source i inside `with_timeout(i)`, until every one has started.
 
-        Raises what one of them raises before; all are closed then.
+        If one raises before, close all and raise its exception.
         """
         self._running = len(sources)
         self._tasks = [
-            asyncio.create_task(self._read(choice, source, in_time(choice)))
+            asyncio.create_task(self._read(choice, source, with_timeout(choice)))
             for choice, source in enumerate(sources)
         ]
         for task in self._tasks:
-            task.add_done_callback(self._read_one)
+            task.add_done_callback(self._end_source)
         try:
             while not self.started:
-                await self._next_news()
+                await self._wait_for_change()
         except BaseException:
             await self.aclose()
             raise
 
     async def batches(self) -> AsyncIterator[list[ChoiceChunk]]:
-        """All parts that have come since the last look, as soon as there is one."""
+        """Yield the chunks since the last batch, at least one."""
         while True:
-            if self._parts:
-                parts, self._parts = self._parts, []
-                self._room.set()
-                yield parts
+            if self._chunks:
+                yield self._take_chunks()
             elif self._ended and self._failure is None:
                 return
             else:
-                await self._next_news()
+                await self._wait_for_change()
 
     async def __aiter__(self) -> AsyncIterator[ChoiceChunk]:
-        """Every part, as it comes."""
-        async for parts in self.batches():
-            for part in parts:
-                yield part
+        async for chunks in self.batches():
+            for chunk in chunks:
+                yield chunk
 
     async def finish_early(self) -> list[ChoiceChunk]:
-        """End all answers where they stand, for their length; the parts not taken yet.
+        """End unfinished completions with the reason `length`; return the remaining chunks.
 
-        The request is answered with that. Raises the stream's ServeError if it failed before.
+        Raises the stream's ServeError if it failed before.
         """
         if self._failure is not None:
             raise self._failure
-        timings = GenerationTimings(decode_s=time.perf_counter() - self._begun_s)
-        for choice, tokens in list(self._written.items()):
-            self._keep(
-                ChoiceChunk(choice, Chunk("", (), Finished(FinishReason.LENGTH, tokens, timings)))
-            )
-        parts, self._parts = self._parts, []
+        timings = GenerationTimings(decode_s=time.perf_counter() - self._started_s)
+        for choice, tokens in list(self._token_counts.items()):
+            finished = Finished(FinishReason.LENGTH, tokens, timings)
+            self._add_chunk(ChoiceChunk(choice, Chunk("", (), finished)))
+        chunks = self._take_chunks()
         await self._stop(200)
-        return parts
+        return chunks
 
     async def aclose(self) -> None:
-        """Stop generating. Slots are freed even if waiting for that is cut short."""
+        """Stop generating. KV slots are freed even if this call is cancelled."""
         await self._stop(CLIENT_CLOSED_REQUEST)
 
     async def _stop(self, status: int) -> None:
@@ -120,19 +124,27 @@ class GenerationStream:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _next_news(self) -> None:
+    async def _wait_for_change(self) -> None:
         if self._failure is not None:
             raise self._failure
-        self._news.clear()
-        await self._news.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _read(
-        self, choice: int, source: Source, in_time: AbstractAsyncContextManager[None]
+        self, choice: int, source: GenerationSource, timeout: AbstractAsyncContextManager[None]
     ) -> None:
-        async with aclosing(source), in_time:
-            await self._keep_all(choice, source)
+        async with aclosing(source), timeout:
+            async for message in source:
+                if isinstance(message, Started):
+                    self._start_choice(choice, message)
+                    continue
+                await self._has_capacity.wait()
+                self._add_chunk(ChoiceChunk(choice, message))
+                if message.finished is not None:
+                    return
+        raise EngineFailed("the generator's stream ended without its last chunk")
 
-    def _read_one(self, task: asyncio.Task[None]) -> None:
+    def _end_source(self, task: asyncio.Task[None]) -> None:
         self._running -= 1
         if task.cancelled():
             return
@@ -141,34 +153,28 @@ class GenerationStream:
         elif self._running == 0:
             self._end(200)
 
-    async def _keep_all(self, choice: int, source: Source) -> None:
-        async for what in source:
-            if isinstance(what, Started):
-                self._begin_one(choice, what)
-            else:
-                await self._room.wait()
-                self._keep(ChoiceChunk(choice, what))
-                if what.finished is not None:
-                    return
-            self._news.set()
-        raise EngineFailed("the generator's stream ended before its answer did")
+    def _start_choice(self, choice: int, started: Started) -> None:
+        self._started_choices[choice] = started
+        self._token_counts[choice] = 0
+        if len(self._started_choices) == len(self._tasks):
+            self.started = tuple(self._started_choices[i] for i in range(len(self._tasks)))
+            self._started_s = time.perf_counter()
+            self._changed.set()
 
-    def _begin_one(self, choice: int, started: Started) -> None:
-        self._begun[choice] = started
-        self._written[choice] = 0
-        if len(self._begun) == len(self._tasks):
-            self.started = tuple(self._begun[one] for one in range(len(self._tasks)))
-            self._begun_s = time.perf_counter()
+    def _add_chunk(self, chunk: ChoiceChunk) -> None:
+        self._chunks.append(chunk)
+        if len(self._chunks) >= MAX_WAITING_CHUNKS:
+            self._has_capacity.clear()
+        self._token_counts[chunk.choice] += len(chunk.chunk.tokens)
+        if chunk.chunk.finished is not None:
+            self.finished.append(chunk.chunk.finished)
+            del self._token_counts[chunk.choice]
+        self._changed.set()
 
-    def _keep(self, part: ChoiceChunk) -> None:
-        self._parts.append(part)
-        if len(self._parts) >= MAX_WAITING_CHUNKS:
-            self._room.clear()
-        self._written[part.choice] += len(part.chunk.tokens)
-        if part.chunk.finished is not None:
-            self.finished.append(part.chunk.finished)
-            del self._written[part.choice]
-        self._news.set()
+    def _take_chunks(self) -> list[ChoiceChunk]:
+        chunks, self._chunks = self._chunks, []
+        self._has_capacity.set()
+        return chunks
 
     def _fail(self, failure: BaseException) -> None:
         if self._ended:
@@ -182,4 +188,4 @@ class GenerationStream:
         if not self._ended:
             self._ended = True
             self._on_end(status)
-            self._news.set()
+            self._changed.set()

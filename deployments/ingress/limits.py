@@ -1,7 +1,7 @@
-"""How much one request may ask a model to go on from, whichever API it came through.
+"""Size limits of one request, the same for every API.
 
-Fields are those of a question: `prompt`, `prompt[3]` of several, `prompt[3].content` of a
-conversation's messages.
+Errors name the fields of the internal request: `prompt`, `prompt[3]` of several prompts,
+`prompt[3].content` of a chat message. Each API renames them for its clients.
 """
 
 from __future__ import annotations
@@ -17,101 +17,103 @@ from deployments.generation.messages import Chat, Prompt
 from deployments.messages import Text, Truncation, count_characters
 from deployments.tasks import TaskInput
 
+# Stop strings of one request, and characters of each.
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1_000
+
 
 def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
-    """`parsed` with no text longer than `item_chars`, so that tokenization is bounded too.
+    """Truncate each text, or each segment of a pair, to `item_chars` before tokenization.
 
-    Each segment of a pair may be that long.
-
-    Raises InputTooLong unless truncation was asked for. A task that answers in characters loses no
-    start of a text: that would shift its answers.
+    Raises InputTooLong without truncation. The start of a text is never removed when the task
+    answers with character offsets, because they would shift.
     """
     if all(longest_segment(text) <= item_chars for text in parsed.texts):
         return parsed
-    shifting = parsed.windowing is not None and parsed.truncation is Truncation.KEEP_END
-    if parsed.truncation is Truncation.REFUSE or shifting:
+    shifts_offsets = parsed.windowing is not None and parsed.truncation is Truncation.KEEP_END
+    if parsed.truncation is Truncation.REFUSE or shifts_offsets:
         lengths = [longest_segment(text) for text in parsed.texts]
         i = next(i for i, length in enumerate(lengths) if length > item_chars)
         raise InputTooLong(
-            f"`{parsed.fields[i]}` has {lengths[i]} characters, at most {item_chars} "
-            "are read; shorten it or ask for truncation",
+            f"`{parsed.fields[i]}` has {lengths[i]} characters; the maximum is {item_chars}. "
+            "Shorten it or request truncation.",
             field=parsed.fields[i],
         )
-    kept = (
+    side = (
         slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
     )
-    return replace(parsed, texts=tuple(truncate_text(text, kept) for text in parsed.texts))
+    return replace(parsed, texts=tuple(truncate_text(text, side) for text in parsed.texts))
 
 
 def longest_segment(text: Text) -> int:
-    """Characters of a text; of a pair, those of its longer segment."""
+    """Return the characters of a text, or of the longer segment of a pair."""
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 
-def truncate_text(text: Text, kept: slice) -> Text:
-    """`text[kept]`; each segment of a pair on its own."""
-    return text[kept] if isinstance(text, str) else (text[0][kept], text[1][kept])
+def truncate_text(text: Text, side: slice) -> Text:
+    """Return `text[side]`; slice each segment of a pair."""
+    return text[side] if isinstance(text, str) else (text[0][side], text[1][side])
 
 
 def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
-    """`parsed`, whose texts are tokenized together in one go while other requests wait.
+    """Bound the characters that one tokenizer call reads. Raises InputTooLong.
 
-    A small body can ask for much: a query is read once with every text, a text with every label.
-    Raises InputTooLong.
+    A small body can expand: a query is read once per text, a text once per label.
     """
     check_total(parsed.many, sum(map(count_characters, parsed.texts)), request_chars)
     return parsed
 
 
-def check_total(path: str, total: int, most: int) -> None:
-    """Bound the characters that what is at `path` makes. Raises InputTooLong."""
-    if total > most:
+def check_total(path: str, total: int, max_chars: int) -> None:
+    """Raises InputTooLong."""
+    if total > max_chars:
         raise InputTooLong(
-            f"`{path}` makes {total} characters to read, at most {most} are read at once",
+            f"`{path}` makes {total} characters in total; the maximum is {max_chars}. Send fewer "
+            "or shorter texts.",
             field=path,
         )
 
 
-def check_count(path: str, items: int, most: int) -> None:
-    """Bound the items at `path`. Raises TooManyItems."""
-    if items > most:
-        raise TooManyItems(f"`{path}` has {items} items; at most {most} are taken", field=path)
+def check_count(path: str, items: int, max_items: int) -> None:
+    """Raises TooManyItems."""
+    if items > max_items:
+        raise TooManyItems(
+            f"`{path}` has {items} items; the maximum is {max_items}. Split the request.",
+            field=path,
+        )
 
 
-# Texts that end an answer, and characters of each.
-MAX_STOPS = 16
-STOP_CHARS = 1_000
-
-
-def check_prompts(prompts: Sequence[Prompt], times: int, limits: LimitSettings) -> None:
-    """Bound what is tokenized, and read `times` over. Raises TooManyItems or InputTooLong."""
+def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSettings) -> None:
+    """Bound prompts that are read `candidates` times. Raises TooManyItems or InputTooLong."""
     check_count("prompt", len(prompts), limits.items)
     single = len(prompts) == 1
     sizes = [
-        _checked_size(prompt, "prompt" if single else f"prompt[{i}]", limits)
+        _check_prompt(prompt, "prompt" if single else f"prompt[{i}]", limits)
         for i, prompt in enumerate(prompts)
     ]
-    check_total("prompt", sum(sizes) * times, limits.request_chars)
+    check_total("prompt", sum(sizes) * candidates, limits.request_chars)
 
 
-def _checked_size(prompt: Prompt, path: str, limits: LimitSettings) -> int:
-    """Characters of a prompt, or token ids. A conversation becomes one text."""
+def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
+    """Return characters or token ids. The template joins the messages of a chat into one text."""
     if not isinstance(prompt, Chat):
-        what = "characters" if isinstance(prompt, str) else "token ids"
-        return _bounded(len(prompt), what, path, limits)
+        unit = "characters" if isinstance(prompt, str) else "token ids"
+        return _check_size(len(prompt), unit, path, limits)
     check_count("prompt", len(prompt.messages), limits.items)
-    told = 0
+    total = 0
     for i, message in enumerate(prompt.messages):
-        told += _bounded(len(message["content"]), "characters", f"{path}[{i}].content", limits)
+        content = f"{path}[{i}].content"
+        total += _check_size(len(message["content"]), "characters", content, limits)
         if "tool_calls" in message:
-            told += len(orjson.dumps(message["tool_calls"]))
-    told += len(orjson.dumps(prompt.tools)) if prompt.tools else 0
-    return _bounded(told, "characters in all", path, limits)
+            total += len(orjson.dumps(message["tool_calls"]))
+    total += len(orjson.dumps(prompt.tools)) if prompt.tools else 0
+    return _check_size(total, "characters in total", path, limits)
 
 
-def _bounded(size: int, what: str, path: str, limits: LimitSettings) -> int:
+def _check_size(size: int, unit: str, path: str, limits: LimitSettings) -> int:
     if size > limits.item_chars:
         raise InputTooLong(
-            f"`{path}` has {size} {what}, at most {limits.item_chars} are read", field=path
+            f"`{path}` has {size} {unit}; the maximum is {limits.item_chars}. Shorten it.",
+            field=path,
         )
     return size

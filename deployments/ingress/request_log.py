@@ -1,4 +1,4 @@
-"""Every request leaves a record for the metrics, and a line in the log."""
+"""One record for the metrics and one log line for every request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Requests slower than this are worth a line at INFO.
+# Slower requests are logged at INFO.
 SLOW_REQUEST_S = 1.0
-# The status of a request whose client left before the end; nobody is told it.
+# Status in the records when the client disconnects first; never sent.
 CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """What is known of a request so far, for its record even when it fails half-way."""
+    """The facts of a request so far; they are recorded even if it fails half-way."""
 
     model: str = "none"
     task: str = "none"
@@ -33,36 +33,38 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: EncoderTimings = field(default_factory=EncoderTimings)
-    total_s: float = 0.0  # when it is over
+    total_s: float = 0.0  # set when the request ends
 
 
 @contextmanager
-def recorded(recorder: RequestRecorder, cache: ResponseCache[Any]) -> Iterator[RequestContext]:
-    """Record the request that the block answers, or fails with a ServeError."""
-    record = RequestSpan(recorder)
+def record_request(
+    recorder: RequestRecorder, cache: ResponseCache[Any]
+) -> Iterator[RequestContext]:
+    """Record the request that the block answers or fails with a ServeError."""
+    span = RequestSpan(recorder)
     try:
-        yield record.note
+        yield span.context
     except ServeError as error:
         error.recorded = True
-        record.close(error.status, cache.bytes)
+        span.close(error.status, cache.bytes)
         raise
-    record.close(200, cache.bytes)
+    span.close(200, cache.bytes)
 
 
 class RequestSpan:
-    """The record of a request that may go on after its handler has returned; made once."""
+    """The record of a request that may outlive its handler; written once."""
 
     def __init__(self, recorder: RequestRecorder) -> None:
-        self.note = RequestContext()
+        self.context = RequestContext()
         self._recorder = recorder
         self._started_s = time.perf_counter()
         self._closed = False
 
     @contextmanager
-    def failing(self) -> Iterator[RequestContext]:
-        """Close the record if the block fails with a ServeError, or is cancelled."""
+    def close_on_error(self) -> Iterator[RequestContext]:
+        """Close the record if the block raises a ServeError or is cancelled."""
         try:
-            yield self.note
+            yield self.context
         except ServeError as error:
             error.recorded = True
             self.close(error.status)
@@ -72,52 +74,53 @@ class RequestSpan:
             raise
 
     def close(self, status: int, cache_bytes: int = 0) -> None:
-        """Record the request, unless that is done."""
+        """Write the record. Later calls do nothing."""
         if not self._closed:
             self._closed = True
-            self.note.total_s = time.perf_counter() - self._started_s
-            _record(self._recorder, self.note, status, cache_bytes)
+            self.context.total_s = time.perf_counter() - self._started_s
+            _record(self._recorder, self.context, status, cache_bytes)
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
-    """Record a request that failed before anybody knew what it asked, unless it is recorded."""
+    """Record a request that failed before its model was known, unless it is recorded already."""
     if not error.recorded:
         _record(recorder, RequestContext(total_s=total_s), error.status, cache_bytes=0)
 
 
-def _record(recorder: RequestRecorder, note: RequestContext, status: int, cache_bytes: int) -> None:
+def _record(
+    recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
+) -> None:
     recorder.record(
         RequestRecord(
-            model=note.model,
-            task=note.task,
-            compute=note.compute,
+            model=context.model,
+            task=context.task,
+            compute=context.compute,
             status=status,
-            items=note.items,
-            total_s=note.total_s,
-            cache=note.cache,
+            items=context.items,
+            total_s=context.total_s,
+            cache=context.cache,
             cache_bytes=cache_bytes,
-            timings=note.timings,
+            timings=context.timings,
         )
     )
-    level = log_level(status, note.total_s)
+    level = select_log_level(status, context.total_s)
     if log.isEnabledFor(level):
         log.log(
             level,
             "%s %s status=%d compute=%s items=%d total=%.1fms",
-            note.task,
-            note.model,
+            context.task,
+            context.model,
             status,
-            note.compute,
-            note.items,
-            note.total_s * 1e3,
+            context.compute,
+            context.items,
+            context.total_s * 1e3,
         )
 
 
-def log_level(status: int, total_s: float) -> int:
-    """How loudly a finished request is told.
+def select_log_level(status: int, total_s: float) -> int:
+    """Return DEBUG for fast, successful requests.
 
-    A line for every request measured a quarter of the request path in the ingress, so the
-    ordinary ones are told at DEBUG only; the metrics count them all.
+    A line at INFO for every request took a quarter of the ingress's time per request.
     """
     if status >= 500:
         return logging.WARNING

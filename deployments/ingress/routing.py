@@ -1,7 +1,7 @@
-"""Collecting calls into lists before the first hop.
+"""Micro-batches of calls before the first hop.
 
-A hop between deployments costs about a millisecond however little it carries, so requests that
-arrive together travel together. One open list per BatchKey.
+A hop between deployments costs about 1 ms whatever it carries, so concurrent calls share one. Each
+BatchKey has one open micro-batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from deployments.errors import DeadlineExceeded, ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
+SendMicroBatch = Callable[[list[Call]], Awaitable[list[Outcome]]]
+Submit = Callable[[Call], Awaitable[Outcome]]
+MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
+
 
 class MicroBatchRouter:
     """Owns the open micro-batches of one ingress replica."""
@@ -24,69 +28,59 @@ class MicroBatchRouter:
     def __init__(
         self,
         clients: Mapping[Device, EncoderClient],
-        batched: MicroBatcher,
+        batcher: MicroBatcher,
         settings: MicroBatchSettings,
     ) -> None:
         self._clients = clients
-        self._batched = batched
+        self._batcher = batcher
         self._settings = settings
-        self._collectors: dict[BatchKey, Submit] = {}
-
-    @property
-    def settings(self) -> MicroBatchSettings:
-        """How lists are collected."""
-        return self._settings
+        self._submitters: dict[BatchKey, Submit] = {}
 
     def configure(self, settings: MicroBatchSettings) -> None:
-        """Collect new calls by other rules; lists under way finish by the old ones."""
+        """Apply other settings to new calls; open micro-batches finish with the former ones."""
         if settings != self._settings:
             self._settings = settings
-            self._collectors = {}
+            self._submitters = {}
 
     async def run(self, key: BatchKey, call: Call) -> CallResult:
-        """The call's answer. Raises its ServeError; DeadlineExceeded after its deadline."""
-        collect = self._collectors.get(key)
-        if collect is None:
-            collect = self._batched(partial(self._send, key), self._settings)
-            self._collectors[key] = collect
+        """Return the call's result. Raises its ServeError; DeadlineExceeded after its deadline."""
+        submit = self._submitters.get(key)
+        if submit is None:
+            submit = self._batcher(partial(self._send, key), self._settings)
+            self._submitters[key] = submit
         try:
             async with asyncio.timeout(call.deadline_s - time.time()):
-                outcome = await collect(call)
+                outcome = await submit(call)
         except TimeoutError as exc:
-            raise DeadlineExceeded("the request took longer than it may") from exc
+            raise DeadlineExceeded("the request exceeded its deadline") from exc
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
 
     async def _send(self, key: BatchKey, calls: list[Call]) -> list[Outcome]:
-        """One list down the chain; a failure of the hop is every call's outcome."""
-        # Nobody waits longer than the last deadline, so neither does the list: an encoder that
-        # never starts must not hold on to lists whose callers are gone.
+        """Send one micro-batch; if the hop fails, each call gets its error."""
+        # No caller waits longer than the last deadline. Without this bound an encoder that never
+        # starts would hold micro-batches whose callers are gone.
         timeout_s = max(call.deadline_s for call in calls) - time.time()
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
         except TimeoutError:
-            return [DeadlineExceeded("the encoder did not answer in time")] * len(calls)
+            return [DeadlineExceeded("the encoder exceeded the deadline")] * len(calls)
         except ServeError as error:
             return [error] * len(calls)
 
 
-SendMicroBatch = Callable[[list[Call]], Awaitable[list[Outcome]]]
-Submit = Callable[[Call], Awaitable[Outcome]]
-MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
-
-
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """`send` behind @serve.batch; works inside a Serve replica only."""
+    """Wrap `send` in @serve.batch, which works inside a Serve replica only."""
     from ray import serve
 
-    async def send_list(calls: list[Call]) -> list[Outcome]:
+    async def send_micro_batch(calls: list[Call]) -> list[Outcome]:
         return await send(calls)
 
-    collect: Submit = serve.batch(
+    submit: Submit = serve.batch(
         max_batch_size=settings.max_batch_size,
         batch_wait_timeout_s=settings.batch_wait_timeout_s,
         max_concurrent_batches=settings.max_concurrent_batches,
-    )(send_list)
-    return collect
+    )(send_micro_batch)
+    return submit

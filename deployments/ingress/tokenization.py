@@ -1,4 +1,4 @@
-"""Token ids in requests, and what only a tokenizer is asked."""
+"""Token ids in requests, and calls to the tokenizer alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
 
-# Branches of unions; see tasks/inputs.py for their brackets.
+# Tags of union branches; tasks/inputs.py removes them from error paths by their brackets.
 _TEXT, _IDS, _MANY = "<text>", "<ids>", "<many>"
 
 
@@ -37,7 +37,7 @@ TextOrIds = Annotated[
     Annotated[NonEmptyText, Tag(_TEXT)] | Annotated[TokenIdList, Tag(_IDS)],
     Discriminator(_text_or_ids),
 ]
-# A list of numbers is one sequence of token ids; of lists, or of texts and lists, a batch.
+# A list of numbers is one sequence of token ids. A list of lists or texts is a batch.
 TextsOrIds = Annotated[
     Annotated[NonEmptyText, Tag(_TEXT)]
     | Annotated[TokenIdList, Tag(_IDS)]
@@ -57,65 +57,65 @@ TEXTS_OR_IDS: Inputs[str | list[Any]] = Inputs(
 
 @dataclass(frozen=True, slots=True)
 class TokenIdInputs:
-    """Inputs among which there are token ids."""
+    """Inputs with at least one sequence of token ids."""
 
-    given: tuple[str | tuple[int, ...], ...]
-    single: bool  # one sequence that did not come in a list
-    path: str = "inputs"  # of the request
+    values: tuple[str | tuple[int, ...], ...]
+    single: bool  # one sequence, not in a list
+    path: str = "inputs"  # field of the request
 
     @property
     def sequences(self) -> tuple[tuple[int, ...], ...]:
-        """The token ids among what was given."""
-        return tuple(one for one in self.given if not isinstance(one, str))
+        """The values that are token ids."""
+        return tuple(value for value in self.values if not isinstance(value, str))
 
 
 def parse_token_ids(inputs: Any) -> Any:
-    """`inputs`, as TokenIdInputs where it holds token ids. Raises InvalidField or EmptyInput."""
-    if not isinstance(inputs, list) or not any(type(one) in (int, list) for one in inputs):
+    """Return `inputs`, as TokenIdInputs if it has token ids. Raises InvalidField or EmptyInput."""
+    if not isinstance(inputs, list) or not any(type(value) in (int, list) for value in inputs):
         return inputs
-    return token_sequences(TEXTS_OR_IDS.read(inputs))
+    return build_token_id_inputs(TEXTS_OR_IDS.read(inputs))
 
 
-def token_sequences(valid: Sequence[Any], path: str = "inputs") -> TokenIdInputs:
-    """Of one list of ids, or of a list that has such lists in it."""
+def build_token_id_inputs(valid: Sequence[Any], path: str = "inputs") -> TokenIdInputs:
+    """Build from one validated list of ids, or from a list of texts and such lists."""
     single = type(valid[0]) is int
-    given = (
+    values = (
         (tuple(valid),)
         if single
-        else tuple(one if isinstance(one, str) else tuple(one) for one in valid)
+        else tuple(value if isinstance(value, str) else tuple(value) for value in valid)
     )
-    return TokenIdInputs(given, single, path)
+    return TokenIdInputs(values, single, path)
 
 
-def replace_ids_with_texts(given: TokenIdInputs, texts: Sequence[str]) -> str | list[str]:
-    """The inputs with `texts` in the places of the token ids, one for each sequence."""
-    fresh = iter(texts)
-    filled = [one if isinstance(one, str) else next(fresh) for one in given.given]
-    return filled[0] if given.single else filled
+def replace_ids_with_texts(inputs: TokenIdInputs, texts: Sequence[str]) -> str | list[str]:
+    """Replace each sequence of token ids with the next of `texts`."""
+    remaining = iter(texts)
+    filled = [value if isinstance(value, str) else next(remaining) for value in inputs.values]
+    return filled[0] if inputs.single else filled
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text, as the tokenizer got it, and its tokens."""
+    """The text that the tokenizer received, and its tokens."""
 
     text: str
     tokens: TextTokens
 
 
 class TokenizationService:
-    """Asks the tokenizer, within limits and in time."""
+    """Calls the tokenizer within limits and the request timeout."""
 
     def __init__(self, client: TokenizerClient) -> None:
         self._client = client
 
-    def texts_of(
+    def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """The texts to tokenize, behind the prompt asked for. Raises InvalidField."""
+        """Return the texts to tokenize, each after the requested prompt. Raises InvalidField."""
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
-    async def tokens(
+    async def tokenize(
         self,
         model: ModelRef,
         texts: tuple[str, ...],
@@ -123,53 +123,57 @@ class TokenizationService:
         *,
         special: bool,
     ) -> list[TokenizedText]:
-        """The tokens of each text, none cut off.
+        """Tokenize each text without truncation.
 
-        Raises InputTooLong when all texts together are longer than one may be: every token is
-        told, and a token's description is twenty times as long as the token.
+        Raises InputTooLong when all texts together exceed `limits.item_chars`: the description of a
+        token is twenty times as long as the token.
         """
-        length, most = sum(map(len, texts)), settings.limits.item_chars
-        if length > most:
+        length, max_chars = sum(map(len, texts)), settings.limits.item_chars
+        if length > max_chars:
             raise InputTooLong(
-                f"`inputs` has {length} characters in all, at most {most} are tokenized at once",
+                f"`inputs` has {length} characters in total; the maximum is {max_chars}. Send "
+                "fewer or shorter texts.",
                 field="inputs",
             )
-        async with _in_time(settings):
+        async with _with_timeout(settings):
             tokens = await self._client.tokenize(TokenizeRequest(model, texts, special))
         return list(map(TokenizedText, texts, tokens))
 
-    async def texts(
+    async def decode(
         self,
         model: ModelRef,
-        given: TokenIdInputs,
+        inputs: TokenIdInputs,
         settings: IngressUserConfig,
         *,
         skip_special: bool,
     ) -> tuple[str, ...]:
-        """The text of each sequence. Raises InputTooLong, or UnknownToken."""
-        sequences = given.sequences
-        _check_lengths(given, settings.limits)
+        """Return the text of each sequence. Raises InputTooLong or UnknownToken."""
+        _check_lengths(inputs, settings.limits)
+        request = DecodeRequest(model, inputs.sequences, skip_special)
         try:
-            async with _in_time(settings):
-                return await self._client.decode(DecodeRequest(model, sequences, skip_special))
+            async with _with_timeout(settings):
+                return await self._client.decode(request)
         except UnknownToken as error:
-            raise UnknownToken(f"`{given.path}`: {error.message}", field=given.path) from None
+            raise UnknownToken(f"`{inputs.path}`: {error.message}", field=inputs.path) from None
 
 
-def _check_lengths(given: TokenIdInputs, limits: LimitSettings) -> None:
-    for sequence in given.sequences:
-        if len(sequence) > limits.item_chars:  # hardly a token has less than a character
+def _check_lengths(inputs: TokenIdInputs, limits: LimitSettings) -> None:
+    # Few tokens are shorter than a character, so the limit of characters serves for ids too.
+    for sequence in inputs.sequences:
+        if len(sequence) > limits.item_chars:
             raise InputTooLong(
-                f"`{given.path}` has a sequence of {len(sequence)} token ids, at most "
-                f"{limits.item_chars} are read",
-                field=given.path,
+                f"`{inputs.path}` has a sequence of {len(sequence)} token ids; the maximum is "
+                f"{limits.item_chars}. Send shorter sequences.",
+                field=inputs.path,
             )
 
 
 @asynccontextmanager
-async def _in_time(settings: IngressUserConfig) -> AsyncIterator[None]:
+async def _with_timeout(settings: IngressUserConfig) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(settings.timeout_s):
             yield
     except TimeoutError as exc:
-        raise DeadlineExceeded("the tokenizer did not answer in time") from exc
+        raise DeadlineExceeded(
+            f"the tokenizer did not answer within {settings.timeout_s:g} s"
+        ) from exc

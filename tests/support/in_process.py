@@ -20,9 +20,11 @@ from deployments.config import (
 )
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.generation import GenerationService
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
-from deployments.ingress.service import InferenceService
 from deployments.ingress.tokenization import TokenizationService
 from deployments.records import RequestRecord
 from deployments.registry import ModelRegistry
@@ -93,26 +95,18 @@ class InProcess:
             monitor = ClusterMonitor(
                 ENCODERS, lambda: ClusterSnapshot(self.running, self.gpus), writing
             )
-            self.service = InferenceService(
-                registry=ModelRegistry.of(args),
-                router=MicroBatchRouter(clients, self.batched, self.settings.batching),
-                monitor=monitor,
+            router = MicroBatchRouter(clients, self.batched, self.settings.batching)
+            generators = {} if generator is None else {Device.CPU: generator}
+            self.pipeline = RequestPipeline(
+                resolver=RequestResolver(ModelRegistry.of(args), monitor),
+                encoders=EncoderExecutor(router, monitor, self.settings),
+                generators=GenerationExecutor(generators, monitor, self.settings),
+                tokenization=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
                 recorder=self.recorder,
                 settings=self.settings,
-                tokens=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
             )
             await monitor.refresh()
-            yield build_http_app(self.service, self._generation(generator), no_metrics)
-
-    def _generation(self, generator: GeneratorClient | None) -> GenerationService:
-        return GenerationService(
-            registry=self.service.registry,
-            clients={} if generator is None else {Device.CPU: generator},
-            states=lambda: self.service.monitor.generator_states,
-            refresh=self.service.monitor.refresh_with_timeout,
-            recorder=self.recorder,
-            settings=self.settings,
-        )
+            yield build_http_app(self.pipeline, no_metrics)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

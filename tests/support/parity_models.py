@@ -110,7 +110,7 @@ class ParityModel:
         """PARITY_MODEL behind the server, asked for `task`, or for its own; lives as long as the block."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
-            model = app.service.registry.find(PARITY_MODEL)
+            model = app.pipeline.registry.find(PARITY_MODEL)
             yield Served(http, task or self.task, model.manifest)
 
 

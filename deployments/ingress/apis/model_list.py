@@ -6,14 +6,14 @@ from typing import Any
 
 from deployments.artifacts.types import Device
 from deployments.ingress.cluster_state import ClusterMonitor
-from deployments.ingress.service import InferenceService
+from deployments.ingress.pipeline import RequestPipeline
 from deployments.registry import RegisteredModel
 
 
-def build_model_list(service: InferenceService) -> dict[str, Any]:
+def build_model_list(pipeline: RequestPipeline) -> dict[str, Any]:
     """Build OpenAI's list object; rejected models come last."""
     open_models = [
-        build_model_facts(model, service.monitor) for model in service.registry.open_models()
+        build_model_facts(model, pipeline.monitor) for model in pipeline.registry.open_models()
     ]
     rejected = [
         {
@@ -24,17 +24,17 @@ def build_model_list(service: InferenceService) -> dict[str, Any]:
             "state": "refused",
             "reason": error.message,
         }
-        for model_id, error in service.registry.rejected().items()
+        for model_id, error in pipeline.registry.rejected().items()
     ]
     return {"object": "list", "data": open_models + rejected}
 
 
-def build_short_path_list(service: InferenceService) -> dict[str, Any]:
+def build_short_path_list(pipeline: RequestPipeline) -> dict[str, Any]:
     """Build the list for `GET /models`, which Infinity's client reads too.
 
     That client fails without `stats`, and if `owned_by` has any value but its own.
     """
-    model_list = build_model_list(service)
+    model_list = build_model_list(pipeline)
     models = [
         {key: value for key, value in model.items() if key != "owned_by"} | {"stats": {}}
         for model in model_list["data"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from deployments.errors import ServeError
+from deployments.artifacts.types import Device
 from deployments.generation.messages import Completion
-from deployments.ingress.generation import GenerationResponse, GenerationStream
-from deployments.ingress.service import InferenceResponse
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.requests import GenerationResponse, InferenceResponse
 
 # Descriptions for the OpenAPI document.
 GENERATION_HEADERS: Mapping[str, str] = {
@@ -17,6 +17,7 @@ GENERATION_HEADERS: Mapping[str, str] = {
         "text-embeddings-inference. Not in streams."
     ),
     "x-compute-tokens": "Input and generated tokens, special tokens included. Not in streams.",
+    "x-compute-fallback": "`cpu` if `use_gpu` was requested and no GPU was available.",
     "x-sha": "Revision of the checkpoint.",
     "server-timing": "Milliseconds of each phase. Not in streams.",
 }
@@ -42,6 +43,7 @@ def inference_headers(response: InferenceResponse) -> dict[str, str]:
             f"forward;dur={timings.forward_s * 1e3:.2f}, total;dur={response.total_s * 1e3:.2f}"
         ),
     }
+    headers |= fallback_headers(response.fallback)
     if response.result.truncated:
         truncated = f"{response.result.truncated} of {response.items} texts"
         limit = response.model.manifest.max_tokens
@@ -57,6 +59,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
         "x-compute-tokens": str(response.timings.tokens),
         "x-sha": response.model.manifest.source.revision,
         "server-timing": generation_timing(completions, response.total_s),
+        **fallback_headers(response.fallback),
     }
 
 
@@ -65,7 +68,13 @@ def stream_headers(stream: GenerationStream) -> dict[str, str]:
     return {
         "x-compute-type": stream.started[0].compute_type,
         "x-sha": stream.model.manifest.source.revision,
+        **fallback_headers(stream.fallback),
     }
+
+
+def fallback_headers(fallback: Device | None) -> dict[str, str]:
+    """Return the header of a request whose `use_gpu` could not be met."""
+    return {} if fallback is None else {"x-compute-fallback": fallback.value}
 
 
 def generated_tokens(completions: Sequence[Completion]) -> int:
@@ -83,10 +92,3 @@ def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
         "total": total_s,
     }
     return ", ".join(f"{name};dur={seconds * 1e3:.2f}" for name, seconds in slowest_s.items())
-
-
-def retry_headers(error: ServeError) -> dict[str, str]:
-    """Return `retry-after` in seconds; empty for errors that a retry does not fix."""
-    if error.retry_after_s is None:
-        return {}
-    return {"retry-after": str(max(1, round(error.retry_after_s)))}

@@ -1,141 +1,89 @@
-"""Finding the route of a path, without trying sixty patterns for each request."""
+"""The contract of an API: its operations, who may call them, and its error format."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route, Router
-from starlette.types import Lifespan, Receive, Scope, Send
 
 from deployments.errors import ServeError
 from deployments.tasks.inputs import JsonSchema, validation_error
 
 B = TypeVar("B", bound=BaseModel)
-# For bodies whose clients send more than is named: those keys are not for us.
+# For bodies of clients that send further keys, which are ignored.
 LENIENT = ConfigDict(frozen=True, extra="ignore", strict=True)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class Access(StrEnum):
+    """Permission that an operation needs. Declared and documented, not enforced yet."""
+
+    PUBLIC = "public"  # health checks and documentation
+    INFER = "infer"  # run models, and read about them
+    ADMIN = "admin"  # operate the server
+
+
+class ErrorFormat(NamedTuple):
+    """Conversion of errors to the responses of one API."""
+
+    name: str  # of the schema in the documentation
+    respond: Callable[[ServeError], Response]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One thing a client can do, at one path or at several that mean the same."""
+    """One handler and the paths it serves."""
 
     method: Literal["GET", "POST"]
-    paths: tuple[str, ...]  # as Starlette writes them: `/models/{id:path}/info`
+    paths: tuple[str, ...]  # in Starlette's syntax: `/models/{id:path}/info`
     handler: Handler
     summary: str
+    access: Access
     body: JsonSchema | None = None  # None: no body is read
     response: JsonSchema | None = field(default_factory=dict)  # of status 200; empty: any JSON
     media_type: str = "application/json"  # of status 200
-    events: JsonSchema | None = None  # of each event, where status 200 may be, or is, a stream
-    # Bodies that the demo models answer, by a name for each.
-    examples: Mapping[str, Any] = field(default_factory=dict)
-    runs_model: bool = False  # a model computes: the headers of `options` are read
-    headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, described
-    other_responses: Mapping[int, JsonSchema] = field(
-        default_factory=dict
-    )  # other statuses, not as errors
-    hidden: bool = False  # served, not documented
+    events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
+    examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
+    runs_model: bool = False  # the headers of `options` apply
+    headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, with descriptions
+    other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # not errors
+    # The first applies until the handler calls `use_error_format`; empty: that of the API.
+    error_formats: tuple[ErrorFormat, ...] = ()
+    hidden: bool = False  # served, but not documented
 
 
 class ApiRoutes(Protocol):
-    """The routes of one API, and the words its clients expect errors in."""
+    """The routes of one API."""
 
     name: ClassVar[str]
+    error_format: ClassVar[ErrorFormat]
 
     def operations(self) -> Sequence[Operation]:
-        """Every route; a path that also matches another's stands after it."""
-        ...
-
-    def owns(self, path: str) -> bool:
-        """Whether errors at `path` are told in this family's words."""
-        ...
-
-    def error_response(self, error: ServeError) -> Response:
-        """The error as this API's clients read it."""
+        """Every operation. Where two paths match a request the earlier one wins."""
         ...
 
 
-ERROR_FORMAT_KEY = "hundredfold.family"
+ERROR_FORMAT_KEY = "hundredfold.error_format"
 
 
-def use_error_format(request: Request, family: ApiRoutes) -> None:
-    """Tell what goes wrong from here on in the words of `family`, whoever owns the path."""
-    request.scope[ERROR_FORMAT_KEY] = family
+def use_error_format(request: Request, error_format: ErrorFormat) -> None:
+    """Answer errors of this request in `error_format` from here on."""
+    request.scope[ERROR_FORMAT_KEY] = error_format
 
 
 def schema_of(kind: Any) -> JsonSchema:
-    """The JSON schema of a type: a pydantic model, or what such models are made of."""
+    """Return the JSON schema of a pydantic model or of a type composed of such models."""
     return TypeAdapter(kind).json_schema()
 
 
 def parse_body(kind: type[B], body: Any) -> B:
-    """`body` as `kind`. Raises InvalidField or EmptyInput naming the key at fault."""
+    """Validate `body` as `kind`. Raises InvalidField or EmptyInput naming the key."""
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
         raise validation_error("", exc.errors(include_url=False)[0]) from None
-
-
-# Clients ask few paths: one or two for each model. Strangers may try many more.
-_MOST_REMEMBERED = 1024
-_LONGEST_REMEMBERED = 256  # characters
-
-_Found = tuple[BaseRoute, Scope]
-
-
-class CachingRouter(Router):
-    """Starlette's router, which remembers the routes of paths that had one.
-
-    Trying the patterns one by one costs a microsecond or two each, in sum more than an answer
-    from the response cache. Ray Serve would try them all once more, for the `route` of its own
-    metrics: so `routes` is empty, and that label is the application's prefix.
-    """
-
-    def __init__(self, routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> None:
-        super().__init__(lifespan=lifespan, redirect_slashes=False)
-        self.table = Router(routes, redirect_slashes=False)
-        self._remembered: dict[tuple[str, str, str], _Found] = {}
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or leave it to Starlette when no route fits."""
-        if scope["type"] != "http":  # the lifespan, which is this router's
-            await super().app(scope, receive, send)
-            return
-        found = self._find(scope)
-        if found is None:
-            if methods := self._other_methods(scope):
-                raise HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
-            await self.table.app(scope, receive, send)
-            return
-        route, child_scope = found
-        scope.update(child_scope, router=self, route=route)
-        await route.handle(scope, receive, send)
-
-    def _other_methods(self, scope: Scope) -> set[str]:
-        """Those that the path is served with; Starlette tells only the first fitting route's."""
-        routes = (route for route in self.table.routes if isinstance(route, Route))
-        fitting = (route for route in routes if route.matches(scope)[0] is Match.PARTIAL)
-        return {method for route in fitting for method in route.methods or ()}
-
-    def _find(self, scope: Scope) -> _Found | None:
-        remembered = self._remembered
-        key = (scope["method"], scope["path"], scope.get("root_path", ""))
-        if (found := remembered.get(key)) is not None:
-            return found
-        for route in self.table.routes:
-            match, child_scope = route.matches(scope)
-            if match is Match.FULL:
-                if len(scope["path"]) <= _LONGEST_REMEMBERED:
-                    if len(remembered) >= _MOST_REMEMBERED:
-                        remembered.clear()
-                    remembered[key] = route, child_scope
-                return route, child_scope
-        return None

@@ -1,4 +1,4 @@
-"""Errors in the words of the API that was asked, and never longer than a person reads."""
+"""Field names of errors in each API, and the length of error messages."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from contextlib import contextmanager
 
 from deployments.errors import ServeError
 
-# What clients sent is named in errors: a model id, a key. It may have been megabytes.
-MESSAGE_CHARS = 1_000
-FIELD_CHARS = 200
+# Messages quote what clients send, such as a model id, which may have megabytes.
+MAX_MESSAGE_CHARS = 1_000
+MAX_FIELD_CHARS = 200
 
 
 @contextmanager
 def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise the ServeErrors of the block as `rename_field` by `names`."""
+    """Rename the field of ServeErrors raised in the block, as `rename_field` does."""
     try:
         yield
     except ServeError as error:
-        told = rename_field(error, names)
-        if told is error:
+        renamed = rename_field(error, names)
+        if renamed is error:
             raise
-        raise told from error
+        raise renamed from error
 
 
 def rename_field(error: ServeError, names: Mapping[str, str]) -> ServeError:
-    """The error, its field called by `names`: the longest fitting prefix of these is replaced.
+    """Replace the longest prefix of the error's field that is a key of `names`.
 
-    Errors name the fields of our own request; another API's client knows them by other names.
-    What is reworded is a copy, because requests that share a computation get one and the same.
+    Errors name fields of the internal request, which each API calls differently. The result is a
+    copy, because requests that share a computation share its error.
     """
     field = error.field
     if field is None:
         return error
-    prefix = max((n for n in names if _begins(field, n)), key=len, default=None)
+    prefix = max((name for name in names if _is_path_prefix(name, field)), key=len, default=None)
     if prefix is None:
         return error
-    told = copy.copy(error)
-    told.field = names[prefix] + field.removeprefix(prefix)
-    told.message = error.message.replace(f"`{prefix}", f"`{names[prefix]}")
-    return told
+    renamed = copy.copy(error)
+    renamed.field = names[prefix] + field.removeprefix(prefix)
+    renamed.message = error.message.replace(f"`{prefix}", f"`{names[prefix]}")
+    return renamed
 
 
-def _begins(field: str, prefix: str) -> bool:
-    """Whether the path of a field begins with all the steps of another."""
-    rest = field.removeprefix(prefix)
-    return field.startswith(prefix) and (rest[:1] in ("", ".", "[") or prefix.endswith("."))
+def _is_path_prefix(prefix: str, field: str) -> bool:
+    """Return whether the path `field` starts with all steps of `prefix`."""
+    remaining = field.removeprefix(prefix)
+    return field.startswith(prefix) and (remaining[:1] in ("", ".", "[") or prefix.endswith("."))
 
 
 def status_and_type(
@@ -56,27 +56,27 @@ def status_and_type(
     refused: str,
     failed: str,
 ) -> tuple[int, str]:
-    """What an API says of a kind of error: the first row of `known` that fits.
+    """Return an API's status and error type: the first entry of `known` that fits.
 
-    Others keep their status, and are `refused` below 500, else `failed`.
+    Other errors keep their status; their type is `refused` below 500, else `failed`.
     """
-    rows = (told for kind, told in known.items() if isinstance(error, kind))
-    return next(rows, (error.status, refused if error.status < 500 else failed))
+    entries = (entry for kind, entry in known.items() if isinstance(error, kind))
+    return next(entries, (error.status, refused if error.status < 500 else failed))
 
 
 def truncate_error(error: ServeError) -> ServeError:
-    """The error with nothing in it that is too long to read or that JSON cannot carry."""
-    message = readable(error.message, MESSAGE_CHARS)
-    field = None if error.field is None else readable(error.field, FIELD_CHARS)
+    """Shorten message and field, and replace characters that JSON cannot encode."""
+    message = shorten_text(error.message, MAX_MESSAGE_CHARS)
+    field = None if error.field is None else shorten_text(error.field, MAX_FIELD_CHARS)
     if (message, field) == (error.message, error.field):
         return error
-    brief = copy.copy(error)
-    brief.message, brief.field = message, field
-    return brief
+    shortened = copy.copy(error)
+    shortened.message, shortened.field = message, field
+    return shortened
 
 
-def readable(text: str, chars: int) -> str:
-    """`text` without lone surrogates, its middle left out where it has more than `chars`."""
-    if len(text) > chars:
-        text = f"{text[: chars // 2]} ... {text[-chars // 2 :]}"
+def shorten_text(text: str, max_chars: int) -> str:
+    """Drop the middle of a text above `max_chars`, and replace lone surrogates."""
+    if len(text) > max_chars:
+        text = f"{text[: max_chars // 2]} ... {text[-max_chars // 2 :]}"
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,8 @@
-"""Server-Sent Events: an answer that is sent while it is made, for as long as somebody reads it."""
+"""Server-Sent Events: a response that is sent while it is generated.
+
+The rule for slow clients is here: a client that reads nothing for `stream_write_timeout_s` loses
+its stream. Until then the buffers before this writer fill and stop the generation.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,24 @@ from deployments.ingress.http.errors import truncate_error
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Proxies would rather collect a whole answer, and caches keep it.
+# Without them proxies collect the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Closable(Protocol):
-    """What the events are made of."""
+    """The source of the events."""
 
     async def aclose(self) -> None:
-        """Free it; once more does no harm."""
+        """Release its resources; later calls do nothing."""
         ...
 
 
 class SseResponse(Response):
     """Sends `events`, each item one or several whole events, and then closes `source`.
 
-    It is closed on every way out: at the end, when the reader is gone (which plain ASGI tells by a
-    message, and Ray Serve by cancelling), when the reader takes nothing for `stream_write_timeout_s`, and
-    when the events fail. A failure is the last event, in the words of `encode_error`.
+    The source is closed at the end, on a write timeout, when the events fail and when the client
+    disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by cancelling the task. A
+    failure is sent as the last event, built by `encode_error`.
     """
 
     media_type = "text/event-stream"
@@ -52,20 +56,19 @@ class SseResponse(Response):
         self.init_headers({**HEADERS, **(headers or {})})
         self._events = events
         self._source = source
-        self._tell_error = encode_error
-        self._slow_reader_s = stream_write_timeout_s
+        self._encode_error = encode_error
+        self._write_timeout_s = stream_write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events, or as many as are wanted."""
         sending = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(wait_for_disconnect(receive))
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
             sending.cancel()
-            leaving.cancel()
+            disconnect.cancel()
             await self._source.aclose()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await asyncio.gather(sending, disconnect, return_exceptions=True)
         if not sending.cancelled():
             sending.result()
 
@@ -75,36 +78,33 @@ class SseResponse(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        async with aclosing(self._events), aclosing(self._told()) as told:
+        async with aclosing(self._events), aclosing(self._read_events()) as events:
             try:
                 await send(start)
-                async for body in told:
-                    async with asyncio.timeout(self._slow_reader_s):
+                async for body in events:
+                    async with asyncio.timeout(self._write_timeout_s):
                         await send({"type": "http.response.body", "body": body, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except (TimeoutError, OSError) as exc:
-                log.info("the reader of a stream is gone: %r", exc)
+                log.info("stream closed, the client does not read: %r", exc)
 
-    async def _told(self) -> AsyncGenerator[bytes, None]:
-        """The events, the last of them an error if they fail."""
+    async def _read_events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events; a failure becomes the last one."""
         try:
             async for body in self._events:
                 yield body
         except ServeError as error:
-            yield self._tell_error(truncate_error(error))
+            yield self._encode_error(truncate_error(error))
         except Exception:
-            log.exception("a stream of events failed unexpectedly")
-            yield self._tell_error(
-                ServeError("unexpected failure; the server's log has the details")
-            )
+            log.exception("unexpected failure of a stream")
+            yield self._encode_error(ServeError("unexpected failure; see the log of the server"))
 
 
-def event_of(json: bytes) -> bytes:
-    """One event that carries a line of JSON."""
+def build_event(json: bytes) -> bytes:
+    """Build one event from a line of JSON."""
     return b"data: " + json + b"\n\n"
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -37,8 +37,8 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.ingress.apis.documentation.components import Components, infer_schema
-from deployments.ingress.http.api import ApiRoutes, Operation
-from deployments.ingress.http.request_options import HEADERS
+from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Operation
+from deployments.ingress.http.request_options import HEADERS, REQUIRED_WORD
 from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema
 
@@ -83,36 +83,41 @@ streams end with an event of which it is not: `[DONE]`.\
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"
 FLAGS = ["true", "false", "1", "0"]
+HEADER_VALUES = {
+    "hardware": [device.value for device in Device],
+    "use_gpu": [*FLAGS, REQUIRED_WORD],
+}
 OPTIONS = {
     "x-use-cache": "`false` computes afresh.",
     "x-wait-for-model": "`true` waits for an encoder that is starting, instead of answering 503.",
-    "x-use-gpu": "`true` asks for the GPU encoder.",
+    "x-use-gpu": (
+        "`true` prefers the GPU; without one the CPU computes and the response header "
+        "`x-compute-fallback` says so. `required` answers 400 instead."
+    ),
     "x-hardware": "The encoder to compute on.",
 }
 
 
-def openapi_document(families: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dict[str, Any]:
+def openapi_document(apis: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dict[str, Any]:
     """The whole document; `model_ids` are named as examples of an id."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
-    for family in families:
-        operations = family.operations()  # schemas are made anew each time
-        is_owner = any(family.owns(path) for one in operations for path in one.paths)
-        for operation in operations:
+    for api in apis:
+        for operation in api.operations():
             for route in operation.paths if not operation.hidden else ():
                 # As the router does: of two that are the same the first one is served.
                 item = paths.setdefault(to_openapi_path(route), {})
                 if operation.method.lower() in item:
                     continue
                 item[operation.method.lower()] = {
-                    **describe_operation(family, operation, route, components),
+                    **describe_operation(api, operation, route, components),
                     "parameters": parameters(operation, route, model_ids),
                     "responses": {
                         **build_responses(operation, components),
                         **error_responses(
                             operation,
                             route,
-                            error_formats_at(families, route, family if is_owner else None),
+                            operation.error_formats or (api.error_format,),
                             components,
                         ),
                     },
@@ -120,7 +125,7 @@ def openapi_document(families: Sequence[ApiRoutes], model_ids: Sequence[str]) ->
     return {
         "openapi": "3.1.0",
         "info": {"title": "Hundredfold", "version": __version__, "description": DESCRIPTION},
-        "tags": [{"name": family.name} for family in families],
+        "tags": [{"name": api.name} for api in apis],
         "paths": paths,
         "components": {"schemas": components.schemas},
     }
@@ -135,6 +140,7 @@ def describe_operation(
         + (to_pascal_case(to_openapi_path(route)) or "Root"),
         "tags": [family.name],
         "summary": operation.summary,
+        "x-access": operation.access.value,
     }
     if operation.body is not None:
         schema = components.add_schema(f"{to_pascal_case(operation.summary)}Body", operation.body)
@@ -160,7 +166,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
             "description": OPTIONS[header],
             "schema": {
                 "type": "string",
-                "enum": [device.value for device in Device] if key == "hardware" else FLAGS,
+                "enum": list(HEADER_VALUES.get(key, FLAGS)),
             },
         }
         for header, key in HEADERS.items()
@@ -220,19 +226,8 @@ def response_schema(
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
-def error_formats_at(
-    families: Sequence[ApiRoutes], route: str, error_format: ApiRoutes | None
-) -> list[ApiRoutes]:
-    """Who tells errors at a path: its owner, and also the family that answers there.
-
-    `error_format` is the latter, where it owns paths of its own.
-    """
-    owner = next(one for one in families if one.owns(route))
-    return [owner] if error_format is None or error_format is owner else [owner, error_format]
-
-
 def error_responses(
-    operation: Operation, route: str, error_formats: Sequence[ApiRoutes], components: Components
+    operation: Operation, route: str, error_formats: Sequence[ErrorFormat], components: Components
 ) -> dict[str, Any]:
     """Every error that may come, by status, with what the families really say."""
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
@@ -244,10 +239,9 @@ def error_responses(
     ]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     responses: dict[str, Any] = {}
-    for family in error_formats:
+    for error_format in error_formats:
         for error in possible:
-            add_error_response(responses, error, family.error_response(error), schema)
-    # What the operation says of a status itself is in `also`.
+            add_error_response(responses, error, error_format.respond(error), schema)
     return {s: told for s, told in responses.items() if int(s) not in operation.other_responses}
 
 
@@ -271,10 +265,10 @@ def add_error_response(
     examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
 
 
-def infer_error_schema(family: ApiRoutes) -> JsonSchema:
-    """A schema that all of a family's errors fit."""
+def infer_error_schema(error_format: ErrorFormat) -> JsonSchema:
+    """Infer a schema that fits all errors of a format."""
     return infer_schema(
-        [orjson.loads(bytes(family.error_response(one).body)) for one in BODY_ERRORS]
+        [orjson.loads(bytes(error_format.respond(error).body)) for error in BODY_ERRORS]
     )
 
 

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from deployments.errors import ServeError
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.openapi import openapi_document
-from deployments.ingress.http.api import ApiRoutes, Operation
-from deployments.ingress.http.bodies import json_response
-from deployments.ingress.service import InferenceService
+from deployments.ingress.http.api import Access, ApiRoutes, Operation
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 OWN_FILES = ("start.js",)
@@ -45,10 +44,11 @@ class DocumentationRoutes:
     """Handlers of the family; `families` are all the others."""
 
     name: ClassVar = "Documentation"
+    error_format: ClassVar = DEFAULT_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService, families: Sequence[ApiRoutes]) -> None:
-        self._service = service
-        self._families = families
+    def __init__(self, context: ApiContext, apis: Sequence[ApiRoutes]) -> None:
+        self._pipeline = context.pipeline
+        self._apis = apis
         self._own_files = StaticFiles(directory=PAGE)
         self._swagger_ui = StaticFiles(directory=SWAGGER_UI_DIRECTORY)
 
@@ -60,6 +60,7 @@ class DocumentationRoutes:
                 paths=("/openapi.json",),
                 handler=self.document,
                 summary="This document",
+                access=Access.PUBLIC,
                 response={"type": "object"},
             ),
             Operation(
@@ -67,6 +68,7 @@ class DocumentationRoutes:
                 paths=("/docs",),
                 handler=self.page,
                 summary="This document as a page that sends requests",
+                access=Access.PUBLIC,
                 response={"type": "string"},
                 media_type="text/html",
             ),
@@ -75,17 +77,10 @@ class DocumentationRoutes:
                 paths=tuple(f"/docs/{name}" for name in (*SWAGGER_UI, *OWN_FILES)),
                 handler=self.asset,
                 summary="What the page loads",
+                access=Access.PUBLIC,
                 hidden=True,
             ),
         )
-
-    def owns(self, path: str) -> bool:
-        """None: what goes wrong here is told in the words of the last family."""
-        return False
-
-    def error_response(self, error: ServeError) -> Response:
-        """The bare error."""
-        return json_response({"error": error.message, "code": error.code}, status=error.status)
 
     async def document(self, request: Request) -> Response:
         """The OpenAPI document."""
@@ -103,8 +98,8 @@ class DocumentationRoutes:
 
     @cached_property
     def _document(self) -> bytes:
-        served = [model.ref.id for model in self._service.registry.open_models()]
-        return orjson.dumps(openapi_document((self, *self._families), served))
+        served = [model.ref.id for model in self._pipeline.registry.open_models()]
+        return orjson.dumps(openapi_document((self, *self._apis), served))
 
     async def _file(
         self, files: StaticFiles, name: str, request: Request, headers: dict[str, str]

@@ -36,15 +36,20 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
     return body
 
 
-def parse_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys. Raises InvalidField."""
+def find_task_inputs(body: Mapping[str, Any]) -> Any:
+    """Return `inputs`, or an object of the legacy keys, which may be empty."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs
-    legacy_inputs = {key: body[key] for key in LEGACY_INPUT_KEYS if key in body}
-    if not legacy_inputs:
+    return {key: body[key] for key in LEGACY_INPUT_KEYS if key in body}
+
+
+def parse_task_inputs(body: Mapping[str, Any]) -> Any:
+    """Return `inputs`, or an object of the legacy keys. Raises InvalidField."""
+    inputs = find_task_inputs(body)
+    if inputs == {} and body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
-    return legacy_inputs
+    return inputs
 
 
 def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
-from deployments.errors import InvalidField, ModelLoading, ServeError
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.huggingface.requests import (
+    find_task_inputs,
     merge_parameters,
     parse_envelope,
     parse_task,
@@ -38,7 +39,6 @@ from deployments.ingress.apis.model_list import (
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
-    retry_headers,
 )
 from deployments.ingress.apis.text2text.requests import has_encoder, resolve_generation_task
 from deployments.ingress.apis.text2text.routes import (
@@ -47,7 +47,7 @@ from deployments.ingress.apis.text2text.routes import (
     TextToTextHandler,
     text2text_body_schemas,
 )
-from deployments.ingress.apis.text_generation.responses import TGI_HEADERS
+from deployments.ingress.apis.text_generation.responses import TGI_ERROR_FORMAT, TGI_HEADERS
 from deployments.ingress.apis.text_generation.routes import (
     ENVELOPE_EXAMPLE,
     ENVELOPE_RESPONSE,
@@ -55,22 +55,17 @@ from deployments.ingress.apis.text_generation.routes import (
     TextGenerationRoutes,
     envelope_body_schema,
 )
-from deployments.ingress.generation import GenerationService
-from deployments.ingress.http.api import Operation, schema_of
+from deployments.ingress.cluster_state import model_loading_error
+from deployments.ingress.http.api import Access, Operation, schema_of
 from deployments.ingress.http.bodies import json_response, read_json
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.request_options import (
     RequestOptions,
     model_in_body,
     model_in_path,
     read_options,
 )
-from deployments.ingress.service import (
-    InferenceRequest,
-    InferenceResponse,
-    InferenceService,
-    detect_task,
-    model_loading_error,
-)
+from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
@@ -97,11 +92,12 @@ class HuggingFaceRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "Hugging Face"
+    error_format: ClassVar = DEFAULT_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
-        self._service = service
-        self._text_generation = TextGenerationRoutes(service, generation)
-        self._text2text = TextToTextHandler(self._text_generation, generation)
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
+        self._text_generation = TextGenerationRoutes(context)
+        self._text2text = TextToTextHandler(self._text_generation, context)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may contain slashes."""
@@ -132,12 +128,14 @@ class HuggingFaceRoutes:
             paths=paths,
             handler=self.infer,
             summary=summary,
+            access=Access.INFER,
             body=any_body_schema(),
             response=any_response_schema(),
             examples={**EXAMPLES, **examples},
             events=EVENT_SCHEMA,
             runs_model=True,
             headers={**TGI_HEADERS, **INFERENCE_HEADERS},
+            error_formats=(DEFAULT_ERROR_FORMAT, TGI_ERROR_FORMAT),
         )
 
     def _get_operation(self, summary: str, path: str, handler: Any) -> Operation:
@@ -146,27 +144,36 @@ class HuggingFaceRoutes:
             paths=(path,),
             handler=handler,
             summary=summary,
+            access=Access.INFER,
             response={"type": "object"},
         )
 
-    def owns(self, path: str) -> bool:
-        """Whatever no other family does."""
-        return True
-
     async def infer(self, request: Request) -> Response:
-        body = parse_envelope(await read_json(request, self._service.settings.limits))
+        body = parse_envelope(await read_json(request, self._pipeline.settings.limits))
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         task = parse_task(request.path_params.get("task"))
-        if (generative_model := self._find_generative_model(body, model_id, task)) is not None:
-            return await self._generate(request, body, generative_model, task)
-        response = await self._service.infer(
+        selection = self._pipeline.resolver.select(
+            InferenceRequest(
+                inputs=find_task_inputs(body),
+                model_id=model_id,
+                task=task,
+                parameters=merge_parameters(body),
+            ),
+            may_generate=True,
+            streams=body.get("stream") is True,
+        )
+        if selection.model.is_generative:
+            return await self._generate(request, body, selection.model, task)
+        options = read_options(body.get("options"), request.headers)
+        response = await self._pipeline.infer(
             InferenceRequest(
                 inputs=parse_task_inputs(body),
                 model_id=model_id,
                 task=task,
                 parameters=parse_task_parameters(body),
-                options=(options := read_options(body.get("options"), request.headers)),
-            )
+                options=options,
+            ),
+            selection,
         )
         return json_response(
             format_for_client(response, options, request.headers.get("user-agent", "")),
@@ -177,72 +184,32 @@ class HuggingFaceRoutes:
         self,
         request: Request,
         body: Mapping[str, Any],
-        generative_model: RegisteredModel,
+        model: RegisteredModel,
         task: str | None,
     ) -> Response:
-        if has_encoder(generative_model):
-            return await self._text2text.handle_envelope(request, body, generative_model, task)
-        return await self._text_generation.handle_envelope(request, body, generative_model.ref.id)
-
-    def _find_generative_model(
-        self, body: Mapping[str, Any], model_id: str | None, task: str | None
-    ) -> RegisteredModel | None:
-        """Return the generative model for the request, None for an encoder model.
-
-        Without a model id, a stream of a text selects the first generative model. Otherwise the
-        first model is the default, unless the body matches a task of an encoder model. Raises
-        UnknownModel, ArtifactError or WrongTask.
-        """
-        if model_id is not None:
-            model = self._service.registry.find(model_id)
-            if model.is_generative:
-                resolve_generation_task(model, task)
-                return model
-            return None
-        models = list(self._service.registry.open_models())
-        generative_models = [model for model in models if model.is_generative]
-        if task is not None or not generative_models:
-            return None
-        if body.get("stream") is True and isinstance(body.get("inputs"), str):
-            return generative_models[0]
-        inputs = body if body.get("inputs") is None else body["inputs"]
-        inference_request = InferenceRequest(inputs=inputs, parameters=merge_parameters(body))
-        others = [model for model in models if not model.is_generative]
-        if models[0].is_generative and not any(detect_task(inference_request, m) for m in others):
-            return models[0]
-        return None
+        resolve_generation_task(model, task)
+        if has_encoder(model):
+            return await self._text2text.handle_envelope(request, body, model, task)
+        return await self._text_generation.handle_envelope(request, body, model.ref.id)
 
     async def models(self, request: Request) -> Response:
-        return json_response(build_short_path_list(self._service))
+        return json_response(build_short_path_list(self._pipeline))
 
     async def info(self, request: Request) -> Response:
-        model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(build_model_facts(model, self._service.monitor))
+        model = self._pipeline.registry.find(model_in_path(request) or "")
+        return json_response(build_model_facts(model, self._pipeline.monitor))
 
     async def status(self, request: Request) -> Response:
         """huggingface_hub before 0.35 requests this route."""
-        model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(build_model_status(model, self._service.monitor))
+        model = self._pipeline.registry.find(model_in_path(request) or "")
+        return json_response(build_model_status(model, self._pipeline.monitor))
 
     async def health(self, request: Request) -> Response:
         model_id = model_in_path(request) or ""
-        model = self._service.registry.find(model_id)
-        if not is_loaded(model, self._service.monitor):
+        model = self._pipeline.registry.find(model_id)
+        if not is_loaded(model, self._pipeline.monitor):
             raise model_loading_error(model_id)
         return json_response({"status": "ok"})
-
-    def error_response(self, error: ServeError) -> Response:
-        """`error` is a list for invalid fields, as in the hosted API, else a string."""
-        body: dict[str, Any] = {"error": error.message, "code": error.code}
-        if isinstance(error, InvalidField):
-            body["error"] = [error.message]
-        if error.field is not None:
-            body["field"] = error.field
-        if isinstance(error, ModelLoading):
-            body["estimated_time"] = error.estimated_time_s
-        if error.status == 429:
-            body["error_type"] = "overloaded"
-        return json_response(body, status=error.status, headers=retry_headers(error))
 
 
 @cache

@@ -13,7 +13,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
     find_list_parameters,
     find_task_tensors,
 )
-from deployments.ingress.service import InferenceService
+from deployments.ingress.pipeline import RequestPipeline
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
@@ -123,11 +123,11 @@ def _config_tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[
     ]
 
 
-def repository_index(service: InferenceService, *, only_ready: bool) -> list[IndexEntry]:
+def repository_index(pipeline: RequestPipeline, *, only_ready: bool) -> list[IndexEntry]:
     """List all configured models. Rejected models come last, with the reason."""
     entries: list[IndexEntry] = []
-    for model in service.registry.open_models():
-        ready = is_loaded(model, service.monitor)
+    for model in pipeline.registry.open_models():
+        ready = is_loaded(model, pipeline.monitor)
         entries.append(
             {
                 "name": model.ref.id,
@@ -136,6 +136,6 @@ def repository_index(service: InferenceService, *, only_ready: bool) -> list[Ind
                 "reason": "" if ready else "no running replica serves the model",
             }
         )
-    for model_id, error in service.registry.rejected().items():
+    for model_id, error in pipeline.registry.rejected().items():
         entries.append({"name": model_id, "state": "UNAVAILABLE", "reason": error.message})
     return [entry for entry in entries if entry["state"] == "READY" or not only_ready]

@@ -18,7 +18,8 @@ from deployments.ingress.apis.open_inference.task_tensors import (
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import HEADERS, read_options
-from deployments.ingress.service import InferenceRequest, resolve_task
+from deployments.ingress.requests import InferenceRequest
+from deployments.ingress.resolver import ModelSelection, resolve_task, task_detector
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
@@ -69,7 +70,8 @@ def parse_tensor_request(
     requested_task = _parse_task(used.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
     with rename_error_fields(OPTION_FIELD_NAMES):
         options = read_options({name: used.pop(name) for name in OPTION_NAMES & set(used)}, headers)
-    task = resolve_task(InferenceRequest(None, task=requested_task, parameters=used), model)
+    detect_task = task_detector(InferenceRequest(None, task=requested_task, parameters=used))
+    task = resolve_task(ModelSelection(model, detect_task(model)))
     bound = bind_tensors(task, tensors)
     for name in bound.parameters:
         if name in used:

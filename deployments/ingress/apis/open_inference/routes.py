@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from deployments import __version__
 from deployments.errors import InvalidField, MalformedBody, ServeError, UnknownModel
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.message import (
     LENGTH_HEADER,
@@ -39,13 +40,20 @@ from deployments.ingress.apis.open_inference.task_tensors import find_task_tenso
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
-    retry_headers,
 )
-from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
+from deployments.ingress.http.api import (
+    Access,
+    ErrorFormat,
+    Handler,
+    Operation,
+    parse_body,
+    schema_of,
+)
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_path
-from deployments.ingress.service import InferenceService, wrong_route_error
+from deployments.ingress.resolver import wrong_route_error
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
@@ -74,22 +82,45 @@ EXAMPLES: Mapping[str, Any] = {
 }
 
 
+def open_inference_error(error: ServeError) -> Response:
+    """A string under `error`, all that its clients read; what a request may not be is 400."""
+    status = 400 if error.status == 422 else error.status
+    return json_response(
+        {"error": error.message, "code": error.code},
+        status=status,
+        headers=retry_headers(error),
+    )
+
+
+OPEN_INFERENCE_ERROR_FORMAT = ErrorFormat("Open Inference Protocol", open_inference_error)
+
+
 class OpenInferenceRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "Open Inference Protocol"
+    error_format: ClassVar = OPEN_INFERENCE_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
         self._statistics = ModelStatistics()
-        service.add_recorder(self._statistics)
+        self._pipeline.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
         """Longest suffix first: a model id may contain slashes."""
         return (
-            _get_operation("Name, version and extensions of the server", self.server, "/v2"),
-            _get_operation("Health of this process", self.live, "/v2/health/live"),
-            _get_operation("Readiness of the cluster", self.ready, "/v2/health/ready"),
+            _get_operation(
+                "Name, version and extensions of the server",
+                self.server,
+                "/v2",
+                access=Access.PUBLIC,
+            ),
+            _get_operation(
+                "Health of this process", self.live, "/v2/health/live", access=Access.PUBLIC
+            ),
+            _get_operation(
+                "Readiness of the cluster", self.ready, "/v2/health/ready", access=Access.PUBLIC
+            ),
             _get_operation(
                 "Statistics of every model",
                 self.all_stats,
@@ -101,6 +132,7 @@ class OpenInferenceRoutes:
                 paths=(VERSION + "/infer", MODEL + "/infer"),
                 handler=self.infer,
                 summary="Run a task on tensors",
+                access=Access.INFER,
                 body=schema_of(InferRequest),
                 response=schema_of(InferResponse),
                 examples=EXAMPLES,
@@ -121,6 +153,7 @@ class OpenInferenceRoutes:
                 paths=("/v2/repository/index",),
                 handler=self.index,
                 summary="List all configured models, including rejected ones",
+                access=Access.ADMIN,
                 body=_INDEX_BODY,
                 response=schema_of(list[IndexEntry]),
                 examples={"ready models": {"ready": True}},
@@ -130,6 +163,7 @@ class OpenInferenceRoutes:
                 paths=("/v2/repository/models/{id:path}/load",),
                 handler=self.load,
                 summary="Check that a model is loaded; configured models always are",
+                access=Access.ADMIN,
                 body=_LOAD_BODY,
                 response=_OBJECT,
                 examples={"no changes": {}},
@@ -139,14 +173,11 @@ class OpenInferenceRoutes:
                 paths=("/v2/repository/models/{id:path}/unload",),
                 handler=self.unload,
                 summary="Not supported: the configuration defines the served models",
+                access=Access.ADMIN,
                 body=_LOAD_BODY,
                 response=_OBJECT,
             ),
         )
-
-    def owns(self, path: str) -> bool:
-        """Everything under `/v2` but Cohere's rerank."""
-        return path == "/v2" or (path.startswith("/v2/") and path.rstrip("/") != "/v2/rerank")
 
     async def server(self, request: Request) -> Response:
         return json_response(
@@ -158,15 +189,15 @@ class OpenInferenceRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Ready if requests without `options` can be answered, else 503."""
-        missing = self._service.monitor.missing()
-        if not any(True for _ in self._service.registry.open_models()):
+        missing = self._pipeline.monitor.missing()
+        if not any(True for _ in self._pipeline.registry.open_models()):
             missing.append("no model could be opened")
         if missing:
             return json_response({"ready": False, "error": "; ".join(missing)}, status=503)
         return json_response({"ready": True})
 
     async def infer(self, request: Request) -> Response:
-        limits = self._service.settings.limits
+        limits = self._pipeline.settings.limits
         model = self._model(request)
         header, binary = split_body(
             await read_body(request, limits), request.headers.get(LENGTH_HEADER)
@@ -177,7 +208,7 @@ class OpenInferenceRoutes:
         task_tensors = find_task_tensors(parsed.task)
         selection = select_outputs(message, [spec.name for spec in task_tensors.outputs])
         with rename_error_fields(parsed.names):
-            response = await self._service.infer(parsed.inference_request)
+            response = await self._pipeline.infer(parsed.inference_request)
         envelope = {"model_name": model.ref.id, "model_version": model.ref.version}
         if message.id is not None:
             envelope["id"] = message.id
@@ -188,7 +219,7 @@ class OpenInferenceRoutes:
         model = self._model(request)
         content: dict[str, Any] = {
             "name": model.ref.id,
-            "ready": is_loaded(model, self._service.monitor),
+            "ready": is_loaded(model, self._pipeline.monitor),
         }
         if not content["ready"]:
             content["error"] = f"Model {model.ref.id} is not loaded"
@@ -198,7 +229,7 @@ class OpenInferenceRoutes:
         return json_response(model_metadata(self._model_of_tensors(request)))
 
     async def config(self, request: Request) -> Response:
-        limits = self._service.settings.limits
+        limits = self._pipeline.settings.limits
         return json_response(model_config(self._model_of_tensors(request), limits.items))
 
     async def stats(self, request: Request) -> Response:
@@ -207,7 +238,7 @@ class OpenInferenceRoutes:
         )
 
     async def all_stats(self, request: Request) -> Response:
-        models = self._service.registry.open_models()
+        models = self._pipeline.registry.open_models()
         return json_response({"model_stats": [self._statistics.build_stats(m.ref) for m in models]})
 
     async def index(self, request: Request) -> Response:
@@ -215,13 +246,13 @@ class OpenInferenceRoutes:
         only_ready = (await self._optional_object(request)).get("ready")
         if only_ready is not None and not isinstance(only_ready, bool):
             raise InvalidField("`ready` must be a boolean", field="ready")
-        return json_response(repository_index(self._service, only_ready=bool(only_ready)))
+        return json_response(repository_index(self._pipeline, only_ready=bool(only_ready)))
 
     async def load(self, request: Request) -> Response:
         """Do nothing for an open model. Raises ServeError with the reason for a rejected one."""
         body = await self._optional_object(request)
         try:
-            self._service.registry.find(model_in_path(request) or "")
+            self._pipeline.registry.find(model_in_path(request) or "")
         except UnknownModel as error:
             raise UnknownModel(f"{error.message}; {CONFIGURED}", field=error.field) from error
         if body.get("parameters"):
@@ -232,7 +263,7 @@ class OpenInferenceRoutes:
 
     async def unload(self, request: Request) -> Response:
         """Raises UnknownModel, or InvalidField for a configured model."""
-        model = self._service.registry.find(model_in_path(request) or "")
+        model = self._pipeline.registry.find(model_in_path(request) or "")
         raise InvalidField(f"Model {model.ref.id} cannot be unloaded: {CONFIGURED}", field="model")
 
     def error_response(self, error: ServeError) -> Response:
@@ -246,7 +277,7 @@ class OpenInferenceRoutes:
 
     def _model(self, request: Request) -> RegisteredModel:
         """Find the model and check the version of the path. Raises UnknownModel."""
-        model = self._service.registry.find(model_in_path(request) or "")
+        model = self._pipeline.registry.find(model_in_path(request) or "")
         version = request.path_params.get("version", model.ref.version)
         if version != model.ref.version:
             raise UnknownModel(
@@ -264,19 +295,26 @@ class OpenInferenceRoutes:
 
     async def _optional_object(self, request: Request) -> Mapping[str, Any]:
         """Parse the body; an empty body is {}. Raises MalformedBody."""
-        raw = await read_body(request, self._service.settings.limits)
+        raw = await read_body(request, self._pipeline.settings.limits)
         body = parse_json(raw) if raw.strip() else {}
         if not isinstance(body, dict):
             raise MalformedBody("the body must be a JSON object", field="body")
         return body
 
 
-def _get_operation(summary: str, handler: Handler, *paths: str, response: Any = None) -> Operation:
+def _get_operation(
+    summary: str,
+    handler: Handler,
+    *paths: str,
+    response: Any = None,
+    access: Access = Access.INFER,
+) -> Operation:
     return Operation(
         method="GET",
         paths=paths,
         handler=handler,
         summary=summary,
+        access=access,
         response=_OBJECT if response is None else schema_of(response),
     )
 
@@ -292,6 +330,7 @@ def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSch
         paths=(VERSION + suffix, MODEL + suffix),
         handler=handler,
         summary=summary,
+        access=Access.INFER,
         response=response,
         other_responses={400: _OBJECT},
     )

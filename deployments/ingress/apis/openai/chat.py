@@ -27,7 +27,8 @@ from deployments.ingress.apis.openai.schemas import (
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
-from deployments.ingress.generation import GenerationResponse, GenerationStream
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.requests import GenerationResponse
 
 OBJECT, CHUNK_OBJECT, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 

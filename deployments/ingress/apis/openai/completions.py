@@ -18,7 +18,8 @@ from deployments.ingress.apis.openai.schemas import (
     CompletionResponse,
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
-from deployments.ingress.generation import GenerationRequest, GenerationResponse, GenerationStream
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.requests import GenerationRequest, GenerationResponse
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl"
 

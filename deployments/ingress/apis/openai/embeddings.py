@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, schema_of
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.service import InferenceResponse
+from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
 # Fields of an InferenceRequest and their names in the body.

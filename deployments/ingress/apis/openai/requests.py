@@ -20,10 +20,10 @@ from deployments.ingress.apis.openai.schemas import (
     ToolCall,
 )
 from deployments.ingress.apis.openai.tools import call_grammar, forced_tools, offered_tools
-from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.limits import MAX_STOPS, STOP_CHARS
+from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
+from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.tokenization import TEXTS_OR_IDS
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
@@ -180,9 +180,9 @@ def parse_stops(value: Any) -> tuple[str, ...]:
         return ()
     parsed = STOPS.read(value, "stop")
     stops = (parsed,) if isinstance(parsed, str) else tuple(parsed)
-    if len(stops) > MAX_STOPS or max(map(len, stops)) > STOP_CHARS:
+    if len(stops) > MAX_STOPS or max(map(len, stops)) > MAX_STOP_CHARS:
         raise InvalidField(
-            f"`stop` may have up to {MAX_STOPS} strings of up to {STOP_CHARS} characters",
+            f"`stop` may have up to {MAX_STOPS} strings of up to {MAX_STOP_CHARS} characters",
             field="stop",
         )
     return stops

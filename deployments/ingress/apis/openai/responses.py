@@ -14,7 +14,7 @@ from deployments.ingress.apis.openai.schemas import (
     GenerationUsage,
     ResponseEnvelope,
 )
-from deployments.ingress.generation import GenerationResponse
+from deployments.ingress.requests import GenerationResponse
 from deployments.registry import RegisteredModel
 
 FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {

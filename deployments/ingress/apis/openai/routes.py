@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.openai.chat import build_chat_response, encode_chat_stream
 from deployments.ingress.apis.openai.completions import (
@@ -50,16 +51,16 @@ from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     generation_headers,
     inference_headers,
-    retry_headers,
     stream_headers,
 )
-from deployments.ingress.generation import GenerationService, GenerationStream
-from deployments.ingress.http.api import Operation, parse_body, schema_of
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.http.api import Access, ErrorFormat, Operation, parse_body, schema_of
 from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
 from deployments.ingress.http.sse import SseResponse
-from deployments.ingress.service import InferenceRequest, InferenceService
+from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -72,14 +73,24 @@ EXAMPLE_CHAT = {
 }
 
 
+def openai_error(error: ServeError) -> Response:
+    # OpenAI's clients retry each 5xx twice without this header. Most would fail again.
+    headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
+    body = {"error": build_openai_error(error)}
+    return json_response(body, status=error.status, headers=headers)
+
+
+OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error)
+
+
 class OpenAIRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "OpenAI"
+    error_format: ClassVar = OPENAI_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
-        self._service = service
-        self._generation = generation
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
         """Register before the Hugging Face API, whose model paths match these paths too."""
@@ -89,6 +100,7 @@ class OpenAIRoutes:
                 paths=("/v1/embeddings", "/embeddings", "/models/{id:path}/v1/embeddings"),
                 handler=self.embeddings,
                 summary="Embeddings of texts",
+                access=Access.INFER,
                 body=schema_of(EmbeddingsRequest),
                 response=schema_of(EmbeddingsResponse),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
@@ -100,6 +112,7 @@ class OpenAIRoutes:
                 paths=("/v1/chat/completions", "/models/{id:path}/v1/chat/completions"),
                 handler=self.chat,
                 summary="The next message of a conversation",
+                access=Access.INFER,
                 body=schema_of(ChatBody),
                 response=schema_of(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
@@ -112,6 +125,7 @@ class OpenAIRoutes:
                 paths=("/v1/completions", "/models/{id:path}/v1/completions"),
                 handler=self.completions,
                 summary="The continuation of texts",
+                access=Access.INFER,
                 body=schema_of(CompletionBody),
                 response=schema_of(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
@@ -124,6 +138,7 @@ class OpenAIRoutes:
                 paths=("/v1/models",),
                 handler=self.models,
                 summary="Every configured model",
+                access=Access.INFER,
                 response={"type": "object"},
             ),
             Operation(
@@ -131,21 +146,18 @@ class OpenAIRoutes:
                 paths=("/v1/models/{id:path}",),
                 handler=self.model,
                 summary="One model",
+                access=Access.INFER,
                 response={"type": "object"},
             ),
         )
 
-    def owns(self, path: str) -> bool:
-        """Whatever has `/v1/` in it, and the short form."""
-        return "/v1/" in path or path == "/embeddings"
-
     async def embeddings(self, request: Request) -> Response:
-        limits = self._service.settings.limits
+        limits = self._pipeline.settings.limits
         body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
         with rename_error_fields(EMBEDDING_FIELDS):
-            response = await self._service.infer(
+            response = await self._pipeline.infer(
                 InferenceRequest(
                     inputs=parse_token_ids(body.input),
                     model_id=model_in_path(request) or model_in_body(body.model),
@@ -173,9 +185,9 @@ class OpenAIRoutes:
         generation_request = parse_chat_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:
-                stream = await self._generation.stream(generation_request)
+                stream = await self._pipeline.stream(generation_request)
                 return self._build_stream(stream, encode_chat_stream(stream, body), body)
-            response = await self._generation.complete(generation_request)
+            response = await self._pipeline.complete(generation_request)
         content = build_chat_response(response, body)
         return json_response(content, headers=generation_headers(response))
 
@@ -186,18 +198,18 @@ class OpenAIRoutes:
         generation_request = parse_completion_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:
-                stream = await self._generation.stream(generation_request)
+                stream = await self._pipeline.stream(generation_request)
                 events = encode_completion_stream(stream, generation_request, body)
                 return self._build_stream(stream, events, body)
-            response = await self._generation.complete(generation_request)
+            response = await self._pipeline.complete(generation_request)
         content = build_completion_response(response, generation_request, body)
         return json_response(content, headers=generation_headers(response))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
         """Find the model before the body is validated: a wrong model is the first error."""
-        raw = await read_json_object(request, self._generation.settings.limits)
+        raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
-        return raw, self._generation.find_model(model_id)
+        return raw, self._pipeline.resolver.find_generator(model_id)
 
     def _build_stream(
         self, stream: GenerationStream, events: AsyncGenerator[bytes, None], body: GenerationBody
@@ -206,19 +218,13 @@ class OpenAIRoutes:
             events,
             stream,
             error_encoder(field_names(body)),
-            stream_write_timeout_s=self._generation.settings.stream_write_timeout_s,
+            stream_write_timeout_s=self._pipeline.settings.stream_write_timeout_s,
             headers=stream_headers(stream),
         )
 
     async def models(self, request: Request) -> Response:
-        return json_response(build_model_list(self._service))
+        return json_response(build_model_list(self._pipeline))
 
     async def model(self, request: Request) -> Response:
-        model = self._service.registry.find(model_in_path(request) or "")
-        return json_response(build_model_facts(model, self._service.monitor))
-
-    def error_response(self, error: ServeError) -> Response:
-        # OpenAI's clients retry each 5xx twice without this header. Most would fail again.
-        headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
-        body = {"error": build_openai_error(error)}
-        return json_response(body, status=error.status, headers=headers)
+        model = self._pipeline.registry.find(model_in_path(request) or "")
+        return json_response(build_model_facts(model, self._pipeline.monitor))

@@ -11,11 +11,11 @@ from deployments.errors import ServeError
 from deployments.generation.messages import Chunk
 from deployments.ingress.apis.openai.responses import build_openai_error, build_usage
 from deployments.ingress.apis.openai.schemas import ResponseEnvelope
-from deployments.ingress.generation import GenerationStream
+from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_field
-from deployments.ingress.http.sse import event_of
+from deployments.ingress.http.sse import build_event
 
-DONE = event_of(b"[DONE]")
+DONE = build_event(b"[DONE]")
 
 
 class StreamChoice(Protocol):
@@ -47,7 +47,7 @@ async def encode_stream(
 
     def encode(objects: Iterable[Mapping[str, Any]]) -> bytes:
         chunks = ({**envelope, "choices": [choice], **usage} for choice in objects)
-        return b"".join(event_of(orjson.dumps(chunk)) for chunk in chunks)
+        return b"".join(build_event(orjson.dumps(chunk)) for chunk in chunks)
 
     if events := encode(opening for choice in choices for opening in choice.open()):
         yield events
@@ -57,7 +57,7 @@ async def encode_stream(
             yield events
     if includes_usage:
         total = build_usage(stream.started, stream.finished, choices_per_prompt)
-        yield event_of(orjson.dumps({**envelope, "choices": [], "usage": total}))
+        yield build_event(orjson.dumps({**envelope, "choices": [], "usage": total}))
     yield DONE
 
 
@@ -65,6 +65,6 @@ def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
     """Return an encoder of errors within a stream that renames fields by `names`."""
 
     def encode(error: ServeError) -> bytes:
-        return event_of(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))
+        return build_event(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))
 
     return encode

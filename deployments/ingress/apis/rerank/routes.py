@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.openai.embeddings import build_embeddings_usage
 from deployments.ingress.apis.openai.responses import build_openai_error
 from deployments.ingress.apis.rerank.schemas import (
@@ -33,55 +34,63 @@ from deployments.ingress.apis.rerank.schemas import (
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
-    retry_headers,
 )
-from deployments.ingress.apis.text_embeddings.routes import tei_response_headers
-from deployments.ingress.http.api import Operation, parse_body, schema_of, use_error_format
+from deployments.ingress.apis.text_embeddings.routes import TEI_ERROR_FORMAT, tei_response_headers
+from deployments.ingress.http.api import (
+    Access,
+    ErrorFormat,
+    Operation,
+    parse_body,
+    schema_of,
+    use_error_format,
+)
 from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
+from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 
 # Fields of an InferenceRequest and their names in the body.
 TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
 DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
-RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
+# Also of text-embeddings-inference, whose error format applies until the body has `documents`.
+TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
+
+
+def rerank_error(error: ServeError) -> Response:
+    """Cohere's clients read `message`, the others `error`."""
+    body = {"message": error.message, "error": build_openai_error(error)}
+    return json_response(body, status=error.status, headers=retry_headers(error))
+
+
+RERANK_ERROR_FORMAT = ErrorFormat("Rerank", rerank_error)
 
 
 class RerankRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "Rerank"
+    error_format: ClassVar = RERANK_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
         """Register before the Hugging Face API, whose model paths match these paths too."""
         return (
-            Operation(
-                method="POST",
-                paths=(*RERANK_PATHS, *(f"/models/{{id:path}}{path}" for path in RERANK_PATHS)),
-                handler=self.rerank,
-                summary="Rank texts or documents by relevance to a query",
-                body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
-                response={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
-                examples={
-                    "texts": {"query": SEARCH["query"], "texts": ANIMALS},
-                    "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
-                },
-                runs_model=True,
-                headers=INFERENCE_HEADERS,
-            ),
+            self._rerank_operation(VERSIONED_PATHS, RERANK_ERROR_FORMAT),
+            self._rerank_operation(TEI_PATHS, TEI_ERROR_FORMAT, RERANK_ERROR_FORMAT),
             Operation(
                 method="POST",
                 paths=("/classify", "/models/{id:path}/classify"),
                 handler=self.classify,
                 summary="Classify texts",
+                access=Access.INFER,
                 body=schema_of(ClassifyBody),
                 response=schema_of(ClassifyResponse),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
@@ -90,23 +99,33 @@ class RerankRoutes:
             ),
         )
 
-    def owns(self, path: str) -> bool:
-        """What is not text-embeddings-inference's: its errors are told as that family tells them.
-
-        `/rerank` belongs to both, and this one's words count there once it has seen `documents`.
-        """
-        own = ("/v1/rerank", "/v2/rerank", "/classify")
-        return path in own or (path.startswith("/models/") and path.endswith(own))
+    def _rerank_operation(self, paths: tuple[str, ...], *error_formats: ErrorFormat) -> Operation:
+        return Operation(
+            method="POST",
+            paths=(*paths, *(f"/models/{{id:path}}{path}" for path in paths)),
+            handler=self.rerank,
+            summary="Rank texts or documents by relevance to a query",
+            access=Access.INFER,
+            body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
+            response={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
+            examples={
+                "texts": {"query": SEARCH["query"], "texts": ANIMALS},
+                "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},
+            },
+            runs_model=True,
+            headers=INFERENCE_HEADERS,
+            error_formats=error_formats,
+        )
 
     async def rerank(self, request: Request) -> Response:
         """Return a list for `texts`, and an object with the best `top_n` for `documents`."""
-        body = await read_json_object(request, self._service.settings.limits)
+        body = await read_json_object(request, self._pipeline.settings.limits)
         if body.get("texts") is not None:
             return await self._rank_texts(request, parse_body(TextsBody, body))
         if "documents" not in body:
             missing = "texts" if self._is_tei_path(request) else "documents"
             raise InvalidField(f"Error in `{missing}`: field required", field=missing)
-        use_error_format(request, self)
+        use_error_format(request, RERANK_ERROR_FORMAT)
         return await self._rank_documents(request, parse_body(DocumentsBody, body))
 
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
@@ -145,7 +164,7 @@ class RerankRoutes:
         texts: list[str],
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:
-        return await self._service.infer(
+        return await self._pipeline.infer(
             InferenceRequest(
                 inputs={"query": body.query, "texts": texts},
                 model_id=model_in_path(request) or model_in_body(body.model),
@@ -157,11 +176,11 @@ class RerankRoutes:
 
     async def classify(self, request: Request) -> Response:
         """Return all labels of each text, best first."""
-        raw = await read_json_object(request, self._service.settings.limits)
+        raw = await read_json_object(request, self._pipeline.settings.limits)
         body = parse_body(ClassifyBody, raw)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(CLASSIFY_FIELDS):
-            response = await self._service.infer(
+            response = await self._pipeline.infer(
                 InferenceRequest(
                     inputs=body.input,
                     model_id=model_in_path(request) or model_in_body(body.model),
@@ -176,12 +195,7 @@ class RerankRoutes:
 
     def _is_tei_path(self, request: Request) -> bool:
         """Whether text-embeddings-inference has this path too."""
-        return not self.owns(request.url.path)
-
-    def error_response(self, error: ServeError) -> Response:
-        """Cohere's clients read `message`, the others `error`."""
-        body = {"message": error.message, "error": build_openai_error(error)}
-        return json_response(body, status=error.status, headers=retry_headers(error))
+        return not request.url.path.endswith(VERSIONED_PATHS)
 
 
 def build_rerank_envelope(response: InferenceResponse) -> RerankEnvelope:

@@ -26,9 +26,9 @@ from deployments.ingress.apis.text_generation.requests import (
     parse_inputs,
     parse_options,
 )
-from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.service import require_task
+from deployments.ingress.requests import GenerationRequest
+from deployments.ingress.resolver import require_task
 from deployments.messages import Truncation
 from deployments.registry import RegisteredModel
 

@@ -34,11 +34,11 @@ from deployments.errors import (
     UnknownToken,
     WrongTask,
 )
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_list import build_model_list
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
-    retry_headers,
 )
 from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
@@ -55,12 +55,20 @@ from deployments.ingress.apis.text_embeddings.schemas import (
     task_parameters,
     text_or_pair,
 )
-from deployments.ingress.http.api import Handler, Operation, parse_body, schema_of
+from deployments.ingress.http.api import (
+    Access,
+    ErrorFormat,
+    Handler,
+    Operation,
+    parse_body,
+    schema_of,
+)
 from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, status_and_type
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.service import InferenceRequest, InferenceResponse, InferenceService
-from deployments.ingress.tokenization import parse_token_ids, token_sequences
+from deployments.ingress.requests import InferenceRequest, InferenceResponse
+from deployments.ingress.tokenization import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
@@ -88,6 +96,8 @@ def build_tei_error(error: ServeError) -> Response:
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))
 
+
+TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -118,9 +128,10 @@ class TextEmbeddingsRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "text-embeddings-inference"
+    error_format: ClassVar = TEI_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
         """Register before the Hugging Face API, whose model paths match these paths too."""
@@ -161,14 +172,10 @@ class TextEmbeddingsRoutes:
                 paths=("/info",),
                 handler=self.info,
                 summary="Default model and list of all models",
+                access=Access.INFER,
                 response=schema_of(TeiInfo),
             ),
         )
-
-    def owns(self, path: str) -> bool:
-        """The routes above, and `/rerank`."""
-        parts = path.strip("/").split("/")
-        return parts[-1] in OWN_NAMES and (len(parts) == 1 or parts[0] == "models")
 
     async def embed(self, request: Request) -> Response:
         body = await self._get_operation(request, EmbedBody)
@@ -240,7 +247,7 @@ class TextEmbeddingsRoutes:
             parameters={"prompt_name": body.prompt_name},
         )
         with rename_error_fields(TEI_FIELD_NAMES):
-            tokenized = await self._service.tokenize(
+            tokenized = await self._pipeline.tokenize(
                 inference_request, special=body.add_special_tokens is not False
             )
         # In a thread: 100,000 tokens take tenths of a second.
@@ -251,16 +258,16 @@ class TextEmbeddingsRoutes:
     async def decode(self, request: Request) -> Response:
         body = await self._get_operation(request, DecodeBody)
         inference_request = InferenceRequest(
-            inputs=token_sequences(body.ids, path="ids"),
+            inputs=build_token_id_inputs(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
         )
         skip = body.skip_special_tokens is not False
-        return json_response(await self._service.decode(inference_request, skip_special=skip))
+        return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
 
     async def info(self, request: Request) -> Response:
         """Describe the default model as a TEI server does, and list all models."""
-        model = self._service.find_model(InferenceRequest(inputs=None))
-        limits = self._service.settings.limits
+        model = self._pipeline.resolver.select(InferenceRequest(inputs=None)).model
+        limits = self._pipeline.settings.limits
         return json_response(
             TeiInfo(
                 model_id=model.ref.id,
@@ -278,12 +285,12 @@ class TextEmbeddingsRoutes:
                 version=__version__,
                 sha=None,
                 docker_label=None,
-                models=build_model_list(self._service)["data"],
+                models=build_model_list(self._pipeline)["data"],
             )
         )
 
     async def _get_operation(self, request: Request, kind: type[B]) -> B:
-        return parse_body(kind, await read_json_object(request, self._service.settings.limits))
+        return parse_body(kind, await read_json_object(request, self._pipeline.settings.limits))
 
     async def _infer(
         self,
@@ -293,7 +300,7 @@ class TextEmbeddingsRoutes:
         inputs: Any,
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:
-        return await self._service.infer(
+        return await self._pipeline.infer(
             InferenceRequest(
                 inputs=inputs,
                 model_id=select_model_id(request, model),
@@ -305,13 +312,14 @@ class TextEmbeddingsRoutes:
 
     async def _unsupported_error(self, request: Request, why: str) -> ServeError:
         body = await self._get_operation(request, EmbedBody)
-        model = self._service.find_model(
+        selection = self._pipeline.resolver.select(
             InferenceRequest(
                 inputs=None,
                 model_id=select_model_id(request, body.model),
                 task=TaskName.FEATURE_EXTRACTION,
             )
         )
+        model = selection.model
         return WrongTask(f"Model {model.ref.id} {why}")
 
     def error_response(self, error: ServeError) -> Response:
@@ -345,6 +353,7 @@ def _post(
         paths=(f"/{name}", f"{MODEL_PATH}/{name}"),
         handler=handler,
         summary=summary,
+        access=Access.INFER,
         body=schema_of(body),
         response=schema_of(answer),
         examples=EXAMPLES.get(name, {}),

@@ -16,9 +16,9 @@ from deployments.ingress.apis.text_generation.schemas import (
     GrammarParameter,
     parse_generate_parameters,
 )
-from deployments.ingress.generation import GenerationRequest
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.requests import GenerationRequest
 from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
 
 PROMPT = Inputs[str](NonEmptyText, "a text")

@@ -30,7 +30,6 @@ from deployments.ingress.apis.response_headers import (
     GENERATION_HEADERS,
     generated_tokens,
     generation_headers,
-    retry_headers,
     stream_headers,
 )
 from deployments.ingress.apis.text_generation.requests import GenerateRequest
@@ -42,9 +41,12 @@ from deployments.ingress.apis.text_generation.schemas import (
     GenerationDetails,
     TokenDetails,
 )
-from deployments.ingress.generation import GenerationResponse, GenerationStream
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.bodies import json_response
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import status_and_type
+from deployments.ingress.requests import GenerationResponse
 
 # Headers of `tgi_response_headers`. Streams have those known when the first token arrives.
 TGI_HEADERS: Mapping[str, str] = {
@@ -215,3 +217,6 @@ def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
 def build_tgi_response(error: ServeError) -> Response:
     status, body = build_tgi_error(error)
     return json_response(body, status=status, headers=retry_headers(error))
+
+
+TGI_ERROR_FORMAT = ErrorFormat("text-generation-inference", build_tgi_response)

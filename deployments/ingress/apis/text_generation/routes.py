@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.errors import ServeError
+from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.huggingface.requests import parse_stream_flag
 from deployments.ingress.apis.text_generation.requests import (
     PROMPT,
@@ -27,9 +27,9 @@ from deployments.ingress.apis.text_generation.requests import (
     parse_generate_request,
 )
 from deployments.ingress.apis.text_generation.responses import (
+    TGI_ERROR_FORMAT,
     TGI_HEADERS,
     build_generate_responses,
-    build_tgi_response,
     tgi_response_headers,
     tgi_stream_headers,
 )
@@ -46,12 +46,7 @@ from deployments.ingress.apis.text_generation.streaming import (
     read_batches_until,
     start_stream_before,
 )
-from deployments.ingress.generation import (
-    GenerationRequest,
-    GenerationResponse,
-    GenerationService,
-)
-from deployments.ingress.http.api import Handler, Operation, schema_of, use_error_format
+from deployments.ingress.http.api import Access, Handler, Operation, schema_of, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import (
@@ -61,7 +56,7 @@ from deployments.ingress.http.request_options import (
     read_options,
 )
 from deployments.ingress.http.sse import SseResponse
-from deployments.ingress.service import InferenceService
+from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.tasks.inputs import Inputs, JsonSchema
 
 EXAMPLES: Mapping[str, Any] = {
@@ -81,10 +76,10 @@ class TextGenerationRoutes:
     """Handlers of the API."""
 
     name: ClassVar = "text-generation-inference"
+    error_format: ClassVar = TGI_ERROR_FORMAT
 
-    def __init__(self, service: InferenceService, generation: GenerationService) -> None:
-        self._service = service
-        self._generation = generation
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
         """Register before the Hugging Face API, whose model paths match these paths too."""
@@ -100,11 +95,6 @@ class TextGenerationRoutes:
             ),
         )
 
-    def owns(self, path: str) -> bool:
-        parts = path.strip("/").split("/")
-        is_own = parts[-1] in ("generate", "generate_stream")
-        return is_own and (len(parts) == 1 or parts[0] == "models")
-
     async def generate(self, request: Request) -> Response:
         """Return one object. `stream` in the body is ignored."""
         return await self._handle_route(request, RouteDefaults())
@@ -113,7 +103,7 @@ class TextGenerationRoutes:
         return await self._handle_route(request, RouteDefaults(streams=True))
 
     async def _handle_route(self, request: Request, defaults: RouteDefaults) -> Response:
-        body = await read_json_object(request, self._service.settings.limits)
+        body = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         return await self._handle(request, body, model_id, defaults)
 
@@ -124,7 +114,7 @@ class TextGenerationRoutes:
 
         The response is a list, a list of lists for several prompts, or a stream.
         """
-        use_error_format(request, self)
+        use_error_format(request, TGI_ERROR_FORMAT)
         defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
         return await self._handle(request, body, model_id, defaults)
 
@@ -154,8 +144,8 @@ class TextGenerationRoutes:
         max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
-                return await self._generation.complete(generation_request)
-            return await complete_before(self._generation, generation_request, max_time_s)
+                return await self._pipeline.complete(generation_request)
+            return await complete_before(self._pipeline, generation_request, max_time_s)
 
     async def stream(
         self, tgi_request: GenerateRequest, generation_request: GenerationRequest
@@ -164,22 +154,19 @@ class TextGenerationRoutes:
         max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
-                stream = await self._generation.stream(generation_request)
+                stream = await self._pipeline.stream(generation_request)
                 batches = stream.batches()
             else:
                 deadline_s = asyncio.get_running_loop().time() + max_time_s
-                stream = await start_stream_before(self._generation, generation_request, deadline_s)
+                stream = await start_stream_before(self._pipeline, generation_request, deadline_s)
                 batches = read_batches_until(stream, deadline_s)
         return SseResponse(
             encode_events(batches, stream.started[0], tgi_request),
             stream,
             encode_error_event,
-            stream_write_timeout_s=self._service.settings.stream_write_timeout_s,
+            stream_write_timeout_s=self._pipeline.settings.stream_write_timeout_s,
             headers=tgi_stream_headers(stream, tgi_request),
         )
-
-    def error_response(self, error: ServeError) -> Response:
-        return build_tgi_response(error)
 
 
 def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
@@ -215,6 +202,7 @@ def _generate_operation(
         paths=(f"/{name}", f"/models/{{id:path}}/{name}"),
         handler=handler,
         summary=summary,
+        access=Access.INFER,
         body=body_schema(PROMPT, envelope=False),
         response=response,
         events=events,

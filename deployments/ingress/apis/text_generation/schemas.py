@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from deployments.errors import UnknownParameter
-from deployments.ingress.limits import MAX_STOPS, STOP_CHARS
+from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters
 
 MAX_TOP_TOKENS = 20
@@ -19,7 +19,7 @@ MAX_LISTED_KEYS = 16  # unknown keys listed in an error
 MAX_SEED = (1 << 64) - 1
 
 FinishWord = Literal["length", "eos_token", "stop_sequence"]
-StopText = Annotated[NonEmptyText, Field(max_length=STOP_CHARS)]
+StopText = Annotated[NonEmptyText, Field(max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS), FailFastList()]
 OpenProbability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]

@@ -26,15 +26,11 @@ from deployments.ingress.apis.text_generation.responses import (
     build_top_tokens,
 )
 from deployments.ingress.apis.text_generation.schemas import StreamDetails, TokenEvent
-from deployments.ingress.generation import (
-    ChoiceChunk,
-    GenerationRequest,
-    GenerationResponse,
-    GenerationService,
-    GenerationStream,
-    timings_of,
-)
+from deployments.ingress.choices import sum_timings
+from deployments.ingress.generation_stream import ChoiceChunk, GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.requests import GenerationRequest, GenerationResponse
 
 
 @asynccontextmanager
@@ -57,11 +53,11 @@ async def cancel_at(deadline_s: float | None, description: str) -> AsyncIterator
 
 
 async def start_stream_before(
-    generation: GenerationService, generation_request: GenerationRequest, deadline_s: float
+    pipeline: RequestPipeline, generation_request: GenerationRequest, deadline_s: float
 ) -> GenerationStream:
     """Start a stream. Raises DeadlineExceeded without a first token by `deadline_s`."""
     async with cancel_at(deadline_s, "before the first token"):
-        return await generation.stream(generation_request)
+        return await pipeline.stream(generation_request)
 
 
 async def read_batches_until(
@@ -85,13 +81,13 @@ async def read_batches_until(
 
 
 async def complete_before(
-    generation: GenerationService, generation_request: GenerationRequest, max_time_s: float
+    pipeline: RequestPipeline, generation_request: GenerationRequest, max_time_s: float
 ) -> GenerationResponse:
     """Return the tokens generated within `max_time_s`. Raises ServeError."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     deadline_s = started_s + max_time_s
-    stream = await start_stream_before(generation, generation_request, deadline_s)
+    stream = await start_stream_before(pipeline, generation_request, deadline_s)
     try:
         parts = [part async for batch in read_batches_until(stream, deadline_s) for part in batch]
     finally:
@@ -101,8 +97,14 @@ async def complete_before(
         for choice, started in enumerate(stream.started)
     )
     finished = [completion.finished for completion in completions]
-    timings = timings_of(stream.started, finished, generation_request.choices)
-    return GenerationResponse(stream.model, completions, loop.time() - started_s, timings=timings)
+    timings = sum_timings(stream.started, finished, generation_request.choices)
+    return GenerationResponse(
+        stream.model,
+        completions,
+        loop.time() - started_s,
+        timings=timings,
+        fallback=stream.fallback,
+    )
 
 
 def merge_completion(started: Started, chunks: list[Chunk]) -> Completion:

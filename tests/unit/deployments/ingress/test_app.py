@@ -1,11 +1,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
-from tests.support.artifacts import EMBEDDER
+from deployments.artifacts.types import TaskName
+from deployments.errors import ServeError
+from deployments.ingress import app
+from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.http.api import Access, ErrorFormat, Operation
+from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.request_options import model_in_path
+from deployments.ingress.requests import InferenceRequest
+from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
@@ -15,6 +27,8 @@ from tests.support.in_process import InProcess
     [
         ("GET", "/no/such/path", 404, "route_not_found"),
         ("POST", "/no/such/path", 404, "route_not_found"),
+        ("GET", "/v1/poems", 404, "route_not_found"),
+        ("GET", "/v2/poems", 404, "route_not_found"),
         ("DELETE", f"/models/{EMBEDDER}", 405, "method_not_allowed"),
         ("PUT", "/", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
@@ -33,7 +47,6 @@ async def test_what_no_route_takes_is_told_as_hugging_face_clients_read_it(
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/v1/poems", 404, "route_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/embeddings", 405, "method_not_allowed"),
         ("GET", "/embeddings", 405, "method_not_allowed"),
@@ -65,3 +78,84 @@ async def test_a_bug_is_logged_whole_and_told_without_details(
     assert told == "internal"
     (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR and r.exc_info]
     assert "internals" in str(logged.exc_info[1])
+
+
+async def test_healthz_answers_as_health(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        health, healthz = await http.get("/health"), await http.get("/healthz")
+    assert (
+        (healthz.status_code, healthz.json())
+        == (health.status_code, health.json())
+        == (
+            200,
+            {"status": "ok"},
+        )
+    )
+
+
+def toy_error_response(error: ServeError) -> Response:
+    return json_response({"toy_error": error.message}, status=error.status)
+
+
+class ToyRoutes:
+    """An API of one operation: it counts the labels that the default model gives a text."""
+
+    name: ClassVar = "Toy"
+    error_format: ClassVar = ErrorFormat("Toy", toy_error_response)
+
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
+
+    def operations(self) -> Sequence[Operation]:
+        return (
+            Operation(
+                method="POST",
+                paths=("/toy/{id:path}",),
+                handler=self.count_labels,
+                summary="Count labels",
+                access=Access.INFER,
+                body={"type": "object"},
+                response={"type": "object"},
+                runs_model=True,
+            ),
+        )
+
+    async def count_labels(self, request: Request) -> Response:
+        body = await read_json_object(request, self._pipeline.settings.limits)
+        response = await self._pipeline.infer(
+            InferenceRequest(
+                inputs=body.get("text"),
+                model_id=model_in_path(request),
+                task=TaskName.TEXT_CLASSIFICATION,
+            )
+        )
+        return json_response({"labels": len(response.result.value)})
+
+
+async def test_registered_api_is_served_documented_and_uses_its_error_format(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "APIS", (ToyRoutes, *app.APIS))
+    async with InProcess(tiny_store).client() as http:
+        counted = await http.post(f"/toy/{CLASSIFIER}", json={"text": "a"})
+        unknown_model = await http.post("/toy/no/such", json={"text": "a"})
+        wrong_method = await http.get("/toy/model")
+        document = (await http.get("/openapi.json")).json()
+    assert (counted.status_code, counted.json()) == (200, {"labels": 1})
+    assert unknown_model.status_code == 404
+    assert "does not exist" in unknown_model.json()["toy_error"]
+    assert wrong_method.status_code == 405
+    assert "GET" in wrong_method.json()["toy_error"]
+    operation = document["paths"]["/toy/{id}"]["post"]
+    assert operation["x-access"] == "infer"
+    assert operation["responses"]["404"]["content"]["application/json"]["schema"]
+
+
+async def test_every_documented_operation_declares_its_access(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    access = {path: {m: o["x-access"] for m, o in item.items()} for path, item in paths.items()}
+    assert access["/healthz"] == {"get": "public"}
+    assert access["/v1/chat/completions"] == {"post": "infer"}
+    assert access["/metrics"] == {"get": "admin"}
+    assert {a for item in access.values() for a in item.values()} == {"public", "infer", "admin"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.config import IngressUserConfig, LimitSettings, ModelSettings
+from deployments.config import GeneratorSettings, IngressUserConfig, LimitSettings, ModelSettings
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -28,18 +28,36 @@ from deployments.generation.messages import (
     GenerationOptions,
     SamplingParams,
 )
-from deployments.ingress.cluster_state import DeploymentState
-from deployments.ingress.generation import GenerationRequest, GenerationService
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.generation_stream import MAX_WAITING_CHUNKS
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.requests import GenerationRequest
+from deployments.ingress.resolver import RequestResolver
+from deployments.ingress.routing import MicroBatchRouter
+from deployments.ingress.tokenization import TokenizationService
+from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
 from deployments.records import RequestRecord
 from deployments.registry import ModelRegistry
+from deployments.transports.base import GeneratorClient
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import ListRecorder, wait_until
+from tests.support.fakes import ListRecorder, each_alone, wait_until
 from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
 
 ASKED = GenerationRequest(prompt="Once upon a time")
+
+
+class UnusedTokenizer:
+    """A TokenizerClient that generation never calls."""
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        raise AssertionError("unexpected call")
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        raise AssertionError("unexpected call")
 
 
 @dataclass
@@ -55,22 +73,26 @@ class World:
 
     def __post_init__(self) -> None:
         self.generator = ScriptedGeneratorClient(self.speech_of)
-        self.seen = self.running
-        self.service = GenerationService(
-            registry=ModelRegistry(self.store, [ModelSettings(id=one) for one in self.models]),
-            clients={Device.CPU: self.generator},
-            states=lambda: {Device.CPU: DeploymentState(available=True, running=self.seen)},
-            refresh=self._look,
+        monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
+        monitor.apply(self._read_status())
+        models = [ModelSettings(id=model_id) for model_id in self.models]
+        router = MicroBatchRouter({}, each_alone, self.settings.batching)
+        self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
+        self.pipeline = RequestPipeline(
+            resolver=RequestResolver(ModelRegistry(self.store, models), monitor),
+            encoders=EncoderExecutor(router, monitor, self.settings),
+            generators=GenerationExecutor(self.clients, monitor, self.settings),
+            tokenization=TokenizationService(UnusedTokenizer()),
             recorder=self.recorder,
             settings=self.settings,
         )
 
-    async def _look(self) -> None:
-        self.seen = self.running
+    def _read_status(self) -> ClusterSnapshot:
+        return ClusterSnapshot({"CpuGenerator": self.running})
 
     def is_idle(self) -> bool:
         """Whether nothing is being generated, nor counted as if it were."""
-        return self.generator.open == 0 and self.service.inflight_generations == 0
+        return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
 
     @property
     def statuses(self) -> list[int]:
@@ -88,7 +110,7 @@ def seeded(seed: int) -> GenerationOptions:
 
 async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store: Path) -> None:
     world = World(writing_store)
-    reply = await world.service.complete(ASKED)
+    reply = await world.pipeline.complete(ASKED)
     assert reply.model.ref.id == DECODER
     assert [one.text for one in reply.completions] == ["Hello"]
     assert reply.total_s > 0
@@ -103,20 +125,20 @@ async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store
 
 async def test_each_answer_has_a_seed_of_its_own(writing_store: Path) -> None:
     world = World(writing_store)
-    reply = await world.service.complete(question(choices=3, options=seeded(2**64 - 1)))
+    reply = await world.pipeline.complete(question(choices=3, options=seeded(2**64 - 1)))
     assert [one.started.seed for one in reply.completions] == [2**64 - 1, 0, 1]
 
 
 async def test_without_a_seed_the_generator_draws_each(writing_store: Path) -> None:
     world = World(writing_store)
-    await world.service.complete(question(choices=2))
+    await world.pipeline.complete(question(choices=2))
     assert [call.options.sampling.seed for call in world.generator.calls] == [None, None]
 
 
 async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_store: Path) -> None:
     world = World(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
     asked = question(prompt="a", further_prompts=("b", "c"), choices=2)
-    reply = await world.service.complete(asked)
+    reply = await world.pipeline.complete(asked)
     assert [one.text for one in reply.completions] == ["a", "a", "b", "b", "c", "c"]
     (record,) = world.recorder.records
     assert record.items == 3
@@ -132,7 +154,7 @@ async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: P
         return ScriptedReply((f"s{seed}",), logprob=logprobs[seed])
 
     world = World(writing_store, speech_of)
-    reply = await world.service.complete(question(choices=2, best_of=3, options=seeded(0)))
+    reply = await world.pipeline.complete(question(choices=2, best_of=3, options=seeded(0)))
     assert [one.text for one in reply.completions] == ["s1", "s2"]
     assert [one.text for one in reply.discarded] == ["s0"]
     assert {call.options.logprobs for call in world.generator.calls} == {0}
@@ -148,14 +170,18 @@ async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: P
         ({"best_of": 9}, InvalidField, "best_of"),
         ({"choices": 3, "best_of": 2}, InvalidField, "best_of"),
         ({"further_prompts": ("a",) * 40, "choices": 8}, TooManyItems, "prompt"),
-        ({"request": RequestOptions(use_gpu=True)}, HardwareUnavailable, "options.use_gpu"),
+        (
+            {"request_options": RequestOptions(require_gpu=True)},
+            HardwareUnavailable,
+            "options.use_gpu",
+        ),
     ],
 )
 async def test_what_cannot_be_asked_is_refused_and_recorded(
     told: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
 ) -> None:
     world = World(writing_store)
-    for ask in (world.service.complete, world.service.stream):
+    for ask in (world.pipeline.complete, world.pipeline.stream):
         with pytest.raises(kind) as refused:
             await ask(question(**told))
         assert refused.value.field == path
@@ -167,9 +193,9 @@ async def test_what_cannot_be_asked_is_refused_and_recorded(
 
 async def test_the_tasks_of_a_model_that_does_not_write_are_named(writing_store: Path) -> None:
     with pytest.raises(WrongTask, match="`feature-extraction`"):
-        await World(writing_store).service.complete(question(model_id=EMBEDDER))
-    with pytest.raises(WrongTask, match="No model here generates text"):
-        await World(writing_store, models=(EMBEDDER,)).service.complete(ASKED)
+        await World(writing_store).pipeline.complete(question(model_id=EMBEDDER))
+    with pytest.raises(WrongTask, match="no served model generates text"):
+        await World(writing_store, models=(EMBEDDER,)).pipeline.complete(ASKED)
 
 
 async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> None:
@@ -180,7 +206,7 @@ async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> 
 
     world = World(writing_store, speech_of)
     with pytest.raises(EngineFailed, match="broken"):
-        await world.service.complete(question(choices=3, options=seeded(0)))
+        await world.pipeline.complete(question(choices=3, options=seeded(0)))
     assert len(world.generator.calls) == 3
     assert world.is_idle()
     assert world.statuses == [500]
@@ -193,7 +219,7 @@ async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> Non
 
     world = World(writing_store, speech_of)
     many = question(prompt="a", further_prompts=("b", "long"))
-    for ask in (world.service.complete, world.service.stream):
+    for ask in (world.pipeline.complete, world.pipeline.stream):
         with pytest.raises(InputTooLong) as refused:
             await ask(many)
         assert refused.value.field == "prompt[2]"
@@ -206,9 +232,9 @@ async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> Non
 
 async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> None:
     world = World(writing_store, lambda call: ScriptedReply(hangs=True))
-    asking = asyncio.ensure_future(world.service.complete(question(choices=4)))
+    asking = asyncio.ensure_future(world.pipeline.complete(question(choices=4)))
     await wait_until(lambda: world.generator.open == 4)
-    assert world.service.inflight_generations == 4
+    assert world.pipeline.admission.generations.used == 4
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -219,12 +245,12 @@ async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> No
 async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    stream = await world.service.stream(question(choices=3))
+    stream = await world.pipeline.stream(question(choices=3))
     with pytest.raises(Overloaded):
-        await world.service.complete(question(choices=2))
+        await world.pipeline.complete(question(choices=2))
     await stream.aclose()
     assert world.is_idle()
-    again = await world.service.stream(question(choices=4))
+    again = await world.pipeline.stream(question(choices=4))
     await again.aclose()
     assert world.statuses == [429, 499, 499]
 
@@ -233,8 +259,8 @@ async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) ->
     settings = IngressUserConfig(generation_timeout_s=0.05)
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     with pytest.raises(DeadlineExceeded):
-        await world.service.complete(ASKED)
-    stream = await world.service.stream(ASKED)
+        await world.pipeline.complete(ASKED)
+    stream = await world.pipeline.stream(ASKED)
     with pytest.raises(DeadlineExceeded):
         _ = [part async for part in stream]
     await stream.aclose()
@@ -247,7 +273,7 @@ async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
 ) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
     world = World(writing_store, lambda call: ScriptedReply(drop_text=True), settings, running=0)
-    for ask in (world.service.complete, world.service.stream):
+    for ask in (world.pipeline.complete, world.pipeline.stream):
         with pytest.raises(ModelLoading, match=DECODER):
             await ask(ASKED)
     assert world.is_idle()
@@ -257,7 +283,7 @@ async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
 async def test_a_generator_that_has_started_meanwhile_goes_on(writing_store: Path) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
-    asking = asyncio.ensure_future(world.service.complete(ASKED))
+    asking = asyncio.ensure_future(world.pipeline.complete(ASKED))
     await wait_until(lambda: world.generator.open == 1)
     world.running = 1
     with pytest.raises(DeadlineExceeded):
@@ -266,7 +292,7 @@ async def test_a_generator_that_has_started_meanwhile_goes_on(writing_store: Pat
 
 async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
     world = World(writing_store)
-    stream = await world.service.stream(question(choices=2))
+    stream = await world.pipeline.stream(question(choices=2))
     assert [one.prompt_tokens for one in stream.started] == [4, 4]
     parts = [part async for part in stream]
     for choice in (0, 1):
@@ -286,7 +312,7 @@ async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) ->
         return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
     world = World(writing_store, speech_of)
-    stream = await world.service.stream(question(choices=2, options=seeded(0)))
+    stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
     seen = []
     async for part in stream:
         seen.append(part)
@@ -312,7 +338,7 @@ async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_open
 
     world = World(writing_store, speech_of)
     with pytest.raises(InvalidField):
-        await world.service.stream(question(choices=2, options=seeded(0)))
+        await world.pipeline.stream(question(choices=2, options=seeded(0)))
     assert world.is_idle()
     assert world.statuses == [400]
 
@@ -325,7 +351,7 @@ async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
         return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
 
     world = World(writing_store, speech_of)
-    stream = await world.service.stream(question(choices=2, options=seeded(0)))
+    stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
     said: list[str] = []
 
     async def read() -> None:
@@ -347,8 +373,8 @@ async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_s
                     yield what
 
     world = World(writing_store)
-    world.service._clients = {Device.CPU: Cut()}
-    stream = await world.service.stream(ASKED)
+    world.clients[Device.CPU] = Cut()
+    stream = await world.pipeline.stream(ASKED)
     with pytest.raises(EngineFailed):
         _ = [part async for part in stream]
     assert world.statuses == [500]
@@ -356,7 +382,7 @@ async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_s
 
 async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_store: Path) -> None:
     world = World(writing_store, lambda call: ScriptedReply(drop_text=True))
-    asking = asyncio.ensure_future(world.service.stream(question(choices=2)))
+    asking = asyncio.ensure_future(world.pipeline.stream(question(choices=2)))
     await wait_until(lambda: world.generator.open == 2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -368,7 +394,7 @@ async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_st
 async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -> None:
     long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
     world = World(writing_store, lambda call: long)
-    stream = await world.service.stream(ASKED)
+    stream = await world.pipeline.stream(ASKED)
     for _ in range(20 * MAX_WAITING_CHUNKS):
         await asyncio.sleep(0)
     assert world.generator.said <= MAX_WAITING_CHUNKS + 2
@@ -381,7 +407,7 @@ async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
     world = World(writing_store)
     with pytest.raises(InvalidField) as refused:
-        await world.service.stream(question(best_of=2))
+        await world.pipeline.stream(question(best_of=2))
     assert refused.value.field == "best_of"
 
 
@@ -392,8 +418,8 @@ async def test_an_answer_that_is_there_at_once_is_recorded_whole(writing_store: 
                 yield what
 
     world = World(writing_store)
-    world.service._clients = {Device.CPU: Quick()}
-    stream = await world.service.stream(ASKED)
+    world.clients[Device.CPU] = Quick()
+    stream = await world.pipeline.stream(ASKED)
     assert len([part async for part in stream]) == 3
     (record,) = world.recorder.records
     assert (record.compute, record.timings.tokens) == (COMPUTE_TYPE, 7)

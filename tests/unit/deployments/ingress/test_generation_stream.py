@@ -17,7 +17,7 @@ HANGS = ScriptedReply(("a", "b", "c"), hangs=True)
 
 async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
     world = World(writing_store, lambda call: HANGS)
-    stream = await world.service.stream(question(choices=2))
+    stream = await world.pipeline.stream(question(choices=2))
     await wait_until(lambda: world.generator.said == 2 * 4)
     parts = await stream.finish_early()
     said = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
@@ -35,7 +35,7 @@ async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
 
 async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> None:
     world = World(writing_store)
-    stream = await world.service.stream(question())
+    stream = await world.pipeline.stream(question())
     await wait_until(lambda: len(stream.finished) == 1)
     parts = await stream.finish_early()
     (finished,) = [part.chunk.finished for part in parts if part.chunk.finished is not None]
@@ -48,7 +48,7 @@ async def test_enough_of_what_failed_is_the_failure(writing_store: Path) -> None
     world = World(
         writing_store, lambda call: ScriptedReply(breaks=EngineFailed("the engine failed"))
     )
-    stream = await world.service.stream(question())
+    stream = await world.pipeline.stream(question())
     await wait_until(world.is_idle)
     with pytest.raises(EngineFailed):
         await stream.finish_early()

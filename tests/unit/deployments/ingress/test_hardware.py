@@ -8,6 +8,7 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.errors import HardwareUnavailable
 from deployments.ingress.cluster_state import DeploymentState, choose_device
+from deployments.ingress.http.request_options import RequestOptions
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest
 from tests.support.in_process import InProcess
 
@@ -20,34 +21,51 @@ RUNS, SLEEPS, ABSENT = (
 )
 
 
+HINT = RequestOptions(use_gpu=True)
+
+
 @pytest.mark.parametrize(
-    ("wanted", "graphs", "encoders", "chosen"),
+    ("options", "graphs", "states", "expected"),
     [
-        (None, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, CPU),
-        (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, CPU),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, GPU),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, GPU),  # it wakes up
-        (None, (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, CPU),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, None),
-        (GPU, (CPU, GPU), {CPU: RUNS}, None),
-        (GPU, (CPU,), {CPU: RUNS, GPU: RUNS}, None),
-        (None, (GPU,), {CPU: RUNS, GPU: RUNS}, None),
+        (RequestOptions(), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
+        (RequestOptions(hardware="cpu"), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
+        (HINT, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
+        (HINT, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # it starts
+        (RequestOptions(), (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
+        (HINT, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
+        (HINT, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),
+        (HINT, (CPU,), {CPU: RUNS, GPU: RUNS}, (CPU, CPU)),
     ],
 )
-def test_the_caller_decides_and_the_cpu_is_the_default(
-    wanted: Device | None,
+def test_choose_device_takes_the_requested_device_or_falls_back(
+    options: RequestOptions,
     graphs: tuple[Device, ...],
-    encoders: dict[Device, DeploymentState],
-    chosen: Device | None,
+    states: dict[Device, DeploymentState],
+    expected: tuple[Device, Device | None],
 ) -> None:
-    manifest = tiny_manifest(devices=graphs)
-    if chosen is not None:
-        assert choose_device(wanted, manifest, encoders) is chosen
-        return
-    with pytest.raises(HardwareUnavailable) as refusal:
-        choose_device(wanted, manifest, encoders)
-    assert refusal.value.field == "options.use_gpu"
-    assert str(wanted or CPU) in refusal.value.message
+    assert choose_device(options, tiny_manifest(devices=graphs), states) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "graphs", "states", "device"),
+    [
+        (RequestOptions(require_gpu=True), (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, GPU),
+        (RequestOptions(hardware="gpu"), (CPU, GPU), {CPU: RUNS}, GPU),
+        (RequestOptions(require_gpu=True), (CPU,), {CPU: RUNS, GPU: RUNS}, GPU),
+        (HINT, (GPU,), {CPU: RUNS}, GPU),
+        (RequestOptions(), (GPU,), {CPU: RUNS, GPU: RUNS}, CPU),
+    ],
+)
+def test_choose_device_without_the_required_device_raises(
+    options: RequestOptions,
+    graphs: tuple[Device, ...],
+    states: dict[Device, DeploymentState],
+    device: Device,
+) -> None:
+    with pytest.raises(HardwareUnavailable) as error:
+        choose_device(options, tiny_manifest(devices=graphs), states)
+    assert error.value.field == "options.use_gpu"
+    assert device in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -78,29 +96,58 @@ async def test_a_request_runs_where_it_asked_to(
     assert openai.headers["x-compute-type"] == compute_type
 
 
-async def test_without_a_gpu_the_wish_is_refused_and_the_cpu_serves_on(tiny_store: Path) -> None:
+async def test_use_gpu_without_a_gpu_falls_back_to_the_cpu_with_a_header(tiny_store: Path) -> None:
     async with InProcess(tiny_store, gpus=0).client() as http:
-        refused = await http.post(EMBED, json={"inputs": "a", "options": {"use_gpu": True}})
-        in_openai_words = await http.post(
-            "/v1/embeddings", json={"input": "a", "model": EMBEDDER}, headers={"x-use-gpu": "1"}
+        hinted = await http.post(EMBED, json={"inputs": "a", "options": {"use_gpu": True}})
+        openai = await http.post(
+            "/v1/embeddings", json={"input": "b", "model": EMBEDDER}, headers={"x-use-gpu": "1"}
         )
-        served = await http.post(EMBED, json={"inputs": "a", "options": {"use_gpu": False}})
-    assert refused.status_code == 400
-    assert refused.json()["code"] == "hardware_unavailable"
-    assert refused.json()["field"] == "options.use_gpu"
-    assert in_openai_words.status_code == 400
-    assert in_openai_words.json()["error"]["code"] == "hardware_unavailable"
-    assert served.status_code == 200
+        default = await http.post(EMBED, json={"inputs": "c"})
+    assert [r.status_code for r in (hinted, openai, default)] == [200] * 3
+    for response in (hinted, openai):
+        assert response.headers["x-compute-type"] == "cpu-fp32"
+        assert response.headers["x-compute-fallback"] == "cpu"
+    assert "x-compute-fallback" not in default.headers
 
 
-async def test_a_model_without_a_gpu_graph_is_refused_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"require_gpu": True}, {}),
+        ({"use_gpu": True, "require_gpu": True}, {}),
+        ({"hardware": "gpu"}, {}),
+        ({}, {"x-use-gpu": "required"}),
+        ({}, {"x-hardware": "gpu"}),
+    ],
+)
+async def test_required_gpu_without_a_gpu_is_rejected(
+    options: dict[str, Any], headers: dict[str, str], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, gpus=0).client() as http:
+        hugging_face = await http.post(
+            EMBED, json={"inputs": "a", "options": options}, headers=headers
+        )
+        openai = await http.post(
+            "/v1/embeddings",
+            json={"input": "a", "model": EMBEDDER, "options": options},
+            headers=headers,
+        )
+    assert hugging_face.status_code == openai.status_code == 400
+    assert hugging_face.json()["code"] == "hardware_unavailable"
+    assert hugging_face.json()["field"] == "options.use_gpu"
+    assert openai.json()["error"]["code"] == "hardware_unavailable"
+
+
+async def test_model_without_a_gpu_graph_falls_back_unless_the_gpu_is_required(
+    tmp_path: Path,
+) -> None:
     seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"), devices=(Device.CPU,))
+    path = f"/models/{CLASSIFIER}"
     async with InProcess(tmp_path, models=(CLASSIFIER,), gpus=1).client() as http:
-        path = f"/models/{CLASSIFIER}"
-        refused = await http.post(path, json={"inputs": "a", "options": {"use_gpu": True}})
-        served = await http.post(path, json={"inputs": "a"})
-    assert (refused.status_code, refused.json()["code"]) == (400, "hardware_unavailable")
-    assert served.status_code == 200
+        hinted = await http.post(path, json={"inputs": "a", "options": {"use_gpu": True}})
+        required = await http.post(path, json={"inputs": "a", "options": {"require_gpu": True}})
+    assert (hinted.status_code, hinted.headers["x-compute-fallback"]) == (200, "cpu")
+    assert (required.status_code, required.json()["code"]) == (400, "hardware_unavailable")
 
 
 async def test_both_encoders_give_the_same_answer_and_share_no_memory(tiny_store: Path) -> None:

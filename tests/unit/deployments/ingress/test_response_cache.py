@@ -161,9 +161,9 @@ async def test_who_computes_another_way_does_not_share(make_cache: MakeCache) ->
         return compute
 
     await asyncio.gather(
-        cache.compute_once("key", counted("patient"), way=True),
-        cache.compute_once("key", counted("hasty"), way=False),
-        cache.compute_once("key", counted("hasty too"), way=False),
+        cache.compute_once("key", counted("patient"), variant=True),
+        cache.compute_once("key", counted("hasty"), variant=False),
+        cache.compute_once("key", counted("hasty too"), variant=False),
     )
     assert calls == ["patient", "hasty"]
 

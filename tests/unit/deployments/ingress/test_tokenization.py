@@ -155,14 +155,14 @@ async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None
         embedding = await http.post("/v1/embeddings", json={"input": [5]})
     assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
     assert (hanging.status_code, embedding.status_code) == (504, 504)
-    assert world.service.inflight_items == 0
+    assert world.pipeline.admission.items.used == 0
 
 
 async def test_a_full_house_refuses_tokens_too(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     world = InProcess(tiny_store, settings=settings, batched=in_groups_of(1))
     async with world.client() as http:
-        world.service.inflight_items = 1
+        world.pipeline.admission.items.reserve(1)
         refused = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
         fits = await http.post("/decode", json={"ids": [[5], [6]]})
     assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")

@@ -80,7 +80,7 @@ async def test_encoder_routes_reject_a_generative_model_with_its_routes(
 ) -> None:
     reply = await (http.get(path) if body is None else http.post(path, json=body))
     assert reply.status_code in (400, 424)
-    assert "generates text; ask it at /v1/chat/completions" in reply.text
+    assert "generates text. Call /v1/chat/completions" in reply.text
 
 
 async def test_only_generative_model_is_the_default(writing_store: Path) -> None:

@@ -18,9 +18,9 @@ from deployments.ingress.http.bodies import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     InflateDecoder,
-    decoder_for,
-    deeper_than,
+    is_deeper_than,
     parse_json,
+    select_decoder,
 )
 from tests.support.artifacts import EMBEDDER
 from tests.support.in_process import InProcess
@@ -59,12 +59,12 @@ def test_what_is_no_strict_json_is_malformed(raw: bytes) -> None:
 def test_depth_is_bounded_where_it_is_counted() -> None:
     deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert parse_json(deepest)
-    with pytest.raises(MalformedBody, match="nested more than"):
+    with pytest.raises(MalformedBody, match="nested deeper than"):
         parse_json(b"[" + deepest + b"]")
-    with pytest.raises(MalformedBody, match="nested more than"):
+    with pytest.raises(MalformedBody, match="nested deeper than"):
         parse_json(b'{"a":' * 40 + b"1" + b"}" * 40)
-    assert not deeper_than("text", 0)
-    assert deeper_than([{}], 1)
+    assert not is_deeper_than("text", 0)
+    assert is_deeper_than([{}], 1)
 
 
 def test_objects_and_lists_are_counted_and_brackets_in_texts_are_not() -> None:
@@ -140,7 +140,7 @@ def test_a_bomb_costs_no_more_memory_than_a_body_may_have() -> None:
 
 def test_an_unknown_encoding_is_named_without_its_megabytes() -> None:
     with pytest.raises(UnsupportedEncoding) as refusal:
-        decoder_for("x" * 1_000_000)
+        select_decoder("x" * 1_000_000)
     assert len(refusal.value.message) < 200
 
 
@@ -154,7 +154,7 @@ async def test_a_body_that_comes_too_slowly_ends_with_408(tiny_store: Path) -> N
         reply = await http.post(EMBED, content=stalling(b'{"inp'))
         openai = await http.post("/v1/embeddings", content=stalling(b"{"))
     assert (reply.status_code, reply.json()["code"]) == (408, "body_too_slow")
-    assert "0.2 seconds" in reply.json()["error"]
+    assert "0.2 s " in reply.json()["error"]
     assert openai.json()["error"]["code"] == "body_too_slow"
     assert openai.headers["x-should-retry"] == "false"
 

@@ -4,8 +4,8 @@ import pytest
 
 from deployments.errors import InvalidField
 from deployments.ingress.http.errors import (
-    FIELD_CHARS,
-    MESSAGE_CHARS,
+    MAX_FIELD_CHARS,
+    MAX_MESSAGE_CHARS,
     rename_error_fields,
     truncate_error,
 )
@@ -21,9 +21,9 @@ def test_a_long_error_keeps_its_start_and_its_end() -> None:
     brief = truncate_error(error)
     assert brief.message.startswith("`kkk")
     assert brief.message.endswith("known: `a`")
-    assert len(brief.message) <= MESSAGE_CHARS + 5
+    assert len(brief.message) <= MAX_MESSAGE_CHARS + 5
     assert brief.field is not None
-    assert len(brief.field) <= FIELD_CHARS + 5
+    assert len(brief.field) <= MAX_FIELD_CHARS + 5
     assert len(error.message) > 1_000_000, "others may be told the same error"
 
 

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from deployments.errors import EngineFailed, ServeError
-from deployments.ingress.http.sse import SseResponse, event_of
+from deployments.ingress.http.sse import SseResponse, build_event
 from tests.support.asgi_client import AsgiClient
 from tests.support.fakes import wait_until
 
@@ -40,7 +40,7 @@ class Spring:
 
 
 def told(error: ServeError) -> bytes:
-    return event_of(f"{error.code}: {error.message}".encode())
+    return build_event(f"{error.code}: {error.message}".encode())
 
 
 def visited(
@@ -61,7 +61,7 @@ def visited(
 
 
 async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
-    spring = Spring([event_of(b"1"), event_of(b"2") + event_of(b"3")])
+    spring = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
     visitor = visited(spring)
     await visitor.visit
     assert visitor.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
@@ -78,7 +78,7 @@ async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
 
 
 async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
-    spring = Spring([event_of(b"1"), EngineFailed("broken"), event_of(b"2")])
+    spring = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
     visitor = visited(spring)
     await visitor.visit
     assert visitor.text == "data: 1\n\ndata: engine_failed: broken\n\n"
@@ -89,7 +89,7 @@ async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
 async def test_a_bug_is_told_without_its_details_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spring = Spring([event_of(b"1"), ZeroDivisionError("secret")])
+    spring = Spring([build_event(b"1"), ZeroDivisionError("secret")])
     visitor = visited(spring)
     await visitor.visit
     assert "internal: unexpected failure" in visitor.text
@@ -99,7 +99,7 @@ async def test_a_bug_is_told_without_its_details_and_logged(
 
 
 async def test_a_client_who_leaves_ends_the_stream() -> None:
-    spring = Spring([event_of(b"1")], hangs=True)
+    spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
     await visitor.sees("data: 1")
     visitor.leave()
@@ -108,7 +108,7 @@ async def test_a_client_who_leaves_ends_the_stream() -> None:
 
 
 async def test_cancelling_ends_the_stream() -> None:
-    spring = Spring([event_of(b"1")], hangs=True)
+    spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
     await visitor.sees("data: 1")
     visitor.visit.cancel()
@@ -118,7 +118,7 @@ async def test_cancelling_ends_the_stream() -> None:
 
 
 async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
-    spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")], hangs=True)
+    spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
     visitor = visited(spring, takes=2, stream_write_timeout_s=0.02)
     await visitor.visit
     assert visitor.text == "data: 1\n\n"
@@ -126,7 +126,7 @@ async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
 
 
 async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() -> None:
-    spring = Spring([event_of(b"1"), event_of(b"2"), event_of(b"3")])
+    spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
     visitor = visited(spring, takes=2, stream_write_timeout_s=60)
     await visitor.sees("data: 1")
     visitor.leave()
@@ -135,7 +135,7 @@ async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() ->
 
 
 async def test_a_broken_connection_is_no_failure_of_ours() -> None:
-    spring = Spring([event_of(b"1"), event_of(b"2")])
+    spring = Spring([build_event(b"1"), build_event(b"2")])
     sent: list[str] = []
 
     async def receive() -> dict[str, str]:
@@ -153,7 +153,7 @@ async def test_a_broken_connection_is_no_failure_of_ours() -> None:
 
 
 async def test_events_nobody_has_asked_for_are_closed_too() -> None:
-    spring = Spring([event_of(b"1")])
+    spring = Spring([build_event(b"1")])
     visitor = visited(spring)
     visitor.leave()
     await visitor.visit

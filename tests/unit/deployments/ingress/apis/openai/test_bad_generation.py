@@ -83,7 +83,7 @@ async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | No
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 7}, "tool_choice"),
         ({"stream_options": True}, "stream_options"),
-        ({"options": {"use_gpu": True}}, "options.use_gpu"),
+        ({"options": {"require_gpu": True}}, "options.use_gpu"),
         ({"model": 7}, "model"),
     ],
 )

@@ -292,7 +292,7 @@ async def test_prompt_name_prepends_the_prompt(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     world = InProcess(tmp_path, models=(EMBEDDER,))
     async with world.client() as http:
-        manifest = world.service.registry.find(EMBEDDER).manifest
+        manifest = world.pipeline.registry.find(EMBEDDER).manifest
         manifest.prompts["query"] = "you "
         prompted = await http.post("/embed", json={"inputs": "good", "prompt_name": "query"})
         written = await http.post("/embed", json={"inputs": "you good"})

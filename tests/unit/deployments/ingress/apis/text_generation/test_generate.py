@@ -183,7 +183,7 @@ async def test_generator_errors_name_fields_of_the_body(
         ([], 400, "validation"),
         ({"inputs": "a", "parameters": {"top_p": 1}}, 422, "validation"),
         ({"inputs": "a", "parameters": {"num_beams": 1}}, 400, "validation"),
-        ({"inputs": "a", "options": {"use_gpu": True}}, 422, "validation"),
+        ({"inputs": "a", "options": {"require_gpu": True}}, 422, "validation"),
         ({"inputs": "a", "model": "no/such"}, 404, "validation"),
         ({"inputs": "a", "model": EMBEDDER}, 424, "generation"),
     ],

@@ -135,7 +135,7 @@ async def test_stream_headers_omit_totals(writing_store: Path) -> None:
         (
             KeyError("internals"),
             {
-                "error": "unexpected failure; the server's log has the details",
+                "error": "unexpected failure; see the log of the server",
                 "error_type": "incomplete_generation",
                 "code": "internal",
             },

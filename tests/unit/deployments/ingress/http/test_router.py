@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
 
-from deployments.ingress.http import api
-from deployments.ingress.http.api import CachingRouter
+from deployments.ingress.http import router
+from deployments.ingress.http.router import CachingRouter
 
 
 @asynccontextmanager
@@ -71,21 +71,21 @@ async def test_a_refused_method_is_told_all_others_of_its_path(app: Starlette) -
 async def test_strangers_cannot_fill_the_memory(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_MOST_REMEMBERED", 3)
+    monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 3)
     async with client(app) as http:
         told = [(await http.post(f"/models/{i}")).text for i in range(10)]
     assert told == [f"model {i}" for i in range(10)]
-    assert len(app.router._remembered) <= 3
+    assert len(app.router._cached) <= 3
 
 
 async def test_a_path_without_end_is_served_and_not_kept(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_MOST_REMEMBERED", 1)
+    monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 1)
     async with client(app) as http:
         await http.post("/models/a")
         assert (await http.post("/models/" + "a" * 5_000)).status_code == 200
-    assert [path for _, path, _ in app.router._remembered] == ["/models/a"]
+    assert [path for _, path, _ in app.router._cached] == ["/models/a"]
 
 
 async def test_the_lifespan_is_run() -> None:

@@ -20,7 +20,7 @@ def test_texts_within_the_limit_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["abcde", ("abcde", ""), ("a", "bcdef")])
 def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Text) -> None:
-    with pytest.raises(InputTooLong, match="has 5 characters, at most 4") as refusal:
+    with pytest.raises(InputTooLong, match="has 5 characters; the maximum is 4") as refusal:
         limit_text_length(parsed("a", text), 4)
     assert refusal.value.field == "inputs[1]"
 
@@ -40,7 +40,7 @@ def test_each_segment_is_cut_on_its_own(truncation: Truncation, kept: tuple[Text
 def test_a_text_counts_as_often_as_it_is_read() -> None:
     pairs = parsed(*[("query", "text")] * 3)
     assert check_total_length(pairs, 27) is pairs
-    with pytest.raises(InputTooLong, match="27 characters to read, at most 26") as refusal:
+    with pytest.raises(InputTooLong, match="27 characters in total; the maximum is 26") as refusal:
         check_total_length(pairs, 26)
     assert refusal.value.field == "inputs"
 

@@ -12,7 +12,7 @@ import pytest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
-from deployments.ingress.request_log import log_level
+from deployments.ingress.request_log import select_log_level
 from deployments.ingress.response_cache import STRING_BYTES, response_bytes
 from deployments.messages import BatchKey, CallResult, ModelRef
 from deployments.tasks.token_classification import TokenClassification
@@ -82,14 +82,14 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
     async with world.client() as http:
         waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))
-        await wait_until(lambda: world.service.inflight_items == 2)
+        await wait_until(lambda: world.pipeline.admission.items.used == 2)
         refused = await http.post(EMBED, json={"inputs": ["c", "d"]})
         in_openai_words = await http.post("/v1/embeddings", json={"input": ["c", "d"]})
         fits, first = await asyncio.gather(http.post(EMBED, json={"inputs": "e"}), waiting)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     assert refused.json() == {
-        "error": "Model is overloaded: too many texts are asked for at once",
+        "error": "Model is overloaded: 2 of 3 texts are in use and the request needs 2. Retry later.",
         "code": "overloaded",
         "error_type": "overloaded",
     }
@@ -98,7 +98,7 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     assert in_openai_words.headers["retry-after"] == "1"
     assert in_openai_words.headers["x-should-retry"] == "true"
     assert (first.status_code, fits.status_code) == (200, 200)
-    assert world.service.inflight_items == 0
+    assert world.pipeline.admission.items.used == 0
 
 
 async def test_a_full_encoder_answers_429_too(tiny_store: Path) -> None:
@@ -214,7 +214,7 @@ async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_stor
 def test_only_slow_and_failed_requests_are_told_aloud(
     status: int, total_s: float, level: int
 ) -> None:
-    assert log_level(status, total_s) == level
+    assert select_log_level(status, total_s) == level
 
 
 async def test_no_log_line_holds_the_text(
@@ -233,7 +233,7 @@ async def test_new_settings_hold_for_new_requests_without_a_restart(tiny_store: 
     world = InProcess(tiny_store)
     async with world.client() as http:
         before = await http.post(EMBED, json={"inputs": ["a", "b"]})
-        world.service.configure(IngressUserConfig(limits=LimitSettings(items=1)))
+        world.pipeline.configure(IngressUserConfig(limits=LimitSettings(items=1)))
         after = await http.post(EMBED, json={"inputs": ["a", "b"]})
     assert (before.status_code, after.status_code) == (200, 422)
 

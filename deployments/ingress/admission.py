@@ -1,0 +1,58 @@
+"""Admission of a request: limits of its own size, and reservations among all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deployments.config import LimitSettings
+from deployments.errors import InvalidField, TooManyItems
+from deployments.generation.messages import Prompt
+from deployments.ingress.capacity import Capacity
+from deployments.ingress.limits import (
+    check_count,
+    check_prompts,
+    check_total_length,
+    limit_text_length,
+)
+from deployments.tasks import TaskInput
+
+
+class Admission:
+    """Limits of one ingress replica. Full limits reject at once; nothing waits here."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self.limits = limits
+        self.items = Capacity(lambda: self.limits.inflight_items, "texts")
+        self.generations = Capacity(lambda: self.limits.inflight_generations, "completions")
+        self.body_bytes = Capacity(lambda: self.limits.inflight_body_bytes, "body bytes")
+
+    def limit_texts(self, inputs: TaskInput) -> TaskInput:
+        """Truncate texts where the request allows it. Raises TooManyItems or InputTooLong."""
+        check_count(inputs.many, len(inputs.texts), self.limits.items)
+        return check_total_length(
+            limit_text_length(inputs, self.limits.item_chars), self.limits.request_chars
+        )
+
+    def check_generation(self, prompts: Sequence[Prompt], choices: int, candidates: int) -> None:
+        """Raises InvalidField, TooManyItems or InputTooLong."""
+        for name, count in (("choices", choices), ("best_of", candidates)):
+            if not 1 <= count <= self.limits.choices:
+                raise InvalidField(
+                    f"`{name}` must be between 1 and {self.limits.choices}", field=name
+                )
+        if candidates < choices:
+            raise InvalidField(
+                f"`best_of` is {candidates}; it must be at least `choices` ({choices})",
+                field="best_of",
+            )
+        check_prompts(prompts, candidates, self.limits)
+
+    def reserve_generations(self, completions: int) -> None:
+        """Raises Overloaded, or TooManyItems for more than can ever be free."""
+        if completions > self.generations.limit:
+            raise TooManyItems(
+                f"`prompt` needs {completions} completions; the maximum is "
+                f"{self.generations.limit}. Send fewer prompts or choices.",
+                field="prompt",
+            )
+        self.generations.reserve(completions)

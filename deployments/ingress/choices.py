@@ -1,0 +1,70 @@
+"""Several completions of one prompt: seeds, ranking, timings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from deployments.generation.messages import Completion, Finished, GenerationOptions, Started
+from deployments.messages import EncoderTimings
+
+T = TypeVar("T")
+
+SEED_RANGE = 1 << 64
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all. If one raises, cancel the others, await their end, then raise its exception."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions:
+    """Add `candidate` to the seed: equal seeds would give equal completions."""
+    seed = options.sampling.seed
+    if seed is None or candidate == 0:
+        return options
+    return options._replace(
+        sampling=options.sampling._replace(seed=(seed + candidate) % SEED_RANGE)
+    )
+
+
+def select_best(
+    completions: Sequence[Completion], candidates_per_prompt: int, choices: int
+) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
+    """Split into the `choices` of each prompt with the highest mean log probability, and the rest."""
+    if candidates_per_prompt == choices:
+        return tuple(completions), ()
+    selected: list[Completion] = []
+    discarded: list[Completion] = []
+    for start in range(0, len(completions), candidates_per_prompt):
+        candidates = completions[start : start + candidates_per_prompt]
+        ranked = sorted(candidates, key=mean_logprob, reverse=True)
+        selected += ranked[:choices]
+        discarded += ranked[choices:]
+    return tuple(selected), tuple(discarded)
+
+
+def mean_logprob(completion: Completion) -> float:
+    """Mean over the tokens; minus infinity without any."""
+    logprobs = [token.logprob for token in completion.tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+
+def sum_timings(
+    started: Sequence[Started], finished: Sequence[Finished], candidates_per_prompt: int
+) -> EncoderTimings:
+    """Combine the timings of a request. The tokens of a prompt count once for all candidates."""
+    timings = [completion.timings for completion in finished]
+    return EncoderTimings(
+        queue_s=max((one.queue_s for one in timings), default=0.0),
+        forward_s=max((one.prefill_s + one.decode_s for one in timings), default=0.0),
+        tokens=sum(one.prompt_tokens for one in started[::candidates_per_prompt])
+        + sum(completion.generated_tokens for completion in finished),
+    )

@@ -1,0 +1,88 @@
+"""Requests and responses of the pipeline, the same for every API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.artifacts.types import Device
+from deployments.generation.messages import Completion, GenerationOptions, Prompt
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.messages import CallResult, EncoderTimings
+from deployments.registry import RegisteredModel
+from deployments.tasks import TaskInput
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """A parsed request for an encoder model."""
+
+    inputs: Any  # JSON, or TokenIdInputs
+    model_id: str | None = None  # None: the default model of the task
+    task: str | None = None  # None: detected from the inputs, else the model's first task
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    options: RequestOptions = field(default_factory=RequestOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """An admissible request: model, task and device are chosen, the inputs are parsed."""
+
+    model: RegisteredModel
+    task: str
+    inputs: TaskInput
+    characters: int  # of all texts
+    shortened: int  # texts truncated to `limits.item_chars`
+    device: Device
+    fallback: Device | None  # set when `use_gpu` could not be met
+    options: RequestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResponse:
+    """The result of a request and the figures for its response headers."""
+
+    result: CallResult
+    model: RegisteredModel
+    task: str
+    characters: int
+    items: int
+    total_s: float
+    from_cache: bool = False
+    fallback: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A parsed request for a generative model: one or several prompts with the same options."""
+
+    prompt: Prompt
+    further_prompts: tuple[Prompt, ...] = ()
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    model_id: str | None = None  # None: the first generative model
+    choices: int = 1  # completions returned per prompt; the seed counts up from the given one
+    best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
+    task: str | None = None  # for the request log; None: the model's first task
+    request_options: RequestOptions = field(default_factory=RequestOptions)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (self.prompt, *self.further_prompts)
+
+    @property
+    def candidates(self) -> int:
+        """Completions computed per prompt."""
+        return self.choices if self.best_of is None else self.best_of
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResponse:
+    """Completions in the order of the prompts, `choices` for each prompt, best first."""
+
+    model: RegisteredModel
+    completions: tuple[Completion, ...]
+    total_s: float
+    discarded: tuple[Completion, ...] = ()  # the other candidates of `best_of`
+    timings: EncoderTimings = field(default_factory=EncoderTimings)
+    fallback: Device | None = None

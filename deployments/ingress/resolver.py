@@ -1,0 +1,152 @@
+"""Resolution of a request to a model, a task and a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from deployments.errors import InvalidField, WrongTask
+from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice, choose_device
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.requests import InferenceRequest
+from deployments.registry import ModelRegistry, RegisteredModel
+from deployments.tasks import TASKS
+
+DetectTask = Callable[[RegisteredModel], str | None]
+
+
+class ModelSelection(NamedTuple):
+    """A model and the task requested of it; None: the model's first task."""
+
+    model: RegisteredModel
+    task: str | None
+
+
+class RequestResolver:
+    """Finds models, by default those of the one rule below, and devices that can run them."""
+
+    def __init__(self, registry: ModelRegistry, monitor: ClusterMonitor) -> None:
+        self.registry = registry
+        self.monitor = monitor
+
+    def select(
+        self, request: InferenceRequest, *, may_generate: bool = False, streams: bool = False
+    ) -> ModelSelection:
+        """Select the requested model, else the default one. Each task inspects the inputs once.
+
+        `may_generate` allows a generative default; `streams` says that the client wants events.
+        Raises UnknownModel, ArtifactError or InvalidField.
+        """
+        detect = task_detector(request)
+        if request.model_id:
+            model = self.registry.find(request.model_id)
+        else:
+            generator = self._default_generator(request, detect, streams) if may_generate else None
+            model = generator or self._default_encoder(request, detect)
+        return ModelSelection(model, detect(model))
+
+    def find_generator(self, model_id: str | None) -> RegisteredModel:
+        """Find the generative model, by default the first one.
+
+        Raises UnknownModel, ArtifactError, or WrongTask naming the tasks of the model.
+        """
+        if model_id is None:
+            if generators := self._generators():
+                return generators[0]
+            raise WrongTask("no served model generates text; `/v1/models` lists their tasks")
+        model = self.registry.find(model_id)
+        if not model.is_generative:
+            raise WrongTask(
+                f"Model {model_id} generates no text. Its tasks: {format_tasks(model)}",
+                field="model",
+            )
+        return model
+
+    def choose_device(self, options: RequestOptions, model: RegisteredModel) -> DeviceChoice:
+        """Raises HardwareUnavailable."""
+        return choose_device(options, model.manifest, self.monitor.states_for(model))
+
+    def _generators(self) -> list[RegisteredModel]:
+        return [model for model in self.registry.open_models() if model.is_generative]
+
+    def _default_generator(
+        self, request: InferenceRequest, detect: DetectTask, streams: bool
+    ) -> RegisteredModel | None:
+        """Return the first generative model for a stream of a text, or if it is the first of all.
+
+        A body that fits a task of an encoder model has no generative default.
+        """
+        generators = self._generators()
+        if request.task is not None or not generators:
+            return None
+        if streams and isinstance(request.inputs, str):
+            return generators[0]
+        first, *_ = models = list(self.registry.open_models())
+        fits_encoder = any(detect(model) for model in models if not model.is_generative)
+        return first if first.is_generative and not fits_encoder else None
+
+    def _default_encoder(self, request: InferenceRequest, detect: DetectTask) -> RegisteredModel:
+        """Prefer a model with the head of the task, then one that supports it, then the first."""
+        every = list(self.registry.open_models())
+        models = [model for model in every if not model.is_generative]
+        if request.task is None and every and not models:
+            return every[0]
+        if request.task is not None:
+            models = [model for model in models if request.task in model.tasks]
+        if not models:
+            raise InvalidField("`model` is required: no default model fits", field="model")
+        detected = [model for model in models if detect(model) is not None]
+        native = [model for model in detected if has_native_head(model, detect(model))]
+        return (native or detected or models)[0]
+
+
+def task_detector(request: InferenceRequest) -> DetectTask:
+    """Return a function from a model to the request's task: the named one, else a detected one."""
+
+    @cache
+    def matches(task: str) -> bool:
+        return TASKS[task].matches(request.inputs, request.parameters)
+
+    def detect(model: RegisteredModel) -> str | None:
+        if request.task is not None or model.is_generative:
+            return request.task
+        return next(filter(matches, model.tasks), None)
+
+    return detect
+
+
+def has_native_head(model: RegisteredModel, task: str | None) -> bool:
+    return task is not None and model.manifest.head is TASKS[task].head
+
+
+def resolve_task(selection: ModelSelection) -> str:
+    """Raises WrongTask for a generative model, or naming the tasks that the model supports."""
+    if selection.model.is_generative:
+        raise wrong_route_error(selection.model)
+    if selection.task is None:
+        return selection.model.tasks[0]
+    return require_task(selection.task, selection.model)
+
+
+def require_task(task: str, model: RegisteredModel) -> str:
+    """Return `task`. Raises WrongTask naming the tasks of the model that lacks it."""
+    if task not in model.tasks:
+        raise WrongTask(
+            f"Model {model.ref.id} cannot do `{task}`. Its tasks: {format_tasks(model)}",
+            field="task",
+        )
+    return task
+
+
+def format_tasks(model: RegisteredModel) -> str:
+    return ", ".join(f"`{task}`" for task in model.tasks)
+
+
+def wrong_route_error(model: RegisteredModel) -> WrongTask:
+    """Build the error for a generative model on a route of the encoder models."""
+    return WrongTask(
+        f"Model {model.ref.id} generates text. Call /v1/chat/completions, /v1/completions, "
+        "/generate or /models/{id}",
+        field="task",
+    )
