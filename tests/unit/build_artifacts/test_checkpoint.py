@@ -205,7 +205,7 @@ def module_elsewhere(directory: Path) -> None:
         (module_elsewhere, UnsafeSource, "points outside"),
     ],
 )
-def test_what_must_not_be_built_is_refused_in_one_line(
+def test_unsafe_checkpoint_is_rejected_in_one_line(
     tmp_path: Path, embedding_source: Path, damage: Damage, error: type[BuildError], sentence: str
 ) -> None:
     directory = tmp_path / "model"
@@ -244,14 +244,14 @@ def public_copy(embedding_source: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "modules.json", "1_Pooling", "."]
 )
-def test_what_may_not_be_read_is_named(public_copy: Path, name: str) -> None:
+def test_unreadable_file_is_named(public_copy: Path, name: str) -> None:
     (public_copy / name).chmod(0)
     with ordinary_rights(), pytest.raises(SourceUnreadable, match="Permission denied") as caught:
         resolve(str(public_copy), public_copy, HuggingFaceHub())
     assert f"`{(public_copy / name)}" in caught.value.message
 
 
-def test_a_source_in_a_place_nobody_may_enter_is_named(public_copy: Path) -> None:
+def test_inaccessible_directory_is_named(public_copy: Path) -> None:
     public_copy.parent.chmod(0)
     with ordinary_rights(), pytest.raises(SourceUnreadable, match=f"`{public_copy}` cannot"):
         resolve(str(public_copy), public_copy, HuggingFaceHub())
@@ -266,7 +266,7 @@ def test_a_source_in_a_place_nobody_may_enter_is_named(public_copy: Path) -> Non
         ("model.zip", SourceNotFound, "is a file"),
     ],
 )
-def test_a_source_that_is_a_file_is_refused(
+def test_file_source_is_rejected(
     tmp_path: Path, name: str, error: type[BuildError], sentence: str
 ) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
@@ -275,13 +275,13 @@ def test_a_source_that_is_a_file_is_refused(
     assert name in caught.value.message
 
 
-def test_a_source_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_broken_link_source_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(tmp_path / "gone")
     with pytest.raises(SourceUnreadable, match="broken link"):
         resolve(str(tmp_path / "model"), tmp_path, HuggingFaceHub())
 
 
-def test_shards_are_as_good_as_one_file(tmp_path: Path, embedding_source: Path) -> None:
+def test_sharded_weights_are_accepted(tmp_path: Path, embedding_source: Path) -> None:
     from transformers import AutoModel
 
     directory = tmp_path / "model"
@@ -292,9 +292,7 @@ def test_shards_are_as_good_as_one_file(tmp_path: Path, embedding_source: Path) 
     assert resolve(str(directory), tmp_path, HuggingFaceHub()).weights == directory
 
 
-def test_links_to_files_and_programs_that_are_not_needed_do_no_harm(
-    tmp_path: Path, embedding_source: Path
-) -> None:
+def test_links_and_unused_programs_are_accepted(tmp_path: Path, embedding_source: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(embedding_source, directory)
     (directory / "modeling_bert.py").write_text("raise SystemExit('ran')")
@@ -305,7 +303,7 @@ def test_links_to_files_and_programs_that_are_not_needed_do_no_harm(
     assert checkpoint.source.revision == content_digest(embedding_source)
 
 
-def test_a_revision_is_the_content_not_the_place(tmp_path: Path, embedding_source: Path) -> None:
+def test_revision_depends_on_content_only(tmp_path: Path, embedding_source: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(embedding_source, copy)
     (copy / "README.md").write_text("words that are not the model")
@@ -319,9 +317,7 @@ def test_a_revision_is_the_content_not_the_place(tmp_path: Path, embedding_sourc
 @pytest.mark.parametrize(
     "ref", ["./nowhere/at/all", "~/no such model", "~nobody-of-this-name/model", "a/b/c", "a\0b"]
 )
-def test_a_source_that_is_nothing_is_refused_without_asking_the_hub(
-    tmp_path: Path, ref: str
-) -> None:
+def test_missing_source_is_rejected_without_hub_call(tmp_path: Path, ref: str) -> None:
     with pytest.raises(SourceNotFound, match="is not a directory"):
         resolve(ref, tmp_path, HuggingFaceHub())
 
@@ -335,7 +331,7 @@ def test_a_source_that_is_nothing_is_refused_without_asking_the_hub(
         ("...", "model"),
     ],
 )
-def test_a_directory_s_name_becomes_an_id(tmp_path: Path, name: str, part: str) -> None:
+def test_directory_name_becomes_id(tmp_path: Path, name: str, part: str) -> None:
     assert sanitize_id(name) == part
     if name != "...":
         (tmp_path / name).mkdir()

@@ -51,7 +51,7 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
 @pytest.mark.parametrize(
     ("prune", "heads", "ffn_channels"), CASES, ids=[c[0].__name__ for c in CASES]
 )
-def test_what_is_constant_goes_and_answers_stay(
+def test_compaction_preserves_outputs(
     model_type: str,
     prune: pruned_checkpoints.Prune,
     heads: tuple[int, ...],
@@ -77,7 +77,7 @@ def test_what_is_constant_goes_and_answers_stay(
 
 
 @pytest.mark.parametrize("model_type", sorted(LAYOUTS))
-def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
+def test_every_layout_compacts(model_type: str) -> None:
     assert find(encoder(model_type)).is_empty
     model = pruned_encoder(model_type)
     before = answers(model)
@@ -98,7 +98,7 @@ def test_every_architecture_of_the_table_compacts(model_type: str) -> None:
 
 @pytest.mark.parametrize("kind", ["AutoModelForSequenceClassification", "AutoModelForMaskedLM"])
 @pytest.mark.parametrize("model_type", BOTH)
-def test_any_head_may_sit_on_top(model_type: str, kind: str) -> None:
+def test_every_model_head_compacts(model_type: str, kind: str) -> None:
     model = pruned_encoder(model_type, kind)
     before = answers(model)
     compaction = find(model)
@@ -108,7 +108,7 @@ def test_any_head_may_sit_on_top(model_type: str, kind: str) -> None:
     np.testing.assert_allclose(answers(model), before, rtol=TOLERANCE, atol=10 * TOLERANCE)
 
 
-def test_attention_written_out_compacts_as_well() -> None:
+def test_eager_attention_compacts() -> None:
     model = pruned_encoder("bert", attn_implementation="eager")
     assert model.config._attn_implementation == "eager"
     before = answers(model)
@@ -116,7 +116,7 @@ def test_attention_written_out_compacts_as_well() -> None:
 
 
 @pytest.mark.parametrize("model_type", BOTH)
-def test_constants_are_kept_in_the_biases(model_type: str) -> None:
+def test_constants_move_into_biases(model_type: str) -> None:
     model = encoder(model_type)
     first = layer(model, 0)
     pruned_checkpoints.blind_heads(first)
@@ -132,7 +132,7 @@ def test_constants_are_kept_in_the_biases(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", BOTH)
 @pytest.mark.parametrize("projections", [("query",), ("key",), ("query", "key")])
-def test_heads_without_queries_or_keys_average_and_stay(
+def test_heads_with_zero_queries_or_keys_remain(
     model_type: str, projections: tuple[str, ...]
 ) -> None:
     model = encoder(model_type)
@@ -141,7 +141,7 @@ def test_heads_without_queries_or_keys_average_and_stay(
     assert find(model).is_empty
 
 
-def test_what_is_nearly_constant_stays() -> None:
+def test_nearly_constant_channels_remain() -> None:
     model = encoder("bert")
     first = layer(model, 0)
     pruned_checkpoints.zero_rows(first.value, pruned_checkpoints.channels(1)[:-1])
@@ -152,7 +152,7 @@ def test_what_is_nearly_constant_stays() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["albert", "modernbert"])
-def test_an_unknown_architecture_has_nothing_to_remove(model_type: str) -> None:
+def test_unknown_architecture_has_empty_compaction(model_type: str) -> None:
     model = encoder(model_type)
     for name, parameter in model.named_parameters():
         if not name.startswith("embeddings"):
@@ -165,7 +165,7 @@ def test_an_unknown_architecture_has_nothing_to_remove(model_type: str) -> None:
     assert size(compact(model, compaction)) == compaction.parameters_after
 
 
-def test_a_layer_built_otherwise_is_left_alone() -> None:
+def test_unexpected_layer_is_unchanged() -> None:
     import torch
 
     model = pruned_encoder("bert")
@@ -173,7 +173,7 @@ def test_a_layer_built_otherwise_is_left_alone() -> None:
     assert find(model).is_empty
 
 
-def test_a_compaction_is_found_once_and_applied_after_every_load(tmp_path: Path) -> None:
+def test_compaction_applies_after_reload(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModel
 
@@ -202,7 +202,7 @@ def test_a_compaction_is_found_once_and_applied_after_every_load(tmp_path: Path)
     np.testing.assert_allclose(answers(half), expected, rtol=0, atol=HALF_TOLERANCE)
 
 
-def test_a_compaction_reads_back_as_it_was_written() -> None:
+def test_compaction_round_trips_json() -> None:
     compaction = find(pruned_encoder("bert"))
     assert Compaction.model_validate_json(compaction.model_dump_json()) == compaction
     with pytest.raises(ValidationError, match="frozen"):
@@ -220,19 +220,19 @@ def test_a_compaction_reads_back_as_it_was_written() -> None:
         {"layer": 0, "heads": [1], "columns": [1]},
     ],
 )
-def test_a_cut_that_makes_no_sense_is_refused(reduction: dict[str, Any]) -> None:
+def test_invalid_reduction_is_rejected(reduction: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LayerReduction.model_validate(reduction)
 
 
-def test_layers_are_cut_once_each_and_in_order() -> None:
+def test_reductions_must_ascend() -> None:
     found = find(pruned_encoder("bert")).model_dump()
     for reductions in (found["reductions"][::-1], found["reductions"][:1] * 2):
         with pytest.raises(ValidationError, match="ascend"):
             Compaction.model_validate({**found, "reductions": reductions})
 
 
-def test_it_says_in_one_line_what_it_removed() -> None:
+def test_describe_has_one_line() -> None:
     large = Compaction(
         architecture="bert",
         reductions=(
@@ -264,7 +264,7 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("why", "sentence", "change"), MISFITS, ids=[case[0] for case in MISFITS])
-def test_a_compaction_that_does_not_fit_touches_nothing(
+def test_mismatched_compaction_changes_nothing(
     why: str, sentence: str, change: Callable[[Compaction], dict[str, Any]]
 ) -> None:
     compaction = find(pruned_encoder("bert"))
@@ -278,7 +278,7 @@ def test_a_compaction_that_does_not_fit_touches_nothing(
     np.testing.assert_array_equal(answers(model), before)
 
 
-def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
+def test_compaction_of_all_heads_is_rejected() -> None:
     model = encoder("bert")
     pruned_checkpoints.everything(layer(model, 0))
     whole = find(model).model_copy(
@@ -288,7 +288,7 @@ def test_a_layer_keeps_a_head_whatever_the_compaction_says() -> None:
         compact(model, whole)
 
 
-def test_a_compaction_cannot_be_applied_twice() -> None:
+def test_second_compaction_is_rejected() -> None:
     model = pruned_encoder("bert")
     compaction = find(model)
     compact(model, compaction)
@@ -297,7 +297,7 @@ def test_a_compaction_cannot_be_applied_twice() -> None:
 
 
 @pytest.mark.parametrize("model_type", BOTH)
-def test_a_compacted_model_exports_to_a_smaller_graph(tmp_path: Path, model_type: str) -> None:
+def test_compacted_graph_is_smaller(tmp_path: Path, model_type: str) -> None:
     model = pruned_encoder(model_type)
     whole = pruned_checkpoints.exported(model, tmp_path / "whole.onnx", opset_version=23)
     expected = pruned_checkpoints.graph_answers(whole)

@@ -17,15 +17,13 @@ from tests.support.adapters import tiny_adapter
 from tests.support.builders import tiny_checkpoint
 
 
-def test_a_head_that_was_never_trained_is_refused(embedding_source: Path) -> None:
+def test_untrained_head_is_rejected(embedding_source: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no weights for `classifier") as caught:
         load_model(embedding_source, head=ModelHead.LABELS, dtype="float32")
     assert "--adapter" in caught.value.hint
 
 
-def test_a_checkpoint_without_a_pooler_is_whole_enough(
-    tmp_path: Path, embedding_source: Path
-) -> None:
+def test_missing_pooler_is_accepted_for_vectors(tmp_path: Path, embedding_source: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     shutil.copytree(embedding_source, tmp_path / "model")
@@ -41,7 +39,7 @@ def test_a_checkpoint_without_a_pooler_is_whole_enough(
         load_model(tmp_path / "model", head=ModelHead.VECTOR, dtype="float32")
 
 
-def test_a_classifier_without_the_pooler_it_uses_is_refused(tmp_path: Path) -> None:
+def test_classifier_without_pooler_is_rejected(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     source = tiny_checkpoint(tmp_path, labels=("NO", "YES"), layers=1)
@@ -52,7 +50,7 @@ def test_a_classifier_without_the_pooler_it_uses_is_refused(tmp_path: Path) -> N
         load_model(source, head=ModelHead.LABELS, dtype="float32")
 
 
-def test_weights_of_another_head_are_no_head(tmp_path: Path) -> None:
+def test_weights_of_other_head_are_rejected(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path, head=ModelHead.SPAN, layers=1)
     load_model(source, head=ModelHead.SPAN, dtype="float32")
     with pytest.raises(UnsupportedModel, match="no weights for `classifier"):
@@ -68,7 +66,7 @@ def test_weights_of_another_head_are_no_head(tmp_path: Path) -> None:
         (ModelHead.TOKENS, ("O", "NAME"), False),
     ],
 )
-def test_an_adapter_with_any_head_is_merged_and_answers_like_peft(
+def test_merged_adapter_matches_peft(
     head: ModelHead, labels: tuple[str, ...], typed: bool, tmp_path: Path, embedding_source: Path
 ) -> None:
     import torch
@@ -98,7 +96,7 @@ def pinned(directory: Path) -> Checkpoint:
     return Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path, embedding_source: Path) -> None:
+def test_adapter_of_other_model_is_rejected(tmp_path: Path, embedding_source: Path) -> None:
     other = tiny_checkpoint(tmp_path / "other", model_type="electra")
     adapter = read_adapter(
         tiny_adapter(tmp_path / "adapter", embedding_source, labels=("NO", "YES"))
@@ -107,7 +105,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, embedding_source
         merge(pinned(other), adapter, tmp_path / "merged")
 
 
-def test_an_adapter_without_its_head_is_refused(tmp_path: Path, embedding_source: Path) -> None:
+def test_adapter_without_head_is_rejected(tmp_path: Path, embedding_source: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     directory = tiny_adapter(tmp_path / "adapter", embedding_source, labels=("NO", "YES"))
@@ -117,7 +115,7 @@ def test_an_adapter_without_its_head_is_refused(tmp_path: Path, embedding_source
         merge(pinned(embedding_source), read_adapter(directory), tmp_path / "merged")
 
 
-def test_a_head_needs_labels_from_somewhere(tmp_path: Path, embedding_source: Path) -> None:
+def test_head_without_labels_is_rejected(tmp_path: Path, embedding_source: Path) -> None:
     directory = tiny_adapter(tmp_path / "adapter", embedding_source, labels=("NO", "YES"))
     (directory / "labels.json").unlink()
     with pytest.raises(UnsupportedModel, match="defines labels") as caught:

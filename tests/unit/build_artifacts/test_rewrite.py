@@ -29,7 +29,7 @@ def distilbert(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
 
 
 @pytest.mark.parametrize("model", ["workshop", "distilbert"])
-def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
+def test_rewrites_remove_where_and_transposes_of_bert(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     shop: PreparedBuild = request.getfixturevalue(model)
@@ -52,18 +52,14 @@ def test_every_attention_of_a_bert_loses_its_selection_and_its_transposes(
         assert largest_difference(shop.answers(FLOAT, graph, company=1), due) < TOLERANCE
 
 
-def test_the_heads_are_packed_only_where_nothing_stands_between(
-    workshop: PreparedBuild, tmp_path: Path
-) -> None:
+def test_pack_heads_requires_dropped_where(workshop: PreparedBuild, tmp_path: Path) -> None:
     exported = workshop.graphs.float_graph(FLOAT)
     assert rewrite(exported, GraphRewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
     reversed_order = GraphRewrites(names=("packed-heads", "drop-empty-rows"))
     assert rewrite(exported, reversed_order, tmp_path / "graph.onnx") == 2
 
 
-def test_a_batch_without_padding_is_attended_without_a_mask(
-    workshop: PreparedBuild, tmp_path: Path
-) -> None:
+def test_unpadded_batch_uses_unmasked_attention(workshop: PreparedBuild, tmp_path: Path) -> None:
     exported = workshop.graphs.float_graph(FLOAT)
     either = tmp_path / "either.onnx"
     assert rewrite(exported, GraphRewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
@@ -76,7 +72,7 @@ def test_a_batch_without_padding_is_attended_without_a_mask(
 
 
 @pytest.mark.parametrize("recipe", [CPU_INT8_PLAIN, CPU_INT8_FUSED], ids=lambda r: str(r.name))
-def test_graphs_without_the_operator_pass_through(
+def test_graph_without_attention_is_unchanged(
     workshop: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
     exported = workshop.graphs.float_graph(recipe)
@@ -142,7 +138,7 @@ def changed(graph: Path) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def test_a_selection_of_zeros_goes(tmp_path: Path) -> None:
+def test_where_with_zeros_is_removed(tmp_path: Path) -> None:
     graph = attention(tmp_path / "graph.onnx", empty_rows=0.0)
     assert changed(graph) == {"drop-empty-rows": 1}
     assert rewrite(graph, LEAN, tmp_path / "lean.onnx") == 2
@@ -150,20 +146,20 @@ def test_a_selection_of_zeros_goes(tmp_path: Path) -> None:
     assert not {"Where", "Transpose", "Reshape"} & op_counts(tmp_path / "lean.onnx").keys()
 
 
-def test_a_selection_of_anything_else_stays(tmp_path: Path) -> None:
+def test_where_with_other_values_remains(tmp_path: Path) -> None:
     assert changed(attention(tmp_path / "graph.onnx", empty_rows=-1.0)) == {}
 
 
-def test_heads_that_are_turned_otherwise_stay(tmp_path: Path) -> None:
+def test_other_transposes_remain(tmp_path: Path) -> None:
     assert changed(attention(tmp_path / "graph.onnx", split=(0, 2, 3, 1))) == {}
 
 
-def test_heads_that_somebody_else_reads_stay_apart(tmp_path: Path) -> None:
+def test_heads_with_other_consumers_remain(tmp_path: Path) -> None:
     assert changed(attention(tmp_path / "one.onnx")) == {"packed-heads": 1}
     assert changed(attention(tmp_path / "two.onnx", readers=2)) == {}
 
 
-def test_the_number_of_heads_is_told_to_the_operator(tmp_path: Path) -> None:
+def test_pack_heads_sets_head_counts(tmp_path: Path) -> None:
     import onnxruntime as ort
 
     graph, lean = attention(tmp_path / "graph.onnx"), tmp_path / "lean.onnx"

@@ -103,7 +103,7 @@ def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHO
     return into
 
 
-def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
+def test_manifest_contains_all_metadata(tmp_path: Path) -> None:
     manifest = ArtifactManifest.read(staged(tmp_path / "work"))
     assert (manifest.labels, manifest.problem_type) == (("NO", "YES"), "single_label")
     assert (manifest.gate, manifest.scores) == (GATE, {"accuracy": 0.9})
@@ -117,7 +117,7 @@ def test_the_manifest_says_all_that_was_found_out(tmp_path: Path) -> None:
     assert set(read_tool_versions()) <= set(manifest.built_with)
 
 
-def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> None:
+def test_shared_graph_is_stored_once(tmp_path: Path) -> None:
     directory = staged(tmp_path / "work")
     manifest = ArtifactManifest.read(directory)
     assert {c.graph for c in manifest.candidates} == {"graphs/cpu-int8.onnx"}
@@ -125,7 +125,7 @@ def test_a_graph_that_several_candidates_run_is_sealed_once(tmp_path: Path) -> N
     assert set(manifest.files) == {"tokenizer.json", "reference.npz", "graphs/cpu-int8.onnx"}
 
 
-def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
+def test_manifest_describes_compaction(tmp_path: Path) -> None:
     cut = LayerReduction(layer=0, heads=(1,), ffn_channels=(2, 3))
     compaction = WHOLE.model_copy(update={"reductions": (cut,), "parameters_after": 60})
     manifest = ArtifactManifest.read(staged(tmp_path / "work", compaction=compaction))
@@ -134,7 +134,7 @@ def test_what_pruning_left_to_remove_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_publishing_is_one_rename_and_makes_the_version_the_latest(tmp_path: Path) -> None:
+def test_publish_renames_and_sets_latest(tmp_path: Path) -> None:
     made, store = staged(tmp_path / "work"), tmp_path / "store"
     inode = made.stat().st_ino
     directory = publish(made, store, "tiny/model", VERSION)
@@ -143,7 +143,7 @@ def test_publishing_is_one_rename_and_makes_the_version_the_latest(tmp_path: Pat
     assert resolve_version(store, "tiny/model", LATEST_NAME) == VERSION
 
 
-def test_a_version_that_is_there_gives_way_whole(tmp_path: Path) -> None:
+def test_publish_replaces_existing_version(tmp_path: Path) -> None:
     store = tmp_path / "store"
     (store / BUILDING_NAME).mkdir(parents=True)
     publish(staged(tmp_path / "one", b"first"), store, "tiny/model", VERSION)
@@ -158,7 +158,7 @@ INPUTS = ("revision", None, "feature-extraction", None)
 SMALL = BuildRecipe(candidates=(CPU_INT8,))
 
 
-def test_everything_that_shapes_a_build_shapes_its_version() -> None:
+def test_version_depends_on_all_build_inputs() -> None:
     other_scheme = replace(CPU_INT8, options=CPU_INT8.options.model_copy(update={"arena": True}))
     versions = [
         artifact_version(SMALL, TOOLS, *INPUTS),
@@ -177,7 +177,7 @@ def test_everything_that_shapes_a_build_shapes_its_version() -> None:
     assert all(len(version) == 12 and int(version, 16) >= 0 for version in versions)
 
 
-def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
+def test_tool_versions_are_installed_versions() -> None:
     tools = read_tool_versions()
     assert {"torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers"} <= set(
         tools
@@ -187,17 +187,17 @@ def test_the_tools_of_a_build_are_told_by_their_versions() -> None:
 
 
 @pytest.mark.parametrize("tool", ["onnx-ir", "bitsandbytes", "accelerate"])
-def test_what_writes_or_rounds_weights_is_among_the_tools_where_it_is_there(tool: str) -> None:
+def test_tool_versions_include_quantizers(tool: str) -> None:
     assert (tool in read_tool_versions()) == (find_spec(tool.replace("-", "_")) is not None)
 
 
 @pytest.mark.parametrize("recipe", SEARCH_PRESETS.values(), ids=SEARCH_PRESETS)
-def test_candidates_are_told_apart_by_their_names(recipe: BuildRecipe) -> None:
+def test_candidate_names_are_unique(recipe: BuildRecipe) -> None:
     everything = (*recipe.candidates, recipe.fallback)
     assert len({candidate.name for candidate in everything}) == len(everything)
     assert recipe.of(Device.CPU)[0] == CPU_INT8, "the portable default where nothing was measured"
 
 
-def test_the_quick_search_is_a_part_of_the_full_one() -> None:
+def test_quick_preset_is_subset_of_full() -> None:
     assert set(QUICK.candidates) <= set(FULL.candidates)
     assert QUICK.gate == FULL.gate == Gate()

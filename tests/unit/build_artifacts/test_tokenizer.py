@@ -56,7 +56,7 @@ def with_pairs(directory: Path, model_type: str) -> Path:
     return vocabulary_only(directory, model_type)
 
 
-def test_a_list_of_words_becomes_the_tokenizer_it_stands_for(
+def test_vocab_txt_converts_to_tokenizer(
     tmp_path: Path, words_only: Path, embedding_source: Path
 ) -> None:
     checkpoint = resolve(str(words_only), tmp_path / "scratch", HuggingFaceHub())
@@ -73,19 +73,19 @@ def test_a_list_of_words_becomes_the_tokenizer_it_stands_for(
 
 
 @pytest.mark.parametrize(("lowercase", "expected"), [(True, "good"), (False, "[UNK]")])
-def test_case_is_what_the_files_say(tmp_path: Path, lowercase: bool, expected: str) -> None:
+def test_lowercasing_follows_config(tmp_path: Path, lowercase: bool, expected: str) -> None:
     directory = with_words(tmp_path / "model", "bert", do_lower_case=lowercase)
     made = write_fast_tokenizer(directory, tmp_path / "made")
     assert Tokenizer.from_file(str(made)).encode("Good").tokens == ["[CLS]", expected, "[SEP]"]
 
 
-def test_byte_pairs_become_a_tokenizer(tmp_path: Path) -> None:
+def test_vocab_json_converts_to_tokenizer(tmp_path: Path) -> None:
     made = write_fast_tokenizer(with_pairs(tmp_path / "model", "roberta"), tmp_path / "made")
     tokens = Tokenizer.from_file(str(made)).encode("Good film").tokens
     assert tokens == ["<s>", "G", "oo", "d", "Ġ", "f", "i", "l", "m", "</s>"]
 
 
-def test_a_tokenizer_that_is_there_is_left_alone(tmp_path: Path, embedding_source: Path) -> None:
+def test_existing_tokenizer_is_unchanged(tmp_path: Path, embedding_source: Path) -> None:
     own = embedding_source / "tokenizer.json"
     assert write_fast_tokenizer(embedding_source, tmp_path / "made") == own
     assert not (tmp_path / "made").exists()
@@ -102,9 +102,7 @@ def test_a_tokenizer_that_is_there_is_left_alone(tmp_path: Path, embedding_sourc
         ("modernbert", "`vocab.txt` cannot be converted"),
     ],
 )
-def test_a_vocabulary_of_another_kind_of_tokenizer_is_refused(
-    tmp_path: Path, model_type: str, sentence: str
-) -> None:
+def test_unused_vocabulary_is_rejected(tmp_path: Path, model_type: str, sentence: str) -> None:
     with pytest.raises(SourceNotFound, match=sentence) as caught:
         write_fast_tokenizer(with_words(tmp_path / "model", model_type), tmp_path / "made")
     assert "save_pretrained" in caught.value.hint
@@ -140,7 +138,7 @@ def not_text(directory: Path) -> None:
         (not_text, BuildError, "`vocab.txt`"),
     ],
 )
-def test_what_cannot_be_converted_is_refused_by_name(
+def test_unsupported_vocabulary_is_rejected_by_name(
     tmp_path: Path, words_only: Path, damage: object, error: type[BuildError], sentence: str
 ) -> None:
     assert callable(damage)
@@ -150,14 +148,14 @@ def test_what_cannot_be_converted_is_refused_by_name(
     assert caught.value.hint
 
 
-def test_byte_pairs_without_their_merges_are_refused(tmp_path: Path) -> None:
+def test_vocab_json_without_merges_is_rejected(tmp_path: Path) -> None:
     directory = with_pairs(tmp_path / "model", "roberta")
     (directory / "merges.txt").unlink()
     with pytest.raises(SourceNotFound, match=r"`vocab.json` cannot be converted"):
         write_fast_tokenizer(directory, tmp_path / "made")
 
 
-def test_tokens_that_were_added_later_count(tmp_path: Path) -> None:
+def test_added_tokens_are_included(tmp_path: Path) -> None:
     directory = with_words(tmp_path / "model", "bert")
     number = len((directory / "vocab.txt").read_text(encoding="utf-8").splitlines())
     write_json(directory / "added_tokens.json", {"[NAME]": number})

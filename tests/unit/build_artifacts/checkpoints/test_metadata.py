@@ -61,7 +61,7 @@ def id_of(directory: Path, token: str) -> int:
     return int(write_byte_tokenizer(directory / "again.json").token_to_id(token))
 
 
-def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
+def test_kv_cache_shape_comes_from_config(directory: Path) -> None:
     metadata = read_checkpoint_metadata(directory)
     assert metadata.tasks == (TaskName.TEXT_GENERATION,)
     assert (metadata.output_width, metadata.max_tokens) == (320, 512)
@@ -73,7 +73,7 @@ def test_the_memory_has_the_shape_that_the_config_says(directory: Path) -> None:
     ) == (3, 2, 16)
 
 
-def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: Path) -> None:
+def test_head_shape_defaults_are_derived(directory: Path) -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     write_json(directory / "config.json", config | {"head_dim": 32})
     generation_config = read_checkpoint_metadata(directory).generation_config
@@ -81,39 +81,39 @@ def test_heads_without_groups_and_a_size_of_their_own_are_understood(directory: 
     assert (generation_config.kv_heads, generation_config.head_dim) == (4, 32)
 
 
-def test_every_end_token_that_any_file_names_ends_a_text(directory: Path) -> None:
+def test_eos_token_ids_merge_all_files(directory: Path) -> None:
     write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
     write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})
     assert ends_of(directory) == (5, 7, id_of(directory, END))
 
 
-def test_a_chat_s_turns_end_a_text_too(directory: Path) -> None:
+def test_eos_token_ids_include_turn_end(directory: Path) -> None:
     assert ends_of(directory) == (7,)
     (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     assert ends_of(directory) == (7, id_of(directory, TURN_END))
 
 
-def test_how_tokens_are_drawn_is_what_the_checkpoint_says(directory: Path) -> None:
+def test_sampling_defaults_come_from_checkpoint(directory: Path) -> None:
     said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
     write_json(directory / "generation_config.json", said | {"do_sample": True})
     assert defaults_of(directory) == GenerationDefaults(**said)
 
 
-def test_what_draws_tokens_no_other_way_is_left_out(directory: Path) -> None:
+def test_neutral_sampling_values_are_omitted(directory: Path) -> None:
     nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
     for said in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
         write_json(directory / "generation_config.json", said)
         assert defaults_of(directory) == GenerationDefaults()
 
 
-def test_a_model_that_never_ends_is_refused(directory: Path) -> None:
+def test_model_without_eos_token_is_rejected(directory: Path) -> None:
     write_json(directory / "config.json", LLAMA | {"eos_token_id": None})
     with pytest.raises(UnsupportedModel, match="no end-of-sequence token") as caught:
         read_checkpoint_metadata(directory)
     assert "generation_config.json" in caught.value.hint
 
 
-def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None:
+def test_special_tokens_have_template_names(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", tokenizer_config())
     generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
@@ -132,7 +132,7 @@ def test_special_tokens_are_told_as_templates_name_them(directory: Path) -> None
     ],
     ids=["alone", "among others"],
 )
-def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: object) -> None:
+def test_chat_template_in_tokenizer_config_is_read(directory: Path, said: object) -> None:
     assert read_chat_template(directory) is None
     write_json(directory / "tokenizer_config.json", {"chat_template": said})
     assert read_chat_template(directory) == "a template"
@@ -155,7 +155,7 @@ def test_a_template_in_the_tokenizer_s_config_counts(directory: Path, said: obje
     ],
     ids=["some attention", "no attention", "quantized"],
 )
-def test_what_cannot_be_built_is_named_with_the_reason(
+def test_unsupported_architecture_is_rejected_with_reason(
     directory: Path, change: dict[str, object], sentence: str
 ) -> None:
     write_json(directory / "config.json", LLAMA | change)
@@ -163,7 +163,7 @@ def test_what_cannot_be_built_is_named_with_the_reason(
         read_checkpoint_metadata(directory)
 
 
-def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directory: Path) -> None:
+def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> None:
     said = {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]}
     write_json(directory / "config.json", said)
     with pytest.raises(
@@ -173,5 +173,5 @@ def test_a_family_with_an_encoder_that_nothing_writes_is_refused_by_name(directo
     assert "t5, mt5" in caught.value.hint
 
 
-def test_the_families_that_are_named_are_those_that_are_written() -> None:
+def test_supported_types_match_graph_builders() -> None:
     assert set(SUPPORTED) == set(GRAPH_FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"

@@ -76,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult
     return build(request, BuildProgress(io.StringIO()))
 
 
-def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None:
+def test_manifest_contains_generation_config(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     assert manifest.tasks == (TaskName.TEXT_GENERATION,)
     assert manifest.generation_config is not None
@@ -93,7 +93,7 @@ def test_the_manifest_says_what_it_takes_to_generate(built: BuildResult) -> None
 
 
 @pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])
-def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> None:
+def test_sealed_graphs_open_and_generate(built: BuildResult, name: str) -> None:
     manifest = built.manifest
     (candidate,) = (c for c in manifest.candidates if c.name == name)
     spec = DecoderSpec.of(built.directory, manifest, candidate)
@@ -106,7 +106,7 @@ def test_every_sealed_graph_opens_and_answers(built: BuildResult, name: str) -> 
         engine.close()
 
 
-def test_what_was_said_is_told_by_the_report(
+def test_report_shows_generation_samples(
     built: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = read_generation_report(built.directory)
@@ -131,7 +131,7 @@ def test_what_was_said_is_told_by_the_report(
 
 
 @pytest.mark.parametrize("command", ["tune", "compact"])
-def test_commands_for_encoders_say_so(
+def test_encoder_commands_reject_decoders(
     built: BuildResult, source: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = str(built.directory.parents[1])
@@ -140,7 +140,7 @@ def test_commands_for_encoders_say_so(
     assert "not for models that generate text" in capsys.readouterr().err
 
 
-def test_a_changed_answer_is_noticed(built: BuildResult, tmp_path: Path) -> None:
+def test_changed_generation_report_fails_digest(built: BuildResult, tmp_path: Path) -> None:
     copy = shutil.copytree(built.directory, tmp_path / built.directory.name)
     content = json.loads((copy / GENERATION_NAME).read_bytes())
     content["samples"][0]["reference"]["tokens"][0] += 1
@@ -149,7 +149,7 @@ def test_a_changed_answer_is_noticed(built: BuildResult, tmp_path: Path) -> None
         ArtifactManifest.read(copy)
 
 
-def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_path: Path) -> None:
+def test_build_without_accepted_graph_raises_gate_failed(source: Path, tmp_path: Path) -> None:
     told = io.StringIO()
     request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
     with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
@@ -160,7 +160,7 @@ def test_when_no_graph_passes_the_build_fails_and_says_why(source: Path, tmp_pat
     assert tried == ["cpu-int8, memory in int8", "cpu-int8", DECODER_FP32.name]
 
 
-def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> None:
+def test_build_decoder_with_eval_is_rejected(source: Path, tmp_path: Path) -> None:
     request = request_of(source, tmp_path, DECODER_INT8, gate=LENIENT)
     (tmp_path / "data.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
     effort = BuildBudget(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
@@ -169,7 +169,7 @@ def test_labelled_data_is_not_for_generating(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])
-def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, limit: str) -> None:
+def test_unused_gate_limit_is_rejected(source: Path, tmp_path: Path, limit: str) -> None:
     gate = LENIENT.model_copy(update={limit: 0.1})
     request = request_of(source, tmp_path, DECODER_INT8, gate=gate)
     with pytest.raises(BuildError, match=f"knows no `{limit}`") as caught:
@@ -180,7 +180,7 @@ def test_a_limit_that_nothing_reads_is_refused(source: Path, tmp_path: Path, lim
     )
 
 
-def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_path: Path) -> None:
+def test_unsupported_rope_type_is_rejected_by_name(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "llama")
     config = json.loads((source / "config.json").read_bytes())
     config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
@@ -193,13 +193,13 @@ def test_a_type_of_rotations_that_no_graph_has_ends_the_build_by_its_name(tmp_pa
     assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
 
 
-def test_recipes_of_decoders_are_for_both_kinds_of_devices() -> None:
+def test_decoder_recipes_cover_both_devices() -> None:
     assert DECODER_INT8.device is Device.CPU
     assert DECODER_FP16.device is Device.GPU
 
 
 @pytest.mark.parametrize("recipe", [DECODER_INT8, DECODER_INT8_BLOCKS], ids=lambda r: r.name)
-def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path: Path) -> None:
+def test_build_gpt2_uses_graph_builder(recipe: DecoderRecipe, tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     request = request_of(source, tmp_path / "store", recipe, DECODER_FP16, gate=LENIENT)
     built = build(request, BuildProgress(io.StringIO()))
@@ -215,7 +215,7 @@ def test_a_gpt2_is_built_from_a_graph_of_our_own(recipe: DecoderRecipe, tmp_path
     ("make", "own_task"),
     [(make_t5, TaskName.TEXT2TEXT_GENERATION), (make_marian, TaskName.TRANSLATION)],
 )
-def test_a_model_with_an_encoder_is_built_and_served(
+def test_build_encoder_decoder_serves_answers(
     make: Any, own_task: TaskName, tmp_path: Path
 ) -> None:
     source = tiny_writer(tmp_path / "writer", make)
@@ -243,7 +243,7 @@ def test_a_model_with_an_encoder_is_built_and_served(
     assert all(len(talk.reference.tokens) > 0 for talk in told.samples)
 
 
-def test_the_files_say_how_answers_are_searched_for(tmp_path: Path) -> None:
+def test_encoder_decoder_defaults_come_from_checkpoint(tmp_path: Path) -> None:
     t5 = read_metadata(Checkpoint(tiny_writer(tmp_path / "t5", make_t5), SOURCE, "x/t5"), T5_TASKS)
     assert t5.generation_config is not None
     assert t5.generation_config.task_prefixes == {"summarization": "summarize: "}, (

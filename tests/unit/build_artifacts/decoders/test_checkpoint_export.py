@@ -63,13 +63,13 @@ def read_by(spec: DecoderSpec) -> np.ndarray:
         decoder.close()
 
 
-def test_a_gpt2_is_run_as_it_is(tmp_path: Path) -> None:
+def test_export_checkpoint_runs_gpt2(tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     check(whole_spec(source, tmp_path / "whole"), logits_of(source))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_weights_are_kept_in_the_type_that_is_asked_for(
+def test_export_checkpoint_converts_dtype(
     llama: Path, tmp_path: Path, precision: Precision
 ) -> None:
     spec = whole_spec(llama, tmp_path, replace(WHOLE, precision=precision))
@@ -85,7 +85,7 @@ def test_weights_are_kept_in_the_type_that_is_asked_for(
     [(DECODER_GPU_INT8_BNB, 0.995), (DECODER_GPU_NF4_BNB, 0.9)],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_bitsandbytes_rounds_weights(
+def test_export_checkpoint_quantizes_with_bitsandbytes(
     llama: Path, tmp_path: Path, recipe: DecoderRecipe, least: float
 ) -> None:
     halves = whole_spec(llama, tmp_path / "halves", DECODER_FP16_TRANSFORMERS)
@@ -98,7 +98,7 @@ def test_bitsandbytes_rounds_weights(
     assert cosines.mean() > least
 
 
-def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Path) -> None:
+def test_export_checkpoint_rejects_recipe_before_loading(llama: Path, tmp_path: Path) -> None:
     metadata = read_checkpoint_metadata(llama)
     source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
     behind_encoder = metadata.required_generation_config.model_copy(
@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama: Path, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_heads_that_cannot_be_shared_out_are_counted(llama: Path, tmp_path: Path) -> None:
+def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) -> None:
     three = replace(WHOLE, run=EngineOptions(tensor_parallel_size=3))
     with pytest.raises(UnsupportedModel, match=r"2 KV heads cannot be split over 3 GPUs"):
         whole_spec(llama, tmp_path, three)
@@ -134,7 +134,7 @@ def test_heads_that_cannot_be_shared_out_are_counted(llama: Path, tmp_path: Path
         ({"attn_logit_softcapping": 50.0}, "eager", None),
     ],
 )
-def test_what_rows_cannot_have_is_refused(
+def test_check_model_rejects_unsupported_config(
     llama: Path, config: dict[str, Any], attention: Attention, said: str | None
 ) -> None:
     model = SimpleNamespace(config=SimpleNamespace(**config))
@@ -142,7 +142,7 @@ def test_what_rows_cannot_have_is_refused(
         check_model(model, read_checkpoint_metadata(llama), attention)
 
 
-def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
+def test_tensor_parallel_without_plan_is_rejected(tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     with pytest.raises(UnsupportedModel, match="no tensor parallel plan for `GPT2LMHeadModel`"):
         whole_spec(
@@ -150,7 +150,7 @@ def test_a_family_without_a_plan_is_not_spread(tmp_path: Path) -> None:
         )
 
 
-def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.engines.find_spec", lambda name: 1)
     monkeypatch.setattr("deployments.engines.transformers_engine.find_spec", lambda name: None)
     spec = DecoderSpec(
@@ -164,7 +164,7 @@ def test_what_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyP
     assert missing_requirement(replace(spec, precision="fp16"), GeneratorSettings()) is None
 
 
-def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
+def test_gpu_placement_replaces_gpu_recipes() -> None:
     assert with_gpu_placement(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
     spread = with_gpu_placement(FULL, tensor_parallel_size=4, kv_offload=True)
     for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
@@ -180,9 +180,7 @@ def test_a_placement_takes_the_place_of_all_for_gpus() -> None:
 
 
 @pytest.mark.parametrize(("tensor_parallel_size", "kv_offload"), [(2, False), (1, True)])
-def test_weights_that_are_rounded_for_gpus_have_no_placement(
-    tensor_parallel_size: int, kv_offload: bool
-) -> None:
+def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload: bool) -> None:
     assert with_gpu_placement(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
     with pytest.raises(BuildError, match="built in fp16") as caught:
         with_gpu_placement(
@@ -211,7 +209,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     ("name", "engine"),
     [("gpu-fp16-x2", TensorParallelDecoder), ("gpu-nf4-bitsandbytes", TorchDecoder)],
 )
-def test_a_sealed_checkpoint_opens_and_answers(
+def test_sealed_checkpoint_opens_and_generates(
     built: BuildResult, name: str, engine: type[TorchDecoder | TensorParallelDecoder]
 ) -> None:
     manifest = ArtifactManifest.read(built.directory)

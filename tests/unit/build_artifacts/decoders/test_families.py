@@ -48,9 +48,7 @@ BUILT = [name for name in SUPPORTED if name != "GPT2LMHeadModel"]  # tests/parit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BUILT)
-def test_a_graph_of_the_family_says_what_transformers_says(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_exported_family_matches_transformers(architecture: str, tmp_path: Path) -> None:
     source, made = tmp_path / "checkpoint", tmp_path / "graph"
     made.mkdir()
     model = write_model(architecture, source)

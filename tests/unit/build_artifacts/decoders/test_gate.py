@@ -120,7 +120,7 @@ def admit(
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT8], ids=lambda recipe: recipe.name)
-def test_a_graph_that_passes_keeps_int8(
+def test_accepted_graph_has_int8_kv_cache(
     builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
@@ -133,7 +133,7 @@ def test_a_graph_that_passes_keeps_int8(
     assert len(builder.gate_inputs) == 1
 
 
-def test_a_gate_that_is_missed_is_tried_without_int8_last(
+def test_last_fallback_drops_int8_kv_cache(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
@@ -149,7 +149,7 @@ def test_a_gate_that_is_missed_is_tried_without_int8_last(
 
 @pytest.mark.usefixtures("crude")
 @pytest.mark.parametrize("recipe", [PLAIN, DECODER_INT8], ids=lambda recipe: recipe.name)
-def test_what_passes_without_int8_is_a_graph_of_floats(
+def test_fallback_without_int8_kv_cache_is_float(
     builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     passed = admit(runner, original, recipe)
@@ -162,7 +162,7 @@ def test_what_passes_without_int8_is_a_graph_of_floats(
     assert f"{recipe.name} against fp32 torch: accepted" in found
 
 
-def test_rounded_weights_and_memory_share_one_graph_of_floats(
+def test_int8_candidates_share_float_export(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
@@ -171,7 +171,7 @@ def test_rounded_weights_and_memory_share_one_graph_of_floats(
     assert len(runner.lines("quantize")) == len(runner.lines("verify")) == 2
 
 
-def test_a_recipe_without_int8_is_tried_as_it_is(
+def test_recipe_without_int8_kv_cache_is_unchanged(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     passed = admit(runner, original, replace(SEVERAL, kv_cache_dtype=None))
@@ -182,7 +182,7 @@ def test_a_recipe_without_int8_is_tried_as_it_is(
     assert builder.gate_inputs == [(TTFT, None)]
 
 
-def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
+def test_unsupported_int8_kv_cache_evaluates_float(
     builder: Builder, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     builder.attention = sinking
@@ -193,7 +193,7 @@ def test_a_graph_that_cannot_keep_int8_is_judged_as_it_is(
     assert not has_int8_kv_cache(passed.spec.path)
 
 
-def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
+def test_unsupported_int8_kv_cache_evaluates_once(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     builder.attention = sinking
@@ -202,7 +202,7 @@ def test_a_graph_that_cannot_keep_int8_is_not_judged_twice(
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)
-def test_a_model_with_an_encoder_never_keeps_int8(
+def test_encoder_decoder_has_no_int8_kv_cache(
     builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
 ) -> None:
     builder.refuses = True
@@ -219,7 +219,7 @@ def test_a_model_with_an_encoder_never_keeps_int8(
     assert not any("KV cache" in line for line in runner.told.getvalue().splitlines())
 
 
-def test_where_there_was_no_graph_at_all_the_refusal_is_told(
+def test_failure_without_graphs_is_unsupported_model(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     builder.refuses = True
@@ -230,7 +230,7 @@ def test_where_there_was_no_graph_at_all_the_refusal_is_told(
     assert (failure.message, failure.hint) == ("no such graph", "none")
 
 
-def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
+def test_failed_fallback_hint_names_the_exporter(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     admission = build_gate(runner, original, HOPELESS)
@@ -242,7 +242,7 @@ def test_a_fallback_that_misses_the_gate_is_not_blamed_on_the_checkpoint(
     assert "damaged" not in failure.hint
 
 
-def test_a_fallback_that_cannot_be_made_is_told_where_others_missed_the_gate(
+def test_unsupported_fallback_is_reported_in_hint(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     admission = build_gate(runner, original, HOPELESS)

@@ -9,8 +9,6 @@ from build_artifacts.decoders.generation_report import common_prefix_length
     ("one", "other", "count"),
     [((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3), (1, 9, 3), 1), ((1, 2), (1, 2, 3), 2), ((), (1,), 0)],
 )
-def test_answers_are_the_same_up_to_the_first_difference(
-    one: tuple[int, ...], other: tuple[int, ...], count: int
-) -> None:
+def test_common_prefix_length(one: tuple[int, ...], other: tuple[int, ...], count: int) -> None:
     assert common_prefix_length(one, other) == count
     assert common_prefix_length(other, one) == count

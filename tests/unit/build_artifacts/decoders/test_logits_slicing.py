@@ -37,7 +37,7 @@ def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(["logits"], feeds)[0])
 
 
-def test_from_the_first_token_on_not_one_bit_is_different(tmp_path: Path, plain: Path) -> None:
+def test_slice_from_zero_is_bit_identical(tmp_path: Path, plain: Path) -> None:
     due = logits_of(plain)
     slice_logits(plain, "Tiny")
     whole = logits_of(plain, logits_from=np.array([0]))
@@ -45,7 +45,7 @@ def test_from_the_first_token_on_not_one_bit_is_different(tmp_path: Path, plain:
 
 
 @pytest.mark.parametrize("first", [1, 4, 6])
-def test_from_a_later_token_on_they_are_the_last_ones(plain: Path, first: int) -> None:
+def test_slice_returns_trailing_logits(plain: Path, first: int) -> None:
     due = logits_of(plain)
     slice_logits(plain, "Tiny")
     given = logits_of(plain, logits_from=np.array([first]))
@@ -53,7 +53,7 @@ def test_from_a_later_token_on_they_are_the_last_ones(plain: Path, first: int) -
     np.testing.assert_allclose(given, due[:, first:], atol=1e-5)
 
 
-def test_logits_that_are_scaled_and_capped_are_sliced_before_the_head(plain: Path) -> None:
+def test_slice_precedes_scaled_head(plain: Path) -> None:
     model = onnx.load(plain)
     head = model.graph.node[-1]
     head.output[0] = "raw"
@@ -73,7 +73,7 @@ def test_logits_that_are_scaled_and_capped_are_sliced_before_the_head(plain: Pat
     assert logits_of(plain, logits_from=np.array([0])).tobytes() == due.tobytes()
 
 
-def test_a_graph_with_a_memory_of_another_kind_is_refused(plain: Path) -> None:
+def test_graph_with_unknown_state_is_rejected(plain: Path) -> None:
     model = onnx.load(plain)
     state = helper.make_tensor_value_info("past.0.conv", TensorProto.FLOAT, ["B", 3])
     model.graph.input.append(state)
@@ -82,7 +82,7 @@ def test_a_graph_with_a_memory_of_another_kind_is_refused(plain: Path) -> None:
         slice_logits(plain, "Tiny")
 
 
-def test_a_graph_with_attention_over_equal_lengths_is_refused(plain: Path) -> None:
+def test_graph_without_group_query_attention_is_rejected(plain: Path) -> None:
     model = onnx.load(plain)
     next(
         n for n in model.graph.node if n.op_type == "GroupQueryAttention"

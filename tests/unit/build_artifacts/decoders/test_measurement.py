@@ -38,7 +38,7 @@ def reference(graph: Path) -> DecoderReference:
     return build_reference(graph)
 
 
-def test_the_same_graph_passes_with_full_marks(graph: Path, reference: DecoderReference) -> None:
+def test_same_graph_has_perfect_parity(graph: Path, reference: DecoderReference) -> None:
     found = compare_decoder(open_graph(graph), reference, Gate())
     assert found.reasons == ()
     assert found.parity is not None
@@ -48,7 +48,7 @@ def test_the_same_graph_passes_with_full_marks(graph: Path, reference: DecoderRe
     assert found.perplexity == pytest.approx(reference.perplexity(), rel=1e-4)
 
 
-def test_a_damaged_graph_is_left_out_with_the_reasons(
+def test_corrupted_graph_violates_limits(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
@@ -59,7 +59,7 @@ def test_a_damaged_graph_is_left_out_with_the_reasons(
     assert any("next-token agreement" in reason for reason in found.reasons)
 
 
-def test_numbers_that_are_none_never_pass(
+def test_nonfinite_logits_are_rejected(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
@@ -70,7 +70,7 @@ def test_numbers_that_are_none_never_pass(
 
 
 @pytest.mark.parametrize("limit", Gate.model_fields)
-def test_the_limits_that_are_read_are_those_that_are_named(
+def test_limits_match_effective_gate_fields(
     tmp_path: Path, graph: Path, reference: DecoderReference, limit: str
 ) -> None:
     other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
@@ -105,7 +105,7 @@ class Mixing:
         self._inner.close()
 
 
-def test_rows_that_change_one_another_are_found(graph: Path, reference: DecoderReference) -> None:
+def test_batch_dependent_engine_is_rejected(graph: Path, reference: DecoderReference) -> None:
     found = compare_decoder(Mixing(open_graph(graph)), reference, Gate())
     assert any("worst batched cosine" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
@@ -129,7 +129,7 @@ class Lonely(Mixing):
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
+def test_nonfinite_single_logits_are_rejected(
     graph: Path, reference: DecoderReference, wrong: float
 ) -> None:
     found = compare_decoder(Lonely(open_graph(graph), wrong), reference, Gate())
@@ -137,16 +137,14 @@ def test_numbers_that_are_none_when_a_row_is_alone_never_pass(
     assert found.reasons == ("an output is not a finite number",)
 
 
-def test_texts_of_all_lengths_are_read_to_their_ends(
-    graph: Path, reference: DecoderReference
-) -> None:
+def test_decode_texts_covers_all_tokens(graph: Path, reference: DecoderReference) -> None:
     read = [(text, place) for left, place, _ in decode_texts(open_graph(graph), reference.texts)
             for text in left]  # fmt: skip
     due = [(text, place) for text, ids in enumerate(reference.texts) for place in range(len(ids))]
     assert sorted(read) == due
 
 
-def test_answers_are_those_of_one_prompt_alone(graph: Path, reference: DecoderReference) -> None:
+def test_generate_answers_is_batch_invariant(graph: Path, reference: DecoderReference) -> None:
     prompts = reference.gate_inputs.prompts
     together = generate_answers(open_graph(graph), prompts, ENDS, 12)
     engine = open_graph(graph)
@@ -158,12 +156,12 @@ def test_answers_are_those_of_one_prompt_alone(graph: Path, reference: DecoderRe
         assert len(answer) == 12 or answer[-1] in ENDS
 
 
-def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
+def test_generate_answers_stops_at_eos(tmp_path: Path) -> None:
     graph = tiny_graph(tmp_path / "sure.onnx", saying=(1, 2, 3, ENDS[0]))
     assert generate_answers(open_graph(graph), [(9, 1), (2,)], ENDS, 12) == ((2, 3, 95), (3, 95))
 
 
-def test_logits_are_summed_up_as_probabilities_say() -> None:
+def test_summarize_logits_matches_softmax() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], np.float32)) + 3
     found = summarize_logits(logits.astype(np.float32))
     assert found.choices.tolist() == [0, 2]
@@ -172,7 +170,7 @@ def test_logits_are_summed_up_as_probabilities_say() -> None:
     assert perplexity(-np.log([0.5, 0.125])) == pytest.approx(4.0)
 
 
-def test_a_pace_is_measured_in_any_context(graph: Path) -> None:
+def test_measure_throughput_fits_any_context(graph: Path) -> None:
     pace = measure_throughput(open_graph(graph), 0.05)
     assert min(pace.single, pace.batched, pace.prefill) > 0
     assert "tokens/s" in str(pace)

@@ -77,7 +77,7 @@ def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
     return found
 
 
-def test_the_int8_graph_answers_nearly_alike(graph: Path, quantised: Path) -> None:
+def test_per_token_int8_is_close_to_float(graph: Path, quantised: Path) -> None:
     ids = np.random.default_rng(1).integers(0, WORDS, (4, 6))
     exact, rounded = (scores(path, ids).reshape(-1, WORDS) for path in (graph, quantised))
     norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(rounded, axis=1)
@@ -86,7 +86,7 @@ def test_the_int8_graph_answers_nearly_alike(graph: Path, quantised: Path) -> No
     assert np.abs(exact - rounded).max() > 0, "nothing was rounded: the test shows nothing"
 
 
-def test_a_row_is_the_same_in_any_company(quantised: Path) -> None:
+def test_per_token_int8_is_batch_invariant(quantised: Path) -> None:
     ids = np.random.default_rng(2).integers(0, WORDS, (5, 7))
     together = scores(quantised, ids)
     for row in range(5):
@@ -94,13 +94,13 @@ def test_a_row_is_the_same_in_any_company(quantised: Path) -> None:
     np.testing.assert_array_equal(scores(quantised, ids[:, :1])[:, 0], together[:, 0])
 
 
-def test_products_of_one_value_share_its_rounding(quantised: Path) -> None:
+def test_matmuls_share_quantized_activation(quantised: Path) -> None:
     kinds = [node.op_type for node in onnx.load(quantised).graph.node]
     assert kinds.count("MatMulIntegerToFloat") == 4
     assert kinds.count("QuantizeLinear") == 3
 
 
-def test_small_tables_stay_as_they_are_and_large_ones_are_gone(quantised: Path) -> None:
+def test_only_large_matrices_are_quantized(quantised: Path) -> None:
     model = onnx.load(quantised)
     floats = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
     assert "small" in floats
@@ -108,7 +108,7 @@ def test_small_tables_stay_as_they_are_and_large_ones_are_gone(quantised: Path) 
     assert [node.op_type for node in model.graph.node].count("Transpose") == 0
 
 
-def test_a_row_of_zeros_gives_zeros(
+def test_row_of_zeros_returns_zeros(
     graph: Path, tables: dict[str, FloatArray], tmp_path: Path
 ) -> None:
     model = onnx.load(graph)
@@ -126,7 +126,7 @@ def test_a_row_of_zeros_gives_zeros(
     assert found[0, 1].any()
 
 
-def test_the_weights_lie_in_one_file_beside_the_graph(quantised: Path) -> None:
+def test_weights_are_in_one_external_file(quantised: Path) -> None:
     assert {path.name for path in quantised.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
 
 
@@ -135,7 +135,7 @@ TEXTS = tuple(
 )
 
 
-def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_path: Path) -> None:
+def test_calibration_reduces_error_and_operators(tmp_path: Path) -> None:
     path = graph_with_outliers(tmp_path / "model.onnx")
     plain, taught = tmp_path / "plain" / "model.onnx", tmp_path / "taught" / "model.onnx"
     for into in (plain, taught):
@@ -150,7 +150,7 @@ def test_reading_texts_first_makes_outliers_harmless_and_saves_operators(tmp_pat
     assert [found.count("MatMulIntegerToFloat") for found in kinds] == [11, 11]
 
 
-def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> None:
+def test_static_scales_are_batch_invariant(tmp_path: Path) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
     quantize_per_token(path, into, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     engine = open_graph(into)
@@ -163,7 +163,7 @@ def test_a_row_with_fixed_scales_is_the_same_in_any_company(tmp_path: Path) -> N
     np.testing.assert_array_equal(alone[0], together[0])
 
 
-def test_a_processor_that_would_overflow_answers_the_same(
+def test_results_are_equal_on_cpu_with_int8_overflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, into = graph_with_outliers(tmp_path / "model.onnx"), tmp_path / "int8.onnx"
@@ -174,7 +174,7 @@ def test_a_processor_that_would_overflow_answers_the_same(
     np.testing.assert_array_equal(logits_of(into), here)
 
 
-def test_a_scale_is_fixed_where_rows_are_alike_only() -> None:
+def test_static_scale_requires_similar_rows() -> None:
     rows = np.random.default_rng(4).normal(size=(50, 64)).astype(np.float32)
     scale = compute_static_scale(rows)
     assert scale is not None

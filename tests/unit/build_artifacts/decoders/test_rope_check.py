@@ -101,7 +101,7 @@ def llama(rope: Mapping[str, Any]) -> LlamaConfig:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("rope", [DEFAULT, YARN], ids=["default", "yarn"])
-def test_tables_of_transformers_own_pass(
+def test_rope_tables_of_transformers_are_accepted(
     tmp_path: Path, rope: Mapping[str, Any], dtype: type
 ) -> None:
     config = llama(rope)
@@ -112,7 +112,7 @@ def test_tables_of_transformers_own_pass(
 
 
 @pytest.mark.parametrize("rope_type", ["yarn", "linear", "longrope"])
-def test_a_type_that_the_graph_ignores_is_refused_by_name(tmp_path: Path, rope_type: str) -> None:
+def test_ignored_rope_type_is_rejected_by_name(tmp_path: Path, rope_type: str) -> None:
     tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
     graph = write_graph(tmp_path / "model.onnx", ["all", "all"], tables)
     factors = {f"{length}_factor": [2.0] * (HEAD // 2) for length in ("short", "long")}
@@ -121,7 +121,7 @@ def test_a_type_that_the_graph_ignores_is_refused_by_name(tmp_path: Path, rope_t
         check_rope(graph, weights, build_metadata(POSITIONS // 4))
 
 
-def test_what_is_wrong_at_the_far_end_only_is_found(tmp_path: Path) -> None:
+def test_error_at_last_position_is_rejected(tmp_path: Path) -> None:
     config = llama(DEFAULT)
     cosines, sines = tables_of(LlamaRotaryEmbedding(config))
     cosines[100_000:] += 0.2
@@ -132,7 +132,7 @@ def test_what_is_wrong_at_the_far_end_only_is_found(tmp_path: Path) -> None:
     check_rope(graph, weights, build_metadata(tokens=100_000))
 
 
-def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None:
+def test_short_rope_tables_are_rejected(tmp_path: Path) -> None:
     config = llama(DEFAULT)
     cosines, sines = tables_of(LlamaRotaryEmbedding(config))
     short = {"all": (cosines[:4096], sines[:4096])}
@@ -143,7 +143,7 @@ def test_tables_that_end_before_the_texts_do_are_refused(tmp_path: Path) -> None
         check_rope(graph, weights, build_metadata(tokens=4097))
 
 
-def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
+def test_partial_rotation_is_accepted(tmp_path: Path) -> None:
     config = PhiConfig(**SIZES | {"num_key_value_heads": 2}, partial_rotary_factor=0.5)
     tables = {"all": tables_of(PhiRotaryEmbedding(config))}
     assert tables["all"][0].shape == (POSITIONS, HEAD // 4)
@@ -151,7 +151,7 @@ def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
     check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 
-def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
+def test_rope_tables_follow_layer_types(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(**SIZES, head_dim=HEAD, layer_types=kinds)
     module = Gemma3RotaryEmbedding(config)
@@ -164,14 +164,14 @@ def test_layers_have_the_tables_of_their_own_kind(tmp_path: Path) -> None:
         check_rope(wrong, weights, build_metadata())
 
 
-def test_a_layer_without_rotations_is_left_alone(tmp_path: Path) -> None:
+def test_layer_without_rope_is_ignored(tmp_path: Path) -> None:
     config = SmolLM3Config(**SIZES, no_rope_layers=[0, 1], rope_parameters=dict(DEFAULT))
     tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
     graph = write_graph(tmp_path / "model.onnx", [None, "all"], tables)
     check_rope(graph, write_checkpoint(tmp_path, config), build_metadata())
 
 
-def test_tables_that_are_computed_are_trusted_of_one_type_only(tmp_path: Path) -> None:
+def test_computed_rope_tables_require_longrope(tmp_path: Path) -> None:
     graph = write_graph(tmp_path / "model.onnx", ["computed"], {})
     pairs = [1.0] * (HEAD // 2)
     split = {"rope_type": "longrope", "short_factor": pairs, "long_factor": pairs}
@@ -181,7 +181,7 @@ def test_tables_that_are_computed_are_trusted_of_one_type_only(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_builder_s_own_graph_is_refused_where_it_ignores_the_type(tmp_path: Path) -> None:
+def test_model_builder_graph_with_ignored_rope_type_is_rejected(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "llama")
     config = LlamaConfig.from_pretrained(source)
     metadata = CheckpointMetadata(

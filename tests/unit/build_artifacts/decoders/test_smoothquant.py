@@ -41,7 +41,7 @@ def spread_of(values: FloatArray) -> float:
     return float(sizes.max() / np.median(sizes))
 
 
-def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
+def test_observe_returns_activations_of_all_tokens(path: Path) -> None:
     observed = collect_scales(path, ["a_0", "k_1"])
     assert {name: values.shape for name, values in observed.items()} == {
         "a_0": (80, 64),
@@ -51,7 +51,7 @@ def test_what_products_read_is_seen_for_every_token(path: Path) -> None:
     assert set(np.argsort(loud)[-2:]) == set(LOUD_CHANNELS)
 
 
-def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: Path) -> None:
+def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: Path) -> None:
     model = onnx.load(path)
     graph = FloatGraph(model)
     values = [*NORMED, *ATTENDED, *GATED]
@@ -68,7 +68,7 @@ def test_smoothing_evens_out_values_and_changes_no_answer(path: Path, tmp_path: 
         assert spread_of(observed[value]) > 20 > 5 > spread_of(after[value])
 
 
-def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
+def test_activation_without_scale_target_is_unchanged(tmp_path: Path) -> None:
     """All norms of the plain graph share one scale, and its head's input is cut before."""
     model = onnx.load(tiny_graph(tmp_path / "model.onnx"))
     before = {table.name: table.SerializeToString() for table in model.graph.initializer}
@@ -79,7 +79,7 @@ def test_what_nothing_can_divide_stays_as_it_is(tmp_path: Path) -> None:
     assert {t.name: t.SerializeToString() for t in model.graph.initializer} == before
 
 
-def test_a_value_that_something_else_reads_too_stays_as_it_is(path: Path) -> None:
+def test_activation_with_other_consumers_is_unchanged(path: Path) -> None:
     model = onnx.load(path)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("a_0"))
     observed = np.ones((3, 64), np.float32)
@@ -89,13 +89,11 @@ def test_a_value_that_something_else_reads_too_stays_as_it_is(path: Path) -> Non
 @pytest.mark.parametrize(
     ("value", "bounded"), [("a_0", True), ("c_1", True), ("k_0", False), ("input_ids", False)]
 )
-def test_norms_and_attention_keep_their_values_in_bounds(
-    path: Path, value: str, bounded: bool
-) -> None:
+def test_norm_and_attention_outputs_are_bounded(path: Path, value: str, bounded: bool) -> None:
     assert is_bounded(FloatGraph(onnx.load(path)), value) is bounded
 
 
-def test_queries_are_scaled_by_their_weights(path: Path, tmp_path: Path) -> None:
+def test_scale_queries_moves_scale_into_weights(path: Path, tmp_path: Path) -> None:
     model = onnx.load(path)
     graph = FloatGraph(model)
     for node in model.graph.node:

@@ -75,16 +75,14 @@ def check_step(decoder: DecoderEngine) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_either_attention_answers_as_transformers(
-    llama: Path, attention: Attention, tmp_path: Path
-) -> None:
+def test_program_matches_transformers(llama: Path, attention: Attention, tmp_path: Path) -> None:
     check(
         program_spec(llama, tmp_path, replace(PROGRAM, run=EngineOptions(attention=attention))),
         logits_of(llama),
     )
 
 
-def test_another_family_is_a_program_as_well(tmp_path: Path) -> None:
+def test_program_supports_other_family(tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     spec = program_spec(source, tmp_path)
     check(spec, logits_of(source))
@@ -92,7 +90,7 @@ def test_another_family_is_a_program_as_well(tmp_path: Path) -> None:
     assert spec.path.stat().st_size < 1.2 * (source / "model.safetensors").stat().st_size
 
 
-def test_layers_with_a_window_are_refused(llama: Path, tmp_path: Path) -> None:
+def test_sliding_window_is_rejected(llama: Path, tmp_path: Path) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
@@ -105,9 +103,7 @@ def test_layers_with_a_window_are_refused(llama: Path, tmp_path: Path) -> None:
         export_program(tmp_path, metadata, PROGRAM, tmp_path / "p")
 
 
-def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_export_program_rejects_recipe_before_loading(llama: Path, tmp_path: Path) -> None:
     metadata, path = read_checkpoint_metadata(llama), tmp_path / "p"
     source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
     behind_encoder = metadata.required_generation_config.model_copy(
@@ -128,7 +124,7 @@ def test_what_there_is_no_program_of_is_refused_before_it_is_loaded(
     assert not path.exists()
 
 
-def test_what_a_program_cannot_say_is_told_with_the_architecture(
+def test_tracing_failure_names_architecture(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -158,7 +154,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
 
 
 @pytest.mark.slow
-def test_the_faster_engine_for_a_gpu_comes_first(built: BuildResult) -> None:
+def test_faster_gpu_engine_is_first(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     for_gpu = manifest.candidates_for(Device.GPU)
     assert {c.name: c.engine for c in for_gpu} == {
@@ -171,7 +167,7 @@ def test_the_faster_engine_for_a_gpu_comes_first(built: BuildResult) -> None:
 
 
 @pytest.mark.slow
-def test_a_sealed_program_opens_and_answers(built: BuildResult) -> None:
+def test_sealed_program_opens_and_generates(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     (candidate,) = (c for c in manifest.candidates if c.engine == "torch")
     assert candidate.parity.batched_cosine_worst > 0.9999

@@ -34,9 +34,7 @@ def read_checkpoint_metadata(source: Path) -> CheckpointMetadata:
 
 
 @pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPAN])
-def test_a_half_precision_graph_answers_like_single_precision(
-    head: ModelHead, tmp_path: Path
-) -> None:
+def test_half_precision_graph_matches_fp32(head: ModelHead, tmp_path: Path) -> None:
     """The GPU encoder's graph, on the CPU provider."""
     assert isinstance(GPU_FP16.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
@@ -60,7 +58,7 @@ def test_a_half_precision_graph_answers_like_single_precision(
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
-def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Path) -> None:
+def test_vector_graph_outputs_unpooled_tokens(pooling: str, tmp_path: Path) -> None:
     """The vectors of tokens, of the rewritten graph and of its int8 copy, are torch's."""
     import torch
 
@@ -83,7 +81,7 @@ def test_a_graph_of_vectors_also_gives_what_it_pools(pooling: str, tmp_path: Pat
             np.testing.assert_allclose(np.concatenate(given), np.concatenate(due), atol=1e-4)
 
 
-def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
+def test_only_vector_graphs_have_second_output(tmp_path: Path) -> None:
     for head, names in ((ModelHead.VECTOR, ["output", "tokens"]), (ModelHead.TOKENS, ["output"])):
         source = tiny_checkpoint(tmp_path / head, head=head, layers=1)
         model = load_model(source, head=head, dtype="float32")
@@ -94,7 +92,7 @@ def test_only_a_graph_of_vectors_has_a_second_output(tmp_path: Path) -> None:
         assert [output.name for output in onnx.load(graph).graph.output] == names
 
 
-def test_a_model_is_the_same_after_its_export(tmp_path: Path) -> None:
+def test_export_leaves_model_unchanged(tmp_path: Path) -> None:
     assert isinstance(CPU_FP32.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", layers=1)
     metadata = read_checkpoint_metadata(source)
@@ -123,7 +121,7 @@ def untraceable(model: TorchModel) -> TorchModel:
     return model
 
 
-def test_a_model_that_cannot_be_traced_is_refused_by_name(tmp_path: Path) -> None:
+def test_untraceable_model_is_rejected_by_name(tmp_path: Path) -> None:
     assert isinstance(CPU_FP32.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", layers=1)
     model = untraceable(load_model(source, head=ModelHead.VECTOR, dtype="float32"))

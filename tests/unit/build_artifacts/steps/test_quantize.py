@@ -53,7 +53,7 @@ def likeness(shop: PreparedBuild, graph: Path) -> float:
     return float(cosines(shop.answers(CPU_INT8, graph), shop.prepared.reference.outputs).min())
 
 
-def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: Path) -> None:
+def test_dynamic_int8_quantizes_matmuls_and_tables(plain: PreparedBuild, tmp_path: Path) -> None:
     graph = quantised(plain, DynamicInt8(), tmp_path / "graph.onnx")
     counts = op_counts(graph)
     assert counts["MatMulInteger"] == PRODUCTS
@@ -68,7 +68,7 @@ def test_dynamic_int8_takes_products_and_tables(plain: PreparedBuild, tmp_path: 
 
 
 @pytest.mark.parametrize("calibration", ["minmax", "percentile", "entropy"])
-def test_static_int8_surrounds_products_with_measured_ranges(
+def test_static_int8_uses_calibrated_ranges(
     plain: PreparedBuild, tmp_path: Path, calibration: CalibrationMethod
 ) -> None:
     graph = quantised(plain, StaticInt8(calibration=calibration), tmp_path / "graph.onnx")
@@ -81,7 +81,9 @@ def test_static_int8_surrounds_products_with_measured_ranges(
     assert likeness(plain, graph) > 0.97
 
 
-def test_calibrations_differ_in_their_ranges(workshop: PreparedBuild, tmp_path: Path) -> None:
+def test_calibration_methods_return_different_ranges(
+    workshop: PreparedBuild, tmp_path: Path
+) -> None:
     def steps(calibration: CalibrationMethod) -> dict[str, float]:
         scheme = StaticInt8(calibration=calibration)
         graph = onnx.load(quantised(workshop, scheme, tmp_path / f"{calibration}.onnx")).graph
@@ -99,9 +101,7 @@ def test_calibrations_differ_in_their_ranges(workshop: PreparedBuild, tmp_path: 
     assert likeness(workshop, entropy) > likeness(workshop, minmax) + 0.2
 
 
-def test_smooth_int8_moves_outliers_into_the_weights(
-    workshop: PreparedBuild, tmp_path: Path
-) -> None:
+def test_nncf_int8_moves_outliers_into_weights(workshop: PreparedBuild, tmp_path: Path) -> None:
     pytest.importorskip("nncf")
     graph = quantised(workshop, NncfInt8(), tmp_path / "graph.onnx")
     counts = op_counts(graph)
@@ -111,7 +111,7 @@ def test_smooth_int8_moves_outliers_into_the_weights(
     assert likeness(workshop, graph) > likeness(workshop, as_it_is)
 
 
-def test_weights_only_int8_leaves_tables_and_activations(
+def test_weights_only_int8_keeps_tables_and_activations(
     plain: PreparedBuild, tmp_path: Path
 ) -> None:
     graph = quantised(plain, WeightOnlyInt8(block=32), tmp_path / "graph.onnx")
@@ -123,7 +123,7 @@ def test_weights_only_int8_leaves_tables_and_activations(
 
 
 @pytest.mark.parametrize("scheme", [DynamicInt8(), StaticInt8()], ids=lambda s: type(s).__name__)
-def test_kept_nodes_keep_their_activations(
+def test_excluded_nodes_keep_float_activations(
     plain: PreparedBuild, tmp_path: Path, scheme: Quantization
 ) -> None:
     every = quantised(plain, scheme, tmp_path / "every.onnx")
@@ -142,7 +142,7 @@ def test_kept_nodes_keep_their_activations(
     assert likeness(plain, graph) > likeness(plain, every) - 0.001
 
 
-def test_a_zero_point_per_channel_is_a_choice(plain: PreparedBuild, tmp_path: Path) -> None:
+def test_weight_zero_points_are_optional(plain: PreparedBuild, tmp_path: Path) -> None:
     def zero_points(symmetric: bool) -> bool:
         scheme = DynamicInt8(symmetric_weights=symmetric)
         graph = onnx.load(quantised(plain, scheme, tmp_path / f"{symmetric}.onnx")).graph
@@ -154,9 +154,7 @@ def test_a_zero_point_per_channel_is_a_choice(plain: PreparedBuild, tmp_path: Pa
     assert not zero_points(symmetric=True)
 
 
-def test_what_a_quantiser_cannot_do_is_said_in_one_line(
-    plain: PreparedBuild, tmp_path: Path
-) -> None:
+def test_quantizer_failure_has_one_line(plain: PreparedBuild, tmp_path: Path) -> None:
     graph = unreadable(tmp_path / "graph.onnx")
     with pytest.raises(UnsupportedModel, match="StaticInt8 does not work on this graph: "):
         quantize(graph, StaticInt8(), tmp_path / "q.onnx", items=plain.items)

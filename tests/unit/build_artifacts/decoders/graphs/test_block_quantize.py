@@ -47,7 +47,7 @@ def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", [*GPT2, *ENCODER_DECODERS])
 @pytest.mark.parametrize("tables", [True, False])
-def test_int8_is_near(
+def test_int8_blocks_are_close_to_float(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
 ) -> None:
     if tables:  # of words, which are too small here to be worth it
@@ -61,13 +61,13 @@ def test_int8_is_near(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "t5"])
-def test_int4_is_not_far(made: Make, tmp_path: Path, name: str) -> None:
+def test_int4_blocks_are_close_to_float(made: Make, tmp_path: Path, name: str) -> None:
     written = made(name).written
     found = worst_cosine(answers(in_integers(written, tmp_path, 4)), answers(written))
     assert 0.8 < found < 0.9999
 
 
-def test_a_quarter_or_an_eighth_is_left_of_the_products(made: Make, tmp_path: Path) -> None:
+def test_quantized_weights_are_smaller(made: Make, tmp_path: Path) -> None:
     graph = made("bart").written.decoder
     sizes = {}
     for bits in (8, 4):

@@ -35,7 +35,7 @@ def reference_answer(made: Made, ids: list[int]) -> list[int]:
 
 
 @each
-def test_logits_after_every_token_of_a_prompt(made: Make, name: str) -> None:
+def test_prefill_logits_match_transformers(made: Make, name: str) -> None:
     model = made(name)
     for row, ids in enumerate(PROMPTS):
         found = Rows(model.written).prefill(row, ids, all_logits=True)
@@ -43,9 +43,7 @@ def test_logits_after_every_token_of_a_prompt(made: Make, name: str) -> None:
 
 
 @each
-def test_rows_of_different_lengths_answer_together_as_each_does_alone(
-    made: Make, name: str
-) -> None:
+def test_slots_of_different_lengths_are_batch_invariant(made: Make, name: str) -> None:
     model = made(name)
     expected = [reference_answer(model, ids) for ids in PROMPTS]
     assert greedy(Rows(model.written), PROMPTS, SORT_BINS) == expected
@@ -54,7 +52,9 @@ def test_rows_of_different_lengths_answer_together_as_each_does_alone(
 
 @each
 @pytest.mark.parametrize("parts", [(4, 5), (1, 7, 1), (8, 1)])
-def test_a_prompt_read_in_parts(made: Make, name: str, parts: tuple[int, ...]) -> None:
+def test_chunked_prefill_matches_single_prefill(
+    made: Make, name: str, parts: tuple[int, ...]
+) -> None:
     model = made(name)
     rows, ids, start = Rows(model.written), PROMPTS[2], 0
     for count in parts:
@@ -63,14 +63,14 @@ def test_a_prompt_read_in_parts(made: Make, name: str, parts: tuple[int, ...]) -
     np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
 
 
-def test_a_prompt_that_fills_the_whole_memory(made: Make) -> None:
+def test_prompt_fills_whole_slot(made: Make) -> None:
     model = made("gpt2")
     ids = list(range(10, 34))
     found = Rows(model.written, context=len(ids)).prefill(0, ids)
     np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
 
 
-def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make) -> None:
+def test_copied_slot_continues_equally(made: Make) -> None:
     rows = Rows(made("gpt2").written)
     rows.prefill(0, PROMPTS[0])
     rows.prefill(1, PROMPTS[2])
@@ -79,7 +79,7 @@ def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make)
     np.testing.assert_array_equal(found[0], found[2])
 
 
-def test_what_is_said_of_a_decoder(made: Make) -> None:
+def test_exported_decoder_describes_shape(made: Make) -> None:
     written = made("gpt2").written
     assert written.encoder is None
     assert (written.layers, written.kv_heads, written.head_dim) == (2, 4, 8)

@@ -49,7 +49,7 @@ def read_all(made: Made) -> Rows:
 
 
 @each
-def test_logits_after_every_token_of_an_answer(made: Make, name: str) -> None:
+def test_decode_logits_match_transformers(made: Make, name: str) -> None:
     model = made(name)
     ids = [START, 40, 9, 62, 41, 40, 11]  # longer than one of the sources, shorter than the others
     rows = read_all(model)
@@ -59,9 +59,7 @@ def test_logits_after_every_token_of_an_answer(made: Make, name: str) -> None:
 
 
 @each
-def test_rows_of_different_sources_answer_together_as_each_does_alone(
-    made: Make, name: str
-) -> None:
+def test_slots_of_different_sources_are_batch_invariant(made: Make, name: str) -> None:
     model = made(name)
     start = model.written.decoder_start_token
     assert start is not None
@@ -71,7 +69,7 @@ def test_rows_of_different_sources_answer_together_as_each_does_alone(
 
 
 @each
-def test_rows_that_are_at_different_places_decode_together(made: Make, name: str) -> None:
+def test_slots_at_different_positions_decode_together(made: Make, name: str) -> None:
     model = made(name)
     ids = ([START, 40, 41, 42, 43, 44], [START], [START, 60, 9])
     rows = read_all(model)
@@ -84,7 +82,7 @@ def test_rows_that_are_at_different_places_decode_together(made: Make, name: str
 
 
 @each
-def test_a_prompt_read_in_parts(made: Make, name: str) -> None:
+def test_chunked_prefill_matches_single_prefill(made: Make, name: str) -> None:
     model = made(name)
     ids = [START, 40, 9, 62, 41, 40]
     rows = read_all(model)
@@ -94,7 +92,7 @@ def test_a_prompt_read_in_parts(made: Make, name: str) -> None:
 
 
 @each
-def test_padding_of_a_source_changes_nothing(made: Make, name: str) -> None:
+def test_source_padding_has_no_effect(made: Make, name: str) -> None:
     written = made(name).written
     assert written.encoder is not None
     encoder = open_graph(written.encoder)
@@ -112,7 +110,7 @@ def test_padding_of_a_source_changes_nothing(made: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make, name: str) -> None:
+def test_copied_slot_continues_equally(made: Make, name: str) -> None:
     rows = read_all(made(name))
     rows.prefill(0, [START, 40, 41])
     rows.prefill(1, [START])
@@ -122,7 +120,7 @@ def test_a_row_that_was_copied_goes_on_as_the_one_it_was_copied_from(made: Make,
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_a_row_without_a_source_is_no_trouble_to_the_others(made: Make, name: str) -> None:
+def test_slot_without_source_does_not_affect_others(made: Make, name: str) -> None:
     model = made(name)
     rows = Rows(model.written)
     rows.read_source(1, SOURCES[0])
@@ -133,7 +131,7 @@ def test_a_row_without_a_source_is_no_trouble_to_the_others(made: Make, name: st
 
 
 @pytest.mark.parametrize("name", ["marian", "m2m_100"])
-def test_the_last_position_there_is(made: Make, name: str) -> None:
+def test_last_position_decodes(made: Make, name: str) -> None:
     model = made(name)
     ids = [START, *(4 + i % 70 for i in range(POSITIONS - 1))]
     rows = Rows(model.written, context=POSITIONS)
@@ -142,13 +140,13 @@ def test_the_last_position_there_is(made: Make, name: str) -> None:
     np.testing.assert_allclose(found, reference_logits(model, SOURCES[0], ids), atol=NEAR)
 
 
-def test_what_is_said_of_a_model_with_an_encoder(made: Make) -> None:
+def test_exported_encoder_decoder_describes_shape(made: Make) -> None:
     written = made("bart").written
     assert (written.layers, written.kv_heads, written.head_dim) == (3, 4, 8)
     assert written.decoder_start_token == START
     assert written.eos_token_ids == (END,)
 
 
-def test_heads_of_t5_have_a_size_of_their_own(made: Make) -> None:
+def test_t5_head_size_comes_from_config(made: Make) -> None:
     written = made("t5").written
     assert (written.kv_heads, written.head_dim) == (4, 16)

@@ -66,7 +66,7 @@ def reference_logits(made: Made, source: list[int], answer: list[int]) -> np.nda
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian", "t5"])
-def test_prompts_steps_and_copies_in_the_engine_s_rows(made: Make, name: str) -> None:
+def test_engine_runs_prefill_decode_and_copy(made: Make, name: str) -> None:
     model = made(name)
     with opened(model) as engine:
         lengths = np.zeros(3, np.int64)

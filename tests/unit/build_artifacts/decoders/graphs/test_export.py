@@ -52,7 +52,7 @@ def first_logits(written: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])
-def test_a_checkpoint_stored_without_its_head_s_names(
+def test_checkpoint_without_base_prefix_exports(
     made: Make, copied: Callable[[str], Path], tmp_path: Path, name: str, base: str
 ) -> None:
     checkpoint = copied(name)
@@ -62,7 +62,7 @@ def test_a_checkpoint_stored_without_its_head_s_names(
     np.testing.assert_array_equal(first_logits(written), first_logits(made(name).written))
 
 
-def test_a_checkpoint_in_several_files(
+def test_sharded_checkpoint_exports(
     made: Make, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = copied("t5")
@@ -78,7 +78,7 @@ def test_a_checkpoint_in_several_files(
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float16, 0.02), (torch.bfloat16, 0.2)])
-def test_a_checkpoint_in_half_precision(
+def test_half_precision_checkpoint_exports(
     made: Make, copied: Callable[[str], Path], tmp_path: Path, dtype: torch.dtype, near: float
 ) -> None:
     checkpoint = copied("gpt2")
@@ -88,7 +88,7 @@ def test_a_checkpoint_in_half_precision(
     np.testing.assert_allclose(first_logits(written), first_logits(made("gpt2").written), atol=near)
 
 
-def test_weights_lie_beside_the_graphs_and_nothing_else_does(made: Make) -> None:
+def test_export_writes_only_graphs_and_weights(made: Make) -> None:
     directory = made("bart").written.decoder.parent
     graphs = ("decoder.onnx", "encoder.onnx")
     expected = {*graphs, *(f"{name}.data" for name in graphs)}
@@ -97,7 +97,7 @@ def test_weights_lie_beside_the_graphs_and_nothing_else_does(made: Make) -> None
         onnx.checker.check_model(directory / name)
 
 
-def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], Path]) -> None:
+def test_start_and_end_tokens_come_from_generation_config(copied: Callable[[str], Path]) -> None:
     checkpoint = copied("bart")
     configure(
         checkpoint,
@@ -123,7 +123,7 @@ def test_tokens_of_generation_are_those_of_its_own_file(copied: Callable[[str], 
     ) == (9, 3)
 
 
-def test_another_family_is_refused_by_its_name(
+def test_unknown_model_type_is_rejected_by_name(
     copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = copied("gpt2")
@@ -144,7 +144,7 @@ def test_another_family_is_refused_by_its_name(
         ("t5", {"dense_act_fn": "laplace"}, "`laplace`"),
     ],
 )
-def test_what_cannot_be_written_is_said(
+def test_unsupported_config_is_rejected(
     copied: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], said: str
 ) -> None:
     checkpoint = copied(name)
@@ -153,9 +153,7 @@ def test_what_cannot_be_written_is_said(
         export_model(checkpoint, tmp_path / "graphs")
 
 
-def test_a_config_that_contradicts_itself_is_refused(
-    copied: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_inconsistent_config_is_rejected(copied: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = copied("t5")
     configure(checkpoint, feed_forward_proj="un-gated-gelu")
     with pytest.raises(UnsupportedModel, match=r"config\.json"):

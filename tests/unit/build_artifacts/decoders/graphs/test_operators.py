@@ -16,7 +16,7 @@ from build_artifacts.decoders.graphs.operators import (
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12), (64, 256), (32, 100)])
-def test_every_distance_has_t5_s_own_bucket(both_ways: bool, buckets: int, farthest: int) -> None:
+def test_distance_buckets_match_t5(both_ways: bool, buckets: int, farthest: int) -> None:
     distances = np.arange(-600, 601)
     found = distance_buckets(distances, both_ways=both_ways, buckets=buckets, farthest=farthest)
     expected = T5Attention._relative_position_bucket(
@@ -26,7 +26,7 @@ def test_every_distance_has_t5_s_own_bucket(both_ways: bool, buckets: int, farth
 
 
 @pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12), (32, 100)])
-def test_beyond_the_farthest_distance_no_bucket_changes(buckets: int, farthest: int) -> None:
+def test_distance_buckets_are_constant_beyond_maximum(buckets: int, farthest: int) -> None:
     beyond = np.arange(farthest, 5 * farthest)
     for distances in (beyond, -beyond):
         found = distance_buckets(distances, both_ways=True, buckets=buckets, farthest=farthest)
@@ -34,12 +34,12 @@ def test_beyond_the_farthest_distance_no_bucket_changes(buckets: int, farthest: 
 
 
 @pytest.mark.parametrize("width", [64, 33])
-def test_sinusoids_are_those_of_marian(width: int) -> None:
+def test_sinusoids_match_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(200, width).create_weight()
     np.testing.assert_allclose(sinusoids(200, width), expected.numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [64, 33])
-def test_stretched_sinusoids_are_those_of_m2m_100(width: int) -> None:
+def test_stretched_sinusoids_match_m2m_100(width: int) -> None:
     expected = M2M100SinusoidalPositionalEmbedding.get_embedding(1024, width)
     np.testing.assert_allclose(stretched_sinusoids(1024, width), expected.numpy(), atol=2e-4)
