@@ -1,4 +1,4 @@
-"""LoRA adapters made from nothing."""
+"""Random LoRA adapters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from build_artifacts.checkpoints.models import LOADERS
 from deployments.artifacts.types import ModelHead
 from tests.support.builders import write_json
 
-# What peft calls the task, and the layer it trains in full, for each head.
+# peft's task type and the fully trained layer, by head.
 _KINDS = {
     ModelHead.LABELS: ("SEQ_CLS", "classifier"),
     ModelHead.TOKENS: ("TOKEN_CLS", "classifier"),
@@ -24,9 +24,9 @@ def tiny_adapter(
     labels: tuple[str, ...] = (),
     typed: bool = True,
 ) -> Path:
-    """A random LoRA adapter with a head for the checkpoint `base`.
+    """Write a random LoRA adapter with a head for the checkpoint `base`.
 
-    Unless `typed`, peft is not told of a task, and writes the class of the base model instead.
+    Without `typed`, peft stores the class of the base model instead of a task type.
     """
     import torch
     import transformers

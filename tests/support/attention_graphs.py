@@ -1,4 +1,4 @@
-"""The tiny graph attending in every way that builders write it, with keys and values in int8."""
+"""The tiny graph with every attention variant of the exporters, in float and with int8 KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_grap
 Change = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
-# Many, because random words are alike in nothing: what no text shows would be cut off.
+# Many texts: random embeddings share no structure, and values beyond the scales are clipped.
 SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
 OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
 
@@ -32,11 +32,11 @@ def attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def packed(graph: onnx.GraphProto) -> None:
-    """As it is: queries, keys and values side by side, rotated by halves."""
+    """Packed query, key and value with RoPE on halves, as exported."""
 
 
 def unpacked(graph: onnx.GraphProto) -> None:
-    """Queries, keys and values of one product each."""
+    """Separate linear layers for query, key and value."""
     tables = {table.name: table for table in graph.initializer}
     for node in attentions(graph):
         (product,) = (each for each in graph.node if node.input[0] in each.output)
@@ -55,7 +55,7 @@ def unpacked(graph: onnx.GraphProto) -> None:
 
 
 def half_rotated(graph: onnx.GraphProto) -> None:
-    """Of each head, which are half as many and twice as large, the first half is rotated."""
+    """Half as many heads of twice the size, with RoPE on their first half."""
     for node in attentions(graph):
         for attribute in node.attribute:
             if attribute.name in ("num_heads", "kv_num_heads"):
@@ -67,7 +67,7 @@ def half_rotated(graph: onnx.GraphProto) -> None:
 
 
 def interleaved(graph: onnx.GraphProto) -> None:
-    """Neighbours are rotated, not halves."""
+    """RoPE on neighboring channels instead of halves."""
     for node in attentions(graph):
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
 
@@ -78,7 +78,7 @@ def half_rotated_neighbours(graph: onnx.GraphProto) -> None:
 
 
 def unrotated(graph: onnx.GraphProto) -> None:
-    """Positions come from elsewhere, as with a GPT-2 (here from nowhere)."""
+    """No RoPE, as in GPT-2."""
     for node in attentions(graph):
         del node.input[7:]
         attributes = [each for each in node.attribute if each.name != "do_rotary"]
@@ -90,21 +90,21 @@ def unrotated(graph: onnx.GraphProto) -> None:
 
 
 def windowed(graph: onnx.GraphProto) -> None:
-    """Only the last tokens are looked at, with scores of a size of their own."""
+    """Sliding-window attention with its own score scale."""
     numbers = {"local_window_size": 16, "softcap": 4.0, "scale": 0.2}
     for node in attentions(graph):
         node.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
 
 
 def biased(graph: onnx.GraphProto) -> None:
-    """Something is added to the scores of the last layer, for texts of eight tokens."""
+    """Score bias in the last layer, for texts of eight tokens."""
     bias = np.zeros((1, 1, 8, CONTEXT), np.float32)
     graph.initializer.append(numpy_helper.from_array(bias, "bias"))
     attentions(graph)[-1].input.extend(["", "bias"])
 
 
 def sinking(graph: onnx.GraphProto) -> None:
-    """In the last layer some of the attention goes nowhere."""
+    """Attention sink in the last layer."""
     sinks = np.linspace(0.5, 2, TASK_HEADS, dtype=np.float32)
     graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
     attentions(graph)[-1].input.extend(["", "", "sinks"])
@@ -122,12 +122,12 @@ KINDS: Mapping[str, Change] = {
         windowed,
     )
 }
-# What is not known to the two ways of attending that a graph with a memory of int8 has.
+# Variants without support for an int8 KV cache.
 UNKNOWN: Mapping[str, Change] = {change.__name__: change for change in (biased, sinking)}
 
 
 def float_graph(path: Path, change: Change = packed) -> Path:
-    """A tiny graph that keeps floats, its attention named as builders name it."""
+    """Write the tiny float graph with the exporters' names for attention nodes."""
     model = onnx.load(tiny_graph(path))
     for layer, node in enumerate(attentions(model.graph)):
         node.name = f"/layers.{layer}/attention"
@@ -137,7 +137,7 @@ def float_graph(path: Path, change: Change = packed) -> Path:
 
 
 def spec_for(graph: Path) -> DecoderSpec:
-    """The spec of any of them: heads are as large as its memory says."""
+    """Build the spec of any variant; its KV cache states the head size."""
     spec, inputs = spec_of(graph), onnx.load(graph).graph.input
     (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
@@ -159,7 +159,7 @@ def calibration_for(graph: Path) -> CalibrationTexts:
 
 
 def int8_graph(path: Path, change: Change = packed) -> Path:
-    """The same graph when it keeps int8."""
+    """Write the same graph with an int8 KV cache."""
     float_graph(path, change)
     quantize_kv_cache(path, calibration_for(path))
     return path

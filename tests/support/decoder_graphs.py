@@ -1,4 +1,4 @@
-"""Graphs that need no model builder: the sealed tiny decoder's, and what can be done to them."""
+"""Decoder graphs without the model builder, and changes to them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
     return path
 
 
-def unsliced(graph: Path, into: Path) -> Path:
-    """A copy of a tiny graph as the model builder would have written it."""
+def without_slicing(graph: Path, into: Path) -> Path:
+    """Copy a tiny graph as the model builder would write it."""
     model = onnx.load(graph)
     (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
     (head,) = (node for node in model.graph.node if cut.output[0] in node.input)
@@ -43,8 +43,8 @@ def unsliced(graph: Path, into: Path) -> Path:
     return into
 
 
-def damaged(graph: Path, into: Path, *, table: str, noise: float) -> Path:
-    """A copy of a tiny graph with random numbers added to one of its matrices."""
+def add_noise(graph: Path, into: Path, *, table: str, noise: float) -> Path:
+    """Copy a tiny graph and add random noise to one of its matrices."""
     model = onnx.load(graph)
     (weights,) = (t for t in model.graph.initializer if t.name == table)
     values = numpy_helper.to_array(weights)
@@ -74,7 +74,7 @@ def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
 
 
 def build_reference(graph: Path) -> DecoderReference:
-    """The original whose answers are those of `graph`, to a dozen random texts."""
+    """Build a reference with the outputs of `graph` on a dozen random texts."""
     draw = np.random.default_rng(5)
 
     def texts(count: int, shortest: int, longest: int) -> tuple[tuple[int, ...], ...]:

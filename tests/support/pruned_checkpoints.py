@@ -1,6 +1,6 @@
-"""Tiny random encoders, and the zeros that pruning methods leave in them.
+"""Tiny random encoders with the zeros that pruning methods leave.
 
-Each has 2 layers of 4 heads, 8 wide, and 64 feed-forward channels; every bias is far from zero.
+Each has 2 layers of 4 heads of width 8, and 64 feed-forward channels. No bias is near zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Prune = Callable[["Layer"], None]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The matrices of one layer, found by their names in the checkpoint."""
+    """Linear layers of one encoder layer, by their names in the checkpoint."""
 
     query: Any
     key: Any
@@ -48,7 +48,7 @@ _NAMES = {
 
 
 def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
-    """A random model whose answers differ clearly from text to text; `kind` is its auto class."""
+    """Create a random model with clearly different outputs per text; `kind` is its auto class."""
     import torch
     import transformers
 
@@ -62,7 +62,7 @@ def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
 
 
 def size(model: Model) -> int:
-    """How many parameters `model` has."""
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -90,24 +90,24 @@ def _sizes(model_type: str) -> dict[str, Any]:
 
 
 def layer(model: Model, index: int) -> Layer:
-    """Layer `index` of `model`, which must be one that this module knows the names of."""
+    """Return layer `index` of a known architecture."""
     stack, *paths = _NAMES.get(model.config.model_type, _BERT)
     modules = dict(model.base_model.get_submodule(stack)[index].named_modules())
     return Layer(*(modules[path] for path in paths))
 
 
 def zero_rows(linear: Any, outputs: Iterable[int]) -> None:
-    """Cut these outputs of `linear` off from its inputs; their biases stay."""
+    """Zero the weights of these outputs of `linear`; biases remain."""
     linear.weight.data[list(outputs)] = 0
 
 
 def zero_columns(linear: Any, columns: Iterable[int]) -> None:
-    """Let `linear` ignore these inputs."""
+    """Zero the weights of these inputs of `linear`."""
     linear.weight.data[:, list(columns)] = 0
 
 
 def channels(*heads: int) -> list[int]:
-    """The rows of a projection that make up `heads`."""
+    """Return the rows of a projection that belong to `heads`."""
     return [head * WIDTH + i for head in heads for i in range(WIDTH)]
 
 
@@ -138,7 +138,7 @@ def everything(at: Layer) -> None:
 
 
 def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
-    """An `encoder` with zeros of four kinds in it: `PRUNED` says what they make constant."""
+    """Create an `encoder` with four kinds of zeros; `PRUNED` lists the constant parts."""
     model = encoder(model_type, kind, **settings)
     ignored_heads(layer(model, 0))
     blind_rows(layer(model, 0))
@@ -147,14 +147,14 @@ def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) ->
     return model
 
 
-# Heads and rows of each layer.
+# heads and channels per layer
 PRUNED = (((1, 3), tuple(range(8, 40))), ((0,), (0, 1, 2, 3, 63)))
 
 
 def answers(model: Model) -> NDArray[np.float32]:
-    """Everything `model` answers to three texts of 13, 5 and 1 tokens in one padded batch.
+    """Run three texts of 13, 5 and 1 tokens in one padded batch, then the longest alone.
 
-    Followed by its answer to the longest alone; values at padding are left out.
+    Returns all outputs without the values at padding.
     """
     import torch
 
@@ -169,14 +169,14 @@ def answers(model: Model) -> NDArray[np.float32]:
 
 
 def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids and mask, [3, 13], of texts of 13, 5 and 1 tokens."""
+    """Return token ids and mask, [3, 13], of texts with 13, 5 and 1 tokens."""
     ids = np.random.default_rng(0).integers(5, 100, size=(3, 13))
     mask = (np.arange(13) < np.array([[13], [5], [1]])).astype(np.int64)
     return np.where(mask == 1, ids, 1), mask
 
 
 def exported(model: Model, graph: Path, **settings: Any) -> Path:
-    """The graph of `model`, made the way the build's export step makes it."""
+    """Export `model` with the build's export step."""
     import onnx_ir
     import torch
     from transformers.exporters import OnnxConfig, OnnxExporter
@@ -192,7 +192,7 @@ def exported(model: Model, graph: Path, **settings: Any) -> Path:
 
 
 def graph_answers(graph: Path) -> NDArray[np.float32]:
-    """What `answers` gives, from a graph with one output [B, T, H]."""
+    """Return the values of `answers` for a graph with one output [B, T, H]."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every family, with random weights large enough to tell mistakes apart."""
+"""Tiny checkpoints of every architecture, with random weights that make errors visible."""
 
 from __future__ import annotations
 
@@ -101,16 +101,16 @@ ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-# Of a parameter's values, by the first part of its name that is here.
+# Standard deviations by the first matching name prefix.
 _SPREADS = {
     "embed_positions": 2.0,
     "wpe": 2.0,
     "relative_attention_bias": 1.0,
-    "shared": 0.2,  # larger words of a tied head would answer themselves
+    "shared": 0.2,  # larger embeddings would make a tied head predict its input
     "embed_tokens": 0.2,
     "encoder_attn.out_proj": 0.15,
     "EncDecAttention.o": 0.15,
-    "Attention.q": 0.08,  # T5's scores have no other scale
+    "Attention.q": 0.08,  # T5 does not scale its scores
     "bias": 0.1,
     "norm": 0.1,
     "ln_": 0.1,
@@ -118,7 +118,7 @@ _SPREADS = {
 
 
 def saved(make: Callable[[], Any], into: Path) -> Any:
-    """A model of `make` with random weights, also saved to `into`."""
+    """Create a model with random weights and save it to `into`."""
     torch.manual_seed(7)
     model = make().eval()
     with torch.no_grad():
@@ -134,5 +134,5 @@ def saved(make: Callable[[], Any], into: Path) -> Any:
 
 
 def _is_scale(name: str) -> bool:
-    """Whether a parameter is what a norm multiplies with."""
+    """Return whether the parameter is the scale of a norm."""
     return ("norm" in name or "ln_" in name) and name.endswith("weight")

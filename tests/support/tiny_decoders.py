@@ -1,4 +1,4 @@
-"""Random checkpoints that generate, of a few thousand weights, and one of them as a GGUF file."""
+"""Tiny generative checkpoints with random weights, one of them also as a GGUF file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDDEN, LAYERS, TASK_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 
 
 def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
-    """A Llama with a tokenizer of bytes; returns `directory`. Its logits are clearly apart."""
+    """Write a Llama with a byte tokenizer and clearly different logits; return `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -54,7 +54,7 @@ def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: in
 
 
 def tiny_gpt2(directory: Path) -> Path:
-    """A GPT-2 with a tokenizer of bytes and no chat template; returns `directory`."""
+    """Write a GPT-2 with a byte tokenizer and without chat template; return `directory`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -90,7 +90,7 @@ def tokenizer_config() -> dict[str, object]:
     }
 
 
-# llama.cpp's names of a layer's weights, by transformers'.
+# Weight names of a layer in llama.cpp, by their names in transformers.
 _PARTS = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -101,7 +101,7 @@ _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 
 
 def write_gguf(checkpoint: Path, path: Path) -> Path:
-    """The tiny Llama in `checkpoint` as a GGUF file in fp32; returns `path`."""
+    """Write the tiny Llama in `checkpoint` as an fp32 GGUF file; return `path`."""
     from gguf import GGUFWriter, TokenType
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
@@ -145,16 +145,16 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
 
 
 def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbours, transformers the two halves of a head."""
+    """llama.cpp rotates neighboring channels, transformers the two halves of a head."""
     size = weights.shape[0] // heads
     halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
 
 
 def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) -> Path:
-    """A model with an encoder, a tokenizer of bytes that ends each text; returns `directory`.
+    """Write an encoder-decoder model with a byte tokenizer; return `directory`.
 
-    `make` gets the size of the vocabulary and the ids of the special tokens, as configs name them.
+    `make` receives the vocabulary size and the ids of the special tokens, by config names.
     """
     import torch
     from tokenizers import processors
@@ -179,7 +179,7 @@ def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) 
 
 
 def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
-    """A T5 that knows a prefix for summaries."""
+    """A T5 with a task prefix for summarization."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -195,7 +195,7 @@ def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
 
 
 def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
-    """A Marian that searches with two beams."""
+    """A Marian with two beams by default."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(

@@ -1,4 +1,4 @@
-"""Pruned encoders lose their zeros and nothing else."""
+"""Removal of constant heads and channels from pruned encoders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.pruned_checkpoints import (
     size,
 )
 
-# Answers are of order 1; sums in another order move their last digits.
+# Outputs are of order 1; another order of summation changes the last digits.
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 1e-2  # float16 has three digits
 
@@ -42,7 +42,7 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
     (pruned_checkpoints.half_blind_half_ignored_head, (1,), ()),
     (pruned_checkpoints.blind_rows, (), tuple(range(8, 40))),
     (pruned_checkpoints.ignored_rows, (), (0, 1, 2, 3, 63)),
-    # One head and one row stay: a matrix of nothing could not be pruned_checkpoints.exported.
+    # One head and one channel remain: an empty matrix cannot be exported.
     (pruned_checkpoints.everything, tuple(range(1, TASK_HEADS)), tuple(range(1, ROWS))),
 ]
 
@@ -312,7 +312,7 @@ def test_compacted_graph_is_smaller(tmp_path: Path, model_type: str) -> None:
     assert whole.stat().st_size - graph.stat().st_size == pytest.approx(weights, rel=0.1)
 
 
-# One adds a bias per head to the scores, one projects positions with the heads' own matrices.
+# One adds a bias per head to the scores; one projects positions with the heads' matrices.
 @pytest.mark.parametrize("model_type", ["mpnet", "deberta-v2"])
 def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -> None:
     model = pruned_encoder(model_type)

@@ -1,4 +1,4 @@
-"""A tiny Llama from checkpoint to artifact, by the real model builder; two builds in all."""
+"""Builds of a tiny Llama from checkpoint to artifact, with the real model builder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.slow
 SOURCE = ModelSource(ref="tiny", revision="0")
 T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
 
-# Random weights are sure of little: what is looked at here is that all of it fits together.
+# Random weights are inaccurate; these tests check the flow, not the accuracy.
 LENIENT = Gate(next_token_agreement=0.5, perplexity_increase=0.5)
 HOPELESS = Gate(next_token_agreement=0.5, perplexity_increase=-0.5)
 

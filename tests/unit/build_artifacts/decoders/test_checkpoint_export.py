@@ -1,4 +1,4 @@
-"""Checkpoints that transformers runs itself: rounded, spread, offloaded; and what is refused."""
+"""Checkpoints that run in transformers: quantization, tensor parallelism, offload, rejections."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ PROMPT = list(range(20, 60))
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # bitsandbytes rounds blocks of 64.
+    # bitsandbytes quantizes blocks of 64.
     return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
 
 
 def read_by(spec: DecoderSpec) -> np.ndarray:
-    """The logits behind each token of a prompt, and behind one more."""
+    """Return the logits after each token of a prompt and after one decode step."""
     decoder = open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=128))
     try:
         every = decoder.prefill(0, PROMPT, 0, all_logits=True).copy()
@@ -191,11 +191,11 @@ def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload:
 
 @pytest.fixture(scope="module")
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    """As on a machine with two GPUs, whose work the CPU then does."""
+    """Simulate a machine with two GPUs; the CPU does the work."""
     store = tmp_path_factory.mktemp("store")
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
-    # Random weights tell words less well apart than trained ones.
+    # Logits of random weights are closer together than those of trained ones.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
         for module in (selection, decoder_family):

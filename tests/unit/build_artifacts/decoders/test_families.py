@@ -1,4 +1,4 @@
-"""Every family that is said to be supported is built, and computes what transformers does."""
+"""Comparison of every supported decoder architecture with transformers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.support.builders import write_json
 from tests.support.decoder_artifacts import write_byte_tokenizer
 
 TOKENS, WINDOW = 96, 32
-# The hidden size is a square: Gemma scales by its root, which the builder has to two decimals.
+# The hidden size is a square: the builder rounds Gemma's scale, its root, to two decimals.
 SIZES = {
     "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
     "eos_token_id": 7,
 }  # fmt: skip
-# What makes each of them what it is.
+# Properties that distinguish the architectures.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": None},
     "Qwen3ForCausalLM": {"head_dim": 32},
@@ -43,7 +43,9 @@ OWN: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "Ernie4_5ForCausalLM": {"head_dim": 16},
 }  # fmt: skip
-BUILT = [name for name in SUPPORTED if name != "GPT2LMHeadModel"]  # tests/parity has that
+BUILT = [
+    name for name in SUPPORTED if name != "GPT2LMHeadModel"
+]  # tests/integration/parity covers GPT-2
 
 
 @pytest.mark.slow
@@ -79,7 +81,7 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
 
 
 def write_model(architecture: str, directory: Path) -> Any:
-    """A tiny model of random weights, and its checkpoint in `directory`."""
+    """Write a tiny model with random weights to `directory`."""
     directory.mkdir()
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})

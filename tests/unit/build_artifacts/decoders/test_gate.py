@@ -77,7 +77,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> DecoderReference:
 
 
 @pytest.fixture
-def crude(monkeypatch: pytest.MonkeyPatch) -> None:
+def coarse_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory of int8 that loses most of what it is to keep."""
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.01)
 

@@ -1,4 +1,4 @@
-"""Logits from one token on: the same numbers, fewer of them."""
+"""Logits from a given token on: the same values, fewer of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnx import TensorProto, helper
 from build_artifacts.decoders.logits_slicing import slice_logits
 from build_artifacts.errors import UnsupportedModel
 from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS
-from tests.support.decoder_graphs import CONTEXT, tiny_graph, unsliced
+from tests.support.decoder_graphs import CONTEXT, tiny_graph, without_slicing
 
 IDS = np.array([[5, 9, 2, 40, 7, 7, 31]])
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    return unsliced(tiny_graph(tmp_path / "tiny.onnx"), tmp_path / "plain.onnx")
+    return without_slicing(tiny_graph(tmp_path / "tiny.onnx"), tmp_path / "plain.onnx")
 
 
 def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:

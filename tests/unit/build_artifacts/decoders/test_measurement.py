@@ -1,4 +1,4 @@
-"""The gate of decoders: it lets through what reads alike in every way, and nothing else."""
+"""Parity and throughput of decoders."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.engines.onnx_decoder import OnnxDecoder
 from tests.support.decoder_graphs import (
     ENDS,
+    add_noise,
     build_reference,
-    damaged,
     open_graph,
     tiny_graph,
 )
@@ -51,7 +51,7 @@ def test_same_graph_has_perfect_parity(graph: Path, reference: DecoderReference)
 def test_corrupted_graph_violates_limits(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
-    other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    other = add_noise(graph, tmp_path / "other.onnx", table="head", noise=0.5)
     found = compare_decoder(open_graph(other), reference, Gate())
     assert found.parity is not None
     assert found.parity.top1_agreement is not None
@@ -62,7 +62,7 @@ def test_corrupted_graph_violates_limits(
 def test_nonfinite_logits_are_rejected(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
-    other = damaged(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
+    other = add_noise(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
     anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
     found = compare_decoder(open_graph(other), reference, anything)
     assert found.parity is None
@@ -73,15 +73,15 @@ def test_nonfinite_logits_are_rejected(
 def test_limits_match_effective_gate_fields(
     tmp_path: Path, graph: Path, reference: DecoderReference, limit: str
 ) -> None:
-    other = damaged(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    other = add_noise(graph, tmp_path / "other.onnx", table="head", noise=0.5)
     usual = compare_decoder(open_graph(other), reference, Gate())
     extreme = Gate(**{limit: -0.9 if limit == "perplexity_increase" else 2.0})
     found = compare_decoder(open_graph(other), reference, extreme)
     assert (found != usual) == (limit in LIMITS)
 
 
-class Mixing:
-    """A decoder that reads prompts well, and in company gives each row its neighbour's logits."""
+class SlotSwappingDecoder:
+    """Engine with correct prefill that swaps the logits of neighboring slots in a batch."""
 
     def __init__(self, inner: OnnxDecoder) -> None:
         self._inner = inner
@@ -106,15 +106,15 @@ class Mixing:
 
 
 def test_batch_dependent_engine_is_rejected(graph: Path, reference: DecoderReference) -> None:
-    found = compare_decoder(Mixing(open_graph(graph)), reference, Gate())
+    found = compare_decoder(SlotSwappingDecoder(open_graph(graph)), reference, Gate())
     assert any("worst batched cosine" in reason for reason in found.reasons)
     assert any("next-token agreement" in reason for reason in found.reasons)
 
 
-class Lonely(Mixing):
-    """A decoder whose numbers are right in company only: a row alone begins with one that is none.
+class NonfiniteSingleDecoder(SlotSwappingDecoder):
+    """Engine that returns NaN for the first token of a single slot.
 
-    In company there is a second row at the first token at least.
+    A batch has a second slot at the first token.
     """
 
     def __init__(self, inner: OnnxDecoder, wrong: float) -> None:
@@ -132,7 +132,7 @@ class Lonely(Mixing):
 def test_nonfinite_single_logits_are_rejected(
     graph: Path, reference: DecoderReference, wrong: float
 ) -> None:
-    found = compare_decoder(Lonely(open_graph(graph), wrong), reference, Gate())
+    found = compare_decoder(NonfiniteSingleDecoder(open_graph(graph), wrong), reference, Gate())
     assert found.parity is None
     assert found.reasons == ("an output is not a finite number",)
 

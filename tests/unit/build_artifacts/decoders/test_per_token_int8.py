@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float32]
 def tables() -> dict[str, FloatArray]:
     random = np.random.default_rng(5)
     drawn = {
-        "head": random.normal(size=(HIDDEN, WORDS)),  # turned, it is the word table too
+        "head": random.normal(size=(HIDDEN, WORDS)),  # transposed, it is the embedding table
         "up": random.normal(size=(HIDDEN, INNER)),
         "gate": random.normal(size=(HIDDEN, INNER)),
         "down": random.normal(size=(INNER, HIDDEN)),
@@ -34,7 +34,7 @@ def tables() -> dict[str, FloatArray]:
 
 @pytest.fixture(scope="module")
 def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ids [B, T] -> words -> two products of one value, and one of their product -> scores."""
+    """ids [B, T] -> embeddings -> two MatMuls of one value, and one of their product -> logits."""
     nodes = [
         helper.make_node("Transpose", ["head"], ["words"], perm=[1, 0]),
         helper.make_node("Gather", ["words", "ids"], ["hidden"]),
@@ -142,10 +142,10 @@ def test_calibration_reduces_error_and_operators(tmp_path: Path) -> None:
         into.parent.mkdir()
     quantize_per_token(path, plain)
     quantize_per_token(path, taught, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
-    exact, crude, even = (logits_of(graph) for graph in (path, plain, taught))
-    assert np.abs(even - exact).mean() < np.abs(crude - exact).mean() / 3
+    exact, coarse_scales, even = (logits_of(graph) for graph in (path, plain, taught))
+    assert np.abs(even - exact).mean() < np.abs(coarse_scales - exact).mean() / 3
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
-    # What norms and attention put out has a fixed scale in both layers; the rest still measures.
+    # Norms and attention have static scales in both layers; the other activations are dynamic.
     assert [found.count("ReduceMax") for found in kinds] == [9, 3]
     assert [found.count("MatMulIntegerToFloat") for found in kinds] == [11, 11]
 
@@ -185,7 +185,7 @@ def test_static_scale_requires_similar_rows() -> None:
 
 
 def logits_of(graph: Path) -> FloatArray:
-    """After every token of the texts that were not read before."""
+    """Return the logits after every token of texts outside the calibration data."""
     engine = open_graph(graph)
     read = [engine.prefill(0, text, 0, all_logits=True).copy() for text in TEXTS[4:]]
     engine.close()

@@ -1,4 +1,4 @@
-"""Graphs rotate as transformers does, to the last token a model may read, or are refused."""
+"""Comparison of RoPE tables with transformers up to the last position."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
 
 
 def tables_of(module: Any, layer_type: str | None = None) -> Tables:
-    """What a module of transformers gives at all positions, without the second half."""
+    """Return the tables of a transformers module at all positions, without the second half."""
     how = {} if layer_type is None else {"layer_type": layer_type}
     with torch.inference_mode():
         tables = module(torch.zeros(1), torch.arange(POSITIONS)[None], **how)
@@ -74,7 +74,7 @@ def write_graph(
     tables: Mapping[str, Tables],
     dtype: type = np.float32,
 ) -> Path:
-    """A graph of nothing but attentions, each with the tables of that name, or without."""
+    """Write a graph of attention nodes only, with the named tables or without."""
     stored = {
         f"{part}_{name}": table.astype(dtype)
         for name, both in tables.items()

@@ -36,7 +36,7 @@ def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, FloatArra
 
 
 def spread_of(values: FloatArray) -> float:
-    """The largest channel, as a multiple of the median one."""
+    """Return the ratio of the largest channel to the median."""
     sizes = np.abs(values).max(axis=0)
     return float(sizes.max() / np.median(sizes))
 
@@ -69,7 +69,7 @@ def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: 
 
 
 def test_activation_without_scale_target_is_unchanged(tmp_path: Path) -> None:
-    """All norms of the plain graph share one scale, and its head's input is cut before."""
+    """All norms of the plain graph share a scale, and a Slice precedes its head."""
     model = onnx.load(tiny_graph(tmp_path / "model.onnx"))
     before = {table.name: table.SerializeToString() for table in model.graph.initializer}
     graph = FloatGraph(model)

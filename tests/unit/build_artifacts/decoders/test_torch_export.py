@@ -1,4 +1,4 @@
-"""Torch programs of models that generate, and what is refused; one build with both GPU graphs."""
+"""Traced torch programs of decoders, rejections, and a build with both GPU candidates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logits_of(checkpoint: Path) -> np.ndarray:
 
 
 def check(spec: DecoderSpec, due: np.ndarray) -> None:
-    """A prompt in two parts and two single tokens, beside another row."""
+    """Prefill a prompt in two chunks, then decode two tokens, next to another slot."""
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=2, context=128)
     try:
         decoder.prefill(0, PROMPT[::-1], 0)
@@ -67,7 +67,7 @@ def check(spec: DecoderSpec, due: np.ndarray) -> None:
 
 
 def check_step(decoder: DecoderEngine) -> None:
-    """A step beside another row answers as the prompt of the same tokens does."""
+    """A decode step next to another slot equals the prefill of the same tokens."""
     due = decoder.prefill(1, [5, 6, 7], 0).copy()
     decoder.prefill(0, [5, 6], 0)
     found = decoder.decode(np.array([7, 7]), np.array([2, 2]))
@@ -86,7 +86,7 @@ def test_program_supports_other_family(tmp_path: Path) -> None:
     source = tiny_gpt2(tmp_path / "gpt2")
     spec = program_spec(source, tmp_path)
     check(spec, logits_of(source))
-    # The embedding is the last layer too, and is kept once.
+    # The tied embedding must be stored once.
     assert spec.path.stat().st_size < 1.2 * (source / "model.safetensors").stat().st_size
 
 
@@ -142,13 +142,13 @@ def test_tracing_failure_names_architecture(
 
 @pytest.fixture(scope="module")
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    """As on a machine with a GPU, whose graphs then run on the CPU."""
+    """Simulate a machine with a GPU; the CPU runs the graphs."""
     store = tmp_path_factory.mktemp("store")
     recipes = (DECODER_INT8, DECODER_FP16, DECODER_FP16_TORCH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "has_device", lambda device: True)
         patch.setattr(decoder_family, "has_device", lambda device: True)
-        # Torch's threads wait long for each other where there are more of them than free cores.
+        # With more threads than free cores, torch's threads wait for each other.
         patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=LENIENT), BuildProgress(io.StringIO()))
 

@@ -1,4 +1,4 @@
-"""Tiny models written once, for every test of them."""
+"""Tiny models, exported once for all tests."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, saved
 
 
 @dataclass(frozen=True)
-class Made:
-    """One tiny model, as transformers runs it and as it was written."""
+class ExportedCase:
+    """A tiny model in transformers and its exported graphs."""
 
     model: Any
     checkpoint: Path
     written: ExportedModel
 
 
-Make = Callable[[str], Made]
+Make = Callable[[str], ExportedCase]
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    known: dict[str, Made] = {}
+    known: dict[str, ExportedCase] = {}
 
-    def make(name: str) -> Made:
+    def make(name: str) -> ExportedCase:
         if name not in known:
             root = tmp_path_factory.mktemp(name)
             model = saved((GPT2 | ENCODER_DECODERS)[name], root / "checkpoint")
             (root / "graphs").mkdir()
             written = export_model(root / "checkpoint", root / "graphs")
-            known[name] = Made(model, root / "checkpoint", written)
+            known[name] = ExportedCase(model, root / "checkpoint", written)
         return known[name]
 
     return make
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads cost such small models more than they give."""
+    """Threads slow such small models down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

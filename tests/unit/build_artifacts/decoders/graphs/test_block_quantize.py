@@ -1,4 +1,4 @@
-"""Graphs of integers stay near those of floats, and are as much smaller as they should be."""
+"""Size and accuracy of blockwise quantized graphs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel
 
 
 def answers(written: ExportedModel) -> np.ndarray:
-    """Logits [T, V] after each token of a prompt, the last of which is read by itself."""
+    """Return the logits [T, V] after each token of a prompt; the last token is a decode step."""
     rows = Rows(written)
     if written.encoder is None:
         read = rows.prefill(0, PROMPT[:-1], all_logits=True)
@@ -50,7 +50,7 @@ def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:
 def test_int8_blocks_are_close_to_float(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
 ) -> None:
-    if tables:  # of words, which are too small here to be worth it
+    if tables:  # embedding tables, too small here to be quantized
         monkeypatch.setattr(block_quantize, "MIN_QUANTIZED_TABLE", 0)
     written = made(name).written
     small = in_integers(written, tmp_path, 8)
@@ -75,7 +75,7 @@ def test_quantized_weights_are_smaller(made: Make, tmp_path: Path) -> None:
         quantize_blocks(graph, tmp_path / str(bits) / graph.name, bits)
         sizes[bits] = _product_bytes(tmp_path / str(bits) / graph.name)
     before = _product_bytes(graph)
-    # A scale of four bytes for every 32 values comes on top.
+    # One 4-byte scale per 32 values.
     assert sizes[8] == pytest.approx(before * (1 / 4 + 1 / 32), rel=0.1)
     assert sizes[4] == pytest.approx(before * (1 / 8 + 1 / 32), rel=0.1)
 

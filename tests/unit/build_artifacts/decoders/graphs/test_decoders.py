@@ -1,4 +1,4 @@
-"""Written decoders answer as transformers does, and their rows know nothing of each other."""
+"""Comparison of built decoder graphs with transformers, and independence of their slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from tests.support.slot_driver import Rows, greedy
 from tests.support.tiny_checkpoints import END, GPT2, PAD, VOCABULARY
-from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
+from tests.unit.build_artifacts.decoders.graphs.conftest import ExportedCase, Make
 
 NEAR = 1e-4
 PROMPTS = ([7, 8, 9, 30, 31], [50], [21, 9, 33, 70, 2, 11, 64, 65, 12])
@@ -17,12 +17,12 @@ SORT_BINS = 8
 each = pytest.mark.parametrize("name", GPT2)
 
 
-def reference_logits(made: Made, ids: list[int]) -> np.ndarray:
+def reference_logits(made: ExportedCase, ids: list[int]) -> np.ndarray:
     with torch.no_grad():
         return made.model(torch.tensor([ids])).logits[0].numpy()
 
 
-def reference_answer(made: Made, ids: list[int]) -> list[int]:
+def reference_answer(made: ExportedCase, ids: list[int]) -> list[int]:
     output = made.model.generate(
         torch.tensor([ids]),
         do_sample=False,

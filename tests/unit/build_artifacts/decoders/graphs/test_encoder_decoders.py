@@ -1,4 +1,4 @@
-"""Written encoders and decoders answer as transformers does, whoever shares their memory."""
+"""Comparison of built encoder-decoder graphs with transformers, and independence of their slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.tiny_checkpoints import (
     POSITIONS,
     START,
 )
-from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
+from tests.unit.build_artifacts.decoders.graphs.conftest import ExportedCase, Make
 
 NEAR = 1e-4
 SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12, 44, 45, 46, 10])
@@ -23,13 +23,13 @@ SORT_BINS = 8
 each = pytest.mark.parametrize("name", ENCODER_DECODERS)
 
 
-def reference_logits(made: Made, source: list[int], ids: list[int]) -> np.ndarray:
+def reference_logits(made: ExportedCase, source: list[int], ids: list[int]) -> np.ndarray:
     with torch.no_grad():
         output = made.model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids]))
     return output.logits[0].numpy()
 
 
-def reference_answer(made: Made, source: list[int]) -> list[int]:
+def reference_answer(made: ExportedCase, source: list[int]) -> list[int]:
     output = made.model.generate(
         torch.tensor([source]),
         do_sample=False,
@@ -41,7 +41,7 @@ def reference_answer(made: Made, source: list[int]) -> list[int]:
     return output[0, 1:].tolist()
 
 
-def read_all(made: Made) -> Rows:
+def read_all(made: ExportedCase) -> Rows:
     rows = Rows(made.written)
     for row, source in enumerate(SOURCES):
         rows.read_source(row, source)

@@ -1,4 +1,4 @@
-"""The server's own engines feed what was written."""
+"""Built graphs in the server's engines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from tests.support.tiny_checkpoints import POSITIONS
-from tests.unit.build_artifacts.decoders.graphs.conftest import Made, Make
+from tests.unit.build_artifacts.decoders.graphs.conftest import ExportedCase, Make
 
 NEAR = 1e-4
 SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12])
 
 
 @contextmanager
-def opened(made: Made) -> Iterator[DecoderEngine]:
+def opened(made: ExportedCase) -> Iterator[DecoderEngine]:
     written = made.written
     source = None
     if written.encoder is not None:
@@ -52,8 +52,8 @@ def opened(made: Made) -> Iterator[DecoderEngine]:
     engine.close()
 
 
-def reference_logits(made: Made, source: list[int], answer: list[int]) -> np.ndarray:
-    """After the last token."""
+def reference_logits(made: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
+    """Return the logits after the last token."""
     feeds = {"input_ids": torch.tensor([[*source, *answer]])}
     if made.written.encoder is not None:
         start = made.written.decoder_start_token

@@ -1,4 +1,4 @@
-"""What is read from a checkpoint, however it is stored, and what is refused."""
+"""Export from every checkpoint layout, and rejections."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PROMPT = [7, 8, 9, 30]
 
 
 @pytest.fixture
-def copied(made: Make, tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a checkpoint, to be changed; graphs go to tmp_path / "graphs"."""
+def copy_checkpoint(made: Make, tmp_path: Path) -> Callable[[str], Path]:
+    """Copy a checkpoint for changes; graphs go to tmp_path / "graphs"."""
     (tmp_path / "graphs").mkdir()
 
     def copy(name: str) -> Path:
@@ -53,9 +53,9 @@ def first_logits(written: Any) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])
 def test_checkpoint_without_base_prefix_exports(
-    made: Make, copied: Callable[[str], Path], tmp_path: Path, name: str, base: str
+    made: Make, copy_checkpoint: Callable[[str], Path], tmp_path: Path, name: str, base: str
 ) -> None:
-    checkpoint = copied(name)
+    checkpoint = copy_checkpoint(name)
     tensors = load_file(checkpoint / WEIGHTS)
     save_file({key.removeprefix(base): t for key, t in tensors.items()}, checkpoint / WEIGHTS)
     written = export_model(checkpoint, tmp_path / "graphs")
@@ -63,9 +63,9 @@ def test_checkpoint_without_base_prefix_exports(
 
 
 def test_sharded_checkpoint_exports(
-    made: Make, copied: Callable[[str], Path], tmp_path: Path
+    made: Make, copy_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    checkpoint = copied("t5")
+    checkpoint = copy_checkpoint("t5")
     tensors = load_file(checkpoint / WEIGHTS)
     (checkpoint / WEIGHTS).unlink()
     shards = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(sorted(tensors))}
@@ -79,9 +79,13 @@ def test_sharded_checkpoint_exports(
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float16, 0.02), (torch.bfloat16, 0.2)])
 def test_half_precision_checkpoint_exports(
-    made: Make, copied: Callable[[str], Path], tmp_path: Path, dtype: torch.dtype, near: float
+    made: Make,
+    copy_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    dtype: torch.dtype,
+    near: float,
 ) -> None:
-    checkpoint = copied("gpt2")
+    checkpoint = copy_checkpoint("gpt2")
     tensors = safetensors.torch.load_file(checkpoint / WEIGHTS)
     safetensors.torch.save_file({k: t.to(dtype) for k, t in tensors.items()}, checkpoint / WEIGHTS)
     written = export_model(checkpoint, tmp_path / "graphs")
@@ -97,8 +101,10 @@ def test_export_writes_only_graphs_and_weights(made: Make) -> None:
         onnx.checker.check_model(directory / name)
 
 
-def test_start_and_end_tokens_come_from_generation_config(copied: Callable[[str], Path]) -> None:
-    checkpoint = copied("bart")
+def test_start_and_end_tokens_come_from_generation_config(
+    copy_checkpoint: Callable[[str], Path],
+) -> None:
+    checkpoint = copy_checkpoint("bart")
     configure(
         checkpoint,
         "generation_config.json",
@@ -124,9 +130,9 @@ def test_start_and_end_tokens_come_from_generation_config(copied: Callable[[str]
 
 
 def test_unknown_model_type_is_rejected_by_name(
-    copied: Callable[[str], Path], tmp_path: Path
+    copy_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    checkpoint = copied("gpt2")
+    checkpoint = copy_checkpoint("gpt2")
     assert is_supported_family(checkpoint)
     configure(checkpoint, model_type="rwkv")
     assert not is_supported_family(checkpoint)
@@ -145,16 +151,22 @@ def test_unknown_model_type_is_rejected_by_name(
     ],
 )
 def test_unsupported_config_is_rejected(
-    copied: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], said: str
+    copy_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    name: str,
+    changes: dict[str, Any],
+    said: str,
 ) -> None:
-    checkpoint = copied(name)
+    checkpoint = copy_checkpoint(name)
     configure(checkpoint, **changes)
     with pytest.raises(UnsupportedModel, match=said):
         export_model(checkpoint, tmp_path / "graphs")
 
 
-def test_inconsistent_config_is_rejected(copied: Callable[[str], Path], tmp_path: Path) -> None:
-    checkpoint = copied("t5")
+def test_inconsistent_config_is_rejected(
+    copy_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    checkpoint = copy_checkpoint("t5")
     configure(checkpoint, feed_forward_proj="un-gated-gelu")
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         export_model(checkpoint, tmp_path / "graphs")

@@ -1,4 +1,4 @@
-"""The scales of keys and values in int8: what is rotated as a pair shares one."""
+"""Scales of the int8 KV cache; a rotated pair of channels shares one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FloatArray = NDArray[np.float32]
 
 
 def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) -> FloatArray:
-    """By one text, [tokens, heads, size]."""
+    """Compute the scales of one text, [tokens, heads, size]."""
     scales = ChannelScales(pairs, interleaved=interleaved)
     scales.update(values.swapaxes(0, 1))
     return scales.table
@@ -99,7 +99,7 @@ def test_scales_follow_rope_attributes(
 
 
 def shared(scales: FloatArray) -> list[tuple[int, int]]:
-    """Channels of one scale, in all heads."""
+    """Return the channels that share a scale, in all heads."""
     heads = scales.reshape(-1, scales.shape[-1])
     size = heads.shape[1]
     return [

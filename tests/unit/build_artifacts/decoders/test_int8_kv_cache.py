@@ -1,4 +1,4 @@
-"""Keys and values in int8: answers near those of floats, and the same ones however they come."""
+"""int8 KV cache: accuracy, batch invariance, verification and chunking."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tests.support.decoder_graphs import CONTEXT
 
 FloatArray = NDArray[np.float32]
 LONGEST = max(map(len, OTHERS))
-PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # of three rows
-FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # an answer
+PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # for three slots
+FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # of one answer
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def converted_graph(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A graph that keeps int8, its weights as they come and rounded."""
+    """A graph with int8 KV cache, with float and with int8 weights."""
     directory = tmp_path_factory.mktemp("kept")
     if request.param == "fp32":
         return int8_graph(directory / "model.onnx")
@@ -55,14 +55,14 @@ def decoder(converted_graph: Path) -> Iterator[OnnxDecoder]:
 
 
 def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> FloatArray:
-    """After every token, [T, V]."""
+    """Prefill and return the logits after every token, [T, V]."""
     return decoder.prefill(row, text, 0, all_logits=True).copy()
 
 
 def read_singly(
     decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1
 ) -> FloatArray:
-    """After every token, [T, V], in the last of the first `rows` rows; the others read too."""
+    """Decode step by step in the last of `rows` slots; return the logits, [T, V]."""
     found = []
     for place, token in enumerate(text, start):
         ids, lengths = np.full(rows, token), np.arange(rows) * 3
@@ -77,7 +77,7 @@ def distance(found: FloatArray, due: FloatArray) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_kv_cache_logits_are_close_to_float(kind: str, tmp_path: Path) -> None:
-    """They are 0.0056 apart. Scales of 1.5 times the size make that 0.008, half of it 0.16."""
+    """The difference is 0.0056; 0.008 with 1.5 times the scales and 0.16 with half of them."""
     floats = opened(float_graph(tmp_path / "float.onnx", KINDS[kind]))
     rounded = opened(int8_graph(tmp_path / "int8.onnx", KINDS[kind]))
     for read in (read_at_once, read_singly):
@@ -113,7 +113,7 @@ def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
-    """Its keys and values, [rows, heads, tokens, size]: nothing that was rounded went into them."""
+    """Return keys and values of the first layer, [slots, heads, tokens, size]: no rounded inputs."""
     arrays = decoder.kv_cache.arrays[:2]
     assert [array.dtype for array in arrays] == [np.int8, np.int8]
     return arrays
@@ -165,7 +165,7 @@ def test_quantize_kv_cache_accepts_unnamed_nodes(tmp_path: Path) -> None:
 def test_prefill_is_independent_of_chunking(decoder: OnnxDecoder, ends: Sequence[int]) -> None:
     text = OTHERS[2]
     whole = read_at_once(decoder, text)
-    decoder.prefill(1, OTHERS[0], 0)  # what lies in a row from before is nothing to the next
+    decoder.prefill(1, OTHERS[0], 0)  # stale tokens in the slot must not affect the next prompt
     starts = (0, *ends[:-1])
     parts = [
         decoder.prefill(1, text[start:end], start, all_logits=True).copy()
@@ -251,6 +251,6 @@ def test_copied_and_swapped_slots_continue_equally(decoder: OnnxDecoder) -> None
     for row, prompt in ((0, second), (1, first), (3, first)):
         found = decoder.verify(row, FOLLOWING, len(prompt))
         np.testing.assert_array_equal(found, due[prompt])
-    decoder.copy(0, 2, 20)  # a beginning, of which the rest is read again
+    decoder.copy(0, 2, 20)  # a shared prefix; the rest is computed again
     found = decoder.prefill(2, second[20:], 20)
     np.testing.assert_array_equal(found, read_at_once(decoder, second)[-1])
