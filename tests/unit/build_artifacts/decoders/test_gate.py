@@ -147,7 +147,7 @@ def test_last_fallback_drops_int8_kv_cache(
     ]
 
 
-@pytest.mark.usefixtures("crude")
+@pytest.mark.usefixtures("coarse_scales")
 @pytest.mark.parametrize("recipe", [PLAIN, DECODER_INT8], ids=lambda recipe: recipe.name)
 def test_fallback_without_int8_kv_cache_is_float(
     builder: Builder, runner: RecordingRunner, original: DecoderReference, recipe: DecoderRecipe
