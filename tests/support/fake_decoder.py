@@ -1,4 +1,4 @@
-"""A decoder whose every answer depends on all that its memory holds, and on how it came there."""
+"""A fake decoder whose logits depend on the slot contents and on the call that computed them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.errors import EngineFailed
 
 VOCABULARY = 64
-# How a token came into the memory. The real kernels round differently for each.
-TOGETHER, ALONE, ANSWERED = 1, 2, 3
+# The kind of call that computed a token. Real kernels round differently for each.
+PREFILL, SINGLE_TOKEN, DECODE = 1, 2, 3
 
 
 @dataclass
 class FakeDecoder:
-    """Rows of (token, how) pairs. Noise is where nobody wrote."""
+    """Slots of (token, kind of call) pairs; -1 where nothing was written."""
 
     slots: int = 4
     context: int = 96
-    failing_at: int = -1  # the number of the decode call that fails
+    failing_at: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
-    memorable: int = 0  # tokens at the end that the next one depends on; 0: all, and how they came
-    held: threading.Event | None = None  # no call ends before it is set
-    parts: list[tuple[int, int]] = field(default_factory=list)  # of prompts: row, tokens
-    decodes: list[int] = field(default_factory=list)  # rows of each decode
-    verified: list[int] = field(default_factory=list)  # tokens of each call
+    memorable: int = 0  # last tokens that logits depend on; 0: all, with their kinds of call
+    held: threading.Event | None = None  # calls block until it is set
+    parts: list[tuple[int, int]] = field(default_factory=list)  # of prefill calls: slot, tokens
+    decodes: list[int] = field(default_factory=list)  # slots of each decode call
+    verified: list[int] = field(default_factory=list)  # tokens of each verify call
     moved: int = 0  # tokens copied or swapped
 
     def __post_init__(self) -> None:
@@ -40,14 +40,14 @@ class FakeDecoder:
         self.memory = np.full((self.slots, self.context, 2), -1, np.int64)
 
     def prefill(
-        self, row: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
         self._wait()
-        self.parts.append((row, len(ids)))
-        how = TOGETHER if len(ids) > 1 else ALONE
-        self.memory[row, start : start + len(ids)] = [(token, how) for token in ids]
+        self.parts.append((slot, len(ids)))
+        kind = PREFILL if len(ids) > 1 else SINGLE_TOKEN
+        self.memory[slot, start : start + len(ids)] = [(token, kind) for token in ids]
         ends = range(start + 1, start + len(ids) + 1) if all_logits else [start + len(ids)]
-        logits = np.stack([self._logits(row, end) for end in ends])
+        logits = np.stack([self._logits(slot, end) for end in ends])
         return logits if all_logits else logits[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
@@ -56,19 +56,19 @@ class FakeDecoder:
             self.failing_at = -1
             raise self.failure
         self.decodes.append(len(ids))
-        rows = []
-        for row, (token, length) in enumerate(zip(ids, lengths, strict=True)):
-            self.memory[row, length] = (token, ANSWERED)
-            rows.append(self._logits(row, length + 1))
-        return np.stack(rows)
+        logits = []
+        for slot, (token, length) in enumerate(zip(ids, lengths, strict=True)):
+            self.memory[slot, length] = (token, DECODE)
+            logits.append(self._logits(slot, length + 1))
+        return np.stack(logits)
 
-    def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
+    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         self._wait()
-        assert len(ids) <= 1 + self.max_draft_tokens, "more than it can verify"
-        assert start + len(ids) <= self.context, "beyond the row"
+        assert len(ids) <= 1 + self.max_draft_tokens, "more tokens than max_draft_tokens"
+        assert start + len(ids) <= self.context, "beyond the context"
         self.verified.append(len(ids))
-        self.memory[row, start : start + len(ids)] = [(token, ANSWERED) for token in ids]
-        return np.stack([self._logits(row, start + n) for n in range(1, len(ids) + 1)])
+        self.memory[slot, start : start + len(ids)] = [(token, DECODE) for token in ids]
+        return np.stack([self._logits(slot, start + n) for n in range(1, len(ids) + 1)])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.moved += tokens
@@ -81,8 +81,8 @@ class FakeDecoder:
     def close(self) -> None:
         self.memory = np.zeros((0, 0, 2), np.int64)
 
-    def _logits(self, row: int, end: int) -> Logits:
-        held = self.memory[row, :end]
+    def _logits(self, slot: int, end: int) -> Logits:
+        held = self.memory[slot, :end]
         return _logits(held[-self.memorable :, 0] if self.memorable else held)
 
     def _wait(self) -> None:

@@ -80,7 +80,7 @@ def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> Graph
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Writes the tiny model for a kind of engine, once; nobody may change the file."""
+    """Writes the tiny model for a kind of engine, once; tests must not change the file."""
     directory = tmp_path_factory.mktemp("programs")
 
     def write(kind: Kind, head: ModelHead) -> Path:

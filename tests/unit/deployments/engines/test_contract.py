@@ -55,25 +55,25 @@ def test_answer_is_batch_invariant(open_tiny: OpenTiny, head: ModelHead) -> None
     check(engine, head, ITEMS)
 
 
-def test_a_batch_of_any_size_is_answered(open_tiny: OpenTiny) -> None:
+def test_batch_of_any_size_is_computed(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.TOKENS)
     for size in (1, 4, 5, 9):
         for length in (1, 4, 8, 16, 20):
             check(engine, ModelHead.TOKENS, [build_item(np.arange(length) % 10)] * size)
 
 
-def test_an_item_without_mask_tokens_gets_an_empty_answer(open_tiny: OpenTiny) -> None:
+def test_item_without_mask_tokens_gets_empty_output(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.MASKS)
     (nothing,) = engine.run(collate([build_item([1, 2])])).items
     assert nothing.shape == (0, WIDTH)
     check(engine, ModelHead.MASKS, [build_item([1, 2]), item(MASK_TOKEN, 3)])
 
 
-def test_more_masks_than_items_are_answered_too(open_tiny: OpenTiny) -> None:
+def test_more_masks_than_items_are_computed(open_tiny: OpenTiny) -> None:
     check(open_tiny(ModelHead.MASKS), ModelHead.MASKS, [item(MASK_TOKEN, 5), item(MASK_TOKEN, 4)])
 
 
-def test_answers_stay_what_they_were_after_the_next_pass(open_tiny: OpenTiny) -> None:
+def test_outputs_survive_the_next_pass(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.VECTOR)
     first = engine.run(collate([item(1)])).items[0]
     before = first.copy()
@@ -90,9 +90,7 @@ def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> 
         np.testing.assert_allclose(answer, due, atol=TOLERANCE)
 
 
-def test_a_model_that_pools_gives_every_token_between_its_vectors(
-    kind: Kind, open_tiny: OpenTiny
-) -> None:
+def test_pooling_model_supports_unpooled_batches(kind: Kind, open_tiny: OpenTiny) -> None:
     if kind.engine == "torch":
         pytest.skip("programs have one answer")
     engine = open_tiny(ModelHead.VECTOR)
@@ -105,14 +103,14 @@ def test_a_model_that_pools_gives_every_token_between_its_vectors(
     check(engine, ModelHead.VECTOR, ITEMS[1:])
 
 
-def test_a_model_without_the_vectors_of_tokens_says_so(open_tiny: OpenTiny) -> None:
+def test_unpooled_batch_without_support_fails(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.LABELS)  # like those of vectors that were built long ago
     assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):
         engine.run(collate(ITEMS, unpooled=True))
 
 
-def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
+def test_closed_engine_rejects_unpooled_batches(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.VECTOR)
     engine.close()
     with pytest.raises(EngineFailed, match="closed"):
@@ -120,9 +118,7 @@ def test_a_closed_engine_gives_no_tokens(open_tiny: OpenTiny) -> None:
 
 
 @pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS])
-def test_an_answer_that_is_no_number_spoils_no_neighbour(
-    open_tiny: OpenTiny, head: ModelHead
-) -> None:
+def test_nan_output_does_not_reach_other_items(open_tiny: OpenTiny, head: ModelHead) -> None:
     engine = open_tiny(head)
     bad = item(NAN_WORD, 2)
     answers = engine.run(collate([bad, ITEMS[0], bad])).items
@@ -130,7 +126,7 @@ def test_an_answer_that_is_no_number_spoils_no_neighbour(
     np.testing.assert_allclose(answers[1], expected(head, *ITEMS[0]), atol=TOLERANCE)
 
 
-def test_passes_of_several_threads_do_not_mix(open_tiny: OpenTiny) -> None:
+def test_run_is_thread_safe(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.TOKENS)
 
     def passes(word: int) -> None:
@@ -141,7 +137,7 @@ def test_passes_of_several_threads_do_not_mix(open_tiny: OpenTiny) -> None:
         list(pool.map(passes, range(8)))
 
 
-def test_a_closed_engine_refuses_to_run(open_tiny: OpenTiny) -> None:
+def test_closed_engine_fails(open_tiny: OpenTiny) -> None:
     engine = open_tiny(ModelHead.VECTOR)
     engine.close()
     with pytest.raises(EngineFailed, match="closed"):
@@ -149,9 +145,7 @@ def test_a_closed_engine_refuses_to_run(open_tiny: OpenTiny) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", None])
-def test_a_file_that_cannot_be_read_is_named(
-    kind: Kind, content: bytes | None, tmp_path: Path
-) -> None:
+def test_unreadable_file_is_named(kind: Kind, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "broken.graph"
     if content is not None:
         path.write_bytes(content)
@@ -159,7 +153,7 @@ def test_a_file_that_cannot_be_read_is_named(
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path: Path) -> None:
+def test_truncated_file_fails(kind: Kind, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "half.graph"
     whole = written(kind, ModelHead.VECTOR).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -167,9 +161,7 @@ def test_half_a_file_is_an_engine_failure(kind: Kind, written: Written, tmp_path
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_a_pass_that_fails_is_an_engine_failure_and_the_next_one_works(
-    kind: Kind, open_tiny: OpenTiny
-) -> None:
+def test_failed_pass_does_not_affect_the_next(kind: Kind, open_tiny: OpenTiny) -> None:
     if kind.engine == "openvino":
         pytest.skip("OpenVINO answers zeros for a word that does not exist")
     engine = open_tiny(ModelHead.VECTOR)
@@ -187,7 +179,7 @@ def test_a_pass_that_fails_is_an_engine_failure_and_the_next_one_works(
     ],
 )
 @pytest.mark.parametrize("kind", ["onnxruntime", "openvino"], indirect=True)
-def test_a_graph_that_reads_something_else_is_refused(
+def test_graph_with_other_inputs_is_rejected(
     kind: Kind, inputs: tuple[str, ...], complaint: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "strange.graph"
@@ -198,9 +190,7 @@ def test_a_graph_that_reads_something_else_is_refused(
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_a_graph_that_answers_another_shape_is_an_engine_failure(
-    kind: Kind, written: Written
-) -> None:
+def test_graph_with_another_output_shape_fails(kind: Kind, written: Written) -> None:
     vector = written(kind, ModelHead.VECTOR)
     with (
         closing(open_engine(spec_of(kind, vector, ModelHead.TOKENS), SETTINGS)) as engine,

@@ -39,7 +39,7 @@ ONNX, TORCH = KINDS["onnxruntime"], KINDS["torch"]
     ids=["cuda", "cuda-graphs", "tensorrt", "torch", "torch-in-buckets", "torch-compiled"],
 )
 @pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS, ModelHead.MASKS])
-def test_the_gpu_answers_as_by_hand(
+def test_gpu_matches_expected_outputs(
     kind: Kind, options: EngineOptions, head: ModelHead, written: Written
 ) -> None:
     encoder = EncoderSettings(providers=CUDA, concurrent_passes=2)
@@ -78,7 +78,7 @@ def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["program", "checkpoint", "offloaded"])
-def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> None:
+def test_captured_step_matches_uncaptured_step(tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch", reason="`torch` is not installed")
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
@@ -105,7 +105,7 @@ def test_a_captured_step_answers_as_a_plain_one(tmp_path: Path, kind: str) -> No
             np.testing.assert_allclose(found, expected, atol=0.01)
 
 
-def test_onnx_runtime_generates_on_a_gpu_as_on_the_host(tmp_path: Path) -> None:
+def test_onnx_decoder_on_gpu_matches_host(tmp_path: Path) -> None:
     on_gpu, on_cpu = GeneratorSettings(providers=CUDA), GeneratorSettings()
     if missing := missing_provider(CUDA):
         pytest.skip(f"onnxruntime has no `{missing}` here")

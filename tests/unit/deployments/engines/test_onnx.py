@@ -36,9 +36,7 @@ def spec_with(path: Path, options: EngineOptions) -> GraphSpec:
 
 
 @pytest.mark.parametrize("device", list(Device))
-def test_the_sealed_candidate_says_what_its_engine_is_called(
-    device: Device, tmp_path: Path
-) -> None:
+def test_compute_type_of_sealed_candidate(device: Device, tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     manifest = tiny_manifest("tiny/model")
     candidate = manifest.candidate_for(device)
@@ -64,7 +62,7 @@ def test_options_reach_the_session(written: Written) -> None:
 
 
 @pytest.mark.parametrize("flags", [("avx2",), ("avx2", "avx_vnni")])
-def test_exact_int8_products_are_asked_for_where_others_would_overflow(
+def test_exact_int8_is_enabled_on_cpus_with_overflow(
     flags: tuple[str, ...], written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = CpuInfo("some", "1", flags, "x86_64")
@@ -78,7 +76,7 @@ def test_exact_int8_products_are_asked_for_where_others_would_overflow(
             options.get_session_config_entry("session.x64quantprecision")
 
 
-def test_a_disabled_optimizer_stays_out(tmp_path: Path) -> None:
+def test_disabled_optimizer_does_not_run(tmp_path: Path) -> None:
     """Adding zero turns -0 into +0, unless an optimizer holds that it does nothing."""
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["zero"], to=1),
@@ -96,7 +94,7 @@ def test_a_disabled_optimizer_stays_out(tmp_path: Path) -> None:
         assert answer.item() == expected
 
 
-def test_the_candidates_own_providers_go_before_the_encoders() -> None:
+def test_candidate_providers_override_settings() -> None:
     encoder = EncoderSettings(providers=("CUDAExecutionProvider",))
     spec = spec_with(Path("g.onnx"), EngineOptions(providers=("CPUExecutionProvider",)))
     assert providers_for(spec, encoder) == ("CPUExecutionProvider",)
@@ -109,7 +107,7 @@ def ort_exceptions() -> list[type[Exception]]:
 
 
 @pytest.mark.parametrize("kind", [*ort_exceptions(), RuntimeError, ValueError])
-def test_whatever_onnxruntime_raises_gets_our_name_and_keeps_its_own(kind: type[Exception]) -> None:
+def test_translate_errors_keeps_the_cause(kind: type[Exception]) -> None:
     with (
         pytest.raises(EngineFailed, match="graph: went wrong") as failure,
         translate_errors("graph"),

@@ -59,7 +59,7 @@ def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> 
 
 
 @pytest.mark.parametrize("part", [2, 3, 7, 16, 33])
-def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
+def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -> None:
     whole = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     starts = [start for start in range(0, len(PROMPT), part) if len(PROMPT) - start > 1]
@@ -68,7 +68,7 @@ def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
     np.testing.assert_allclose(logits, whole, atol=1e-5)
 
 
-def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: OpenRows) -> None:
+def test_all_logits_match_separate_prefills(open_rows: OpenRows) -> None:
     decoder = open_rows()
     every = decoder.prefill(0, PROMPT, 0, all_logits=True).copy()
     assert every.shape == (len(PROMPT), decoder.info.vocabulary)
@@ -76,21 +76,21 @@ def test_the_logits_behind_every_token_are_those_of_its_own_prompt(open_rows: Op
         np.testing.assert_allclose(decoder.prefill(1, PROMPT[:end], 0), every[end - 1], atol=1e-4)
 
 
-def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
-    alone, company = open_rows(slots=1), open_rows(slots=3)
-    first = alone.prefill(0, PROMPT, 0).copy()
-    company.prefill(0, OTHER, 0)
-    np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
+def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
+    single, batched = open_rows(slots=1), open_rows(slots=3)
+    first = single.prefill(0, PROMPT, 0).copy()
+    batched.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(batched.prefill(1, PROMPT, 0), first)
     for step in range(5):
         token = 7 + step
-        by_itself = alone.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
-        together = company.decode(
+        by_itself = single.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
+        together = batched.decode(
             np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
         )
         np.testing.assert_array_equal(together[1], by_itself)
 
 
-def test_decoding_agrees_with_reading_the_same_tokens(open_rows: OpenRows) -> None:
+def test_decode_matches_prefill(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.prefill(0, PROMPT[:-3], 0)
     for place in range(len(PROMPT) - 3, len(PROMPT)):
@@ -98,14 +98,14 @@ def test_decoding_agrees_with_reading_the_same_tokens(open_rows: OpenRows) -> No
     np.testing.assert_allclose(logits, decoder.prefill(1, PROMPT, 0), atol=1e-3)
 
 
-def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> None:
+def test_copied_prefix_matches_computed_prefix(open_rows: OpenRows) -> None:
     decoder = open_rows()
     computed = decoder.prefill(0, PROMPT, 0).copy()
     decoder.copy(0, 2, 30)
     np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
 
 
-def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
+def test_swapped_slots_continue(open_rows: OpenRows) -> None:
     expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
     decoder = open_rows()
     found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
@@ -125,7 +125,7 @@ class OnDevice(OnnxDecoder):
         return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
 
 
-def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: DecoderSpec) -> None:
+def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: DecoderSpec) -> None:
     device, host = OnDevice(spec, GeneratorSettings(), slots=3, context=128), open_rows()
     try:
         for decoder in (device, host):
@@ -143,7 +143,7 @@ def test_rows_in_a_devices_memory_answer_alike(open_rows: OpenRows, spec: Decode
         device.close()
 
 
-def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
+def test_closed_decoder_fails(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.close()
     with pytest.raises(EngineFailed, match="closed"):
@@ -152,7 +152,7 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
         decoder.verify(0, PROMPT[:3], 0)
 
 
-def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None:
+def test_slots_are_limited_by_kv_cache_bytes(spec: DecoderSpec) -> None:
     one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     assert open_decoder(spec, settings).info.slots == 3
@@ -160,7 +160,7 @@ def test_rows_are_as_many_as_the_memory_is_enough_for(spec: DecoderSpec) -> None
         open_decoder(spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 
-def test_a_row_of_int8_takes_a_quarter(int8_spec: DecoderSpec) -> None:
+def test_int8_kv_cache_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     assert int8_spec.kv_cache_dtype == "int8"
     one_row = 64 * kv_bytes_per_token(int8_spec.generation_config, 4) // 4
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
@@ -184,24 +184,24 @@ def max_draft_tokens(
     return decoder.info.max_draft_tokens
 
 
-def test_only_a_memory_of_int8_verifies_drafts(spec: DecoderSpec, int8_spec: DecoderSpec) -> None:
+def test_only_int8_kv_cache_supports_verification(
+    spec: DecoderSpec, int8_spec: DecoderSpec
+) -> None:
     assert max_draft_tokens(spec) == 0
     assert max_draft_tokens(int8_spec) == MAX_DRAFT_TOKENS
     assert max_draft_tokens(int8_spec, threads=3) == MAX_DRAFT_TOKENS
 
 
-def test_drafts_need_room_to_be_tried_in(int8_spec: DecoderSpec) -> None:
+def test_short_context_disables_verification(int8_spec: DecoderSpec) -> None:
     least = 2 * (MAX_DRAFT_TOKENS + 1)
     assert max_draft_tokens(int8_spec, context=least - 1) == 0
     assert max_draft_tokens(int8_spec, context=least) == MAX_DRAFT_TOKENS
 
 
-@pytest.mark.parametrize(("told", "threads"), [(None, 2), (4, 4), (64, 16)])
-def test_a_decoder_has_no_more_threads_than_heads(
-    spec: DecoderSpec, told: int | None, threads: int
-) -> None:
-    """Beyond that ONNX Runtime's attention would round a row alone otherwise than in company."""
-    generation_config = spec.generation_config.model_copy(update={"heads": told})
+@pytest.mark.parametrize(("heads", "threads"), [(None, 2), (4, 4), (64, 16)])
+def test_threads_are_limited_by_heads(spec: DecoderSpec, heads: int | None, threads: int) -> None:
+    """With more threads attention would round a single slot differently from a batch."""
+    generation_config = spec.generation_config.model_copy(update={"heads": heads})
     settings = GeneratorSettings(intra_op_threads=16)
     decoder = OnnxDecoder(
         replace(spec, generation_config=generation_config), settings, slots=1, context=64
@@ -227,12 +227,10 @@ class UnevenPairs(Uneven):
 
 
 @pytest.mark.parametrize("kind", [Uneven, UnevenPairs])
-def test_what_is_off_by_a_bit_verifies_no_drafts(
-    int8_spec: DecoderSpec, kind: type[OnnxDecoder]
-) -> None:
+def test_inexact_verification_is_disabled(int8_spec: DecoderSpec, kind: type[OnnxDecoder]) -> None:
     assert max_draft_tokens(int8_spec, kind) == 0
 
 
-def test_the_context_is_no_longer_than_the_model_reads(spec: DecoderSpec) -> None:
+def test_context_is_limited_by_max_tokens(spec: DecoderSpec) -> None:
     decoder = open_decoder(spec, GeneratorSettings(max_context_tokens=100_000))
     assert decoder.info.context == spec.max_tokens

@@ -25,9 +25,7 @@ UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
 
 
 @pytest.mark.parametrize("head", ENCODER_HEADS)
-def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(
-    head: ModelHead, written: Written
-) -> None:
+def test_full_bucket_matches_unbound_pass(head: ModelHead, written: Written) -> None:
     path = written(BOUND, head)
     with (
         closing(open_engine(spec_of(UNBOUND, path, head), SETTINGS)) as unbound,
@@ -41,7 +39,7 @@ def test_a_bucket_changes_no_bit_of_a_batch_that_fills_it(
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None:
+def test_threads_wait_for_buffers(written: Written) -> None:
     spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     with (
         closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine,
@@ -54,7 +52,7 @@ def test_more_threads_than_buffers_wait_for_each_other(written: Written) -> None
             np.testing.assert_array_equal(answer, singles[word])
 
 
-def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
+def test_failed_pass_returns_its_buffers(written: Written) -> None:
     spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     with closing(open_engine(spec, EncoderSettings(concurrent_passes=1))) as engine:
         for _ in range(3):
@@ -63,7 +61,7 @@ def test_a_failed_pass_gives_its_buffers_back(written: Written) -> None:
         assert len(engine.run(collate([item(1)])).items) == 1
 
 
-def test_a_bucket_that_the_graph_cannot_run_is_named_at_open(written: Written) -> None:
+def test_impossible_bucket_fails_at_open(written: Written) -> None:
     spec = spec_of(BOUND, written(BOUND, ModelHead.VECTOR))
     hopeless = replace(spec, options=EngineOptions(buckets=((1, 4), (1, -3))))
     with pytest.raises(EngineFailed, match=spec.path.name):

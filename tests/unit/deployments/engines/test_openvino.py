@@ -23,9 +23,7 @@ pytest.importorskip("openvino", reason="`openvino` is not installed")
 OPENVINO = KINDS["openvino"]
 
 
-def test_importing_it_tells_nobody_and_leaves_nothing_in_the_home_directory(
-    written: Written, tmp_path: Path
-) -> None:
+def test_import_sends_no_telemetry(written: Written, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from deployments.config import EncoderSettings\n"
@@ -46,7 +44,7 @@ def test_importing_it_tells_nobody_and_leaves_nothing_in_the_home_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fp32_is_computed_in_fp32_although_the_cpu_has_bf16(tmp_path: Path) -> None:
+def test_fp32_is_not_computed_in_bf16(tmp_path: Path) -> None:
     path = tmp_path / "product.onnx"
     write_model(
         path,
@@ -70,7 +68,7 @@ def test_fp32_is_computed_in_fp32_although_the_cpu_has_bf16(tmp_path: Path) -> N
         assert row[0] == 8  # bf16 does not know the difference
 
 
-def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None:
+def test_attention_operator_and_static_int8_are_supported(tmp_path: Path) -> None:
     """Q = K = V = one number per token; the weights of 0 and 1 go through int8 exactly."""
     node = helper.make_node
     nodes = [
@@ -100,7 +98,7 @@ def test_it_reads_the_attention_operator_and_static_int8(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of an x86 CPU")
-def test_bf16_is_left_out_where_the_cpu_has_none(written: Written) -> None:
+def test_bf16_requires_cpu_support(written: Written) -> None:
     flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     spec = spec_of(OPENVINO, written(OPENVINO, ModelHead.VECTOR))
     assert missing_requirement(spec, SETTINGS) is None

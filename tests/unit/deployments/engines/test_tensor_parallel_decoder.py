@@ -65,9 +65,7 @@ def near(found: np.ndarray, due: np.ndarray) -> None:
     np.testing.assert_allclose(found, due, atol=CLOSE)
 
 
-def test_prompts_and_steps_answer_as_in_one_process(
-    spread: TensorParallelDecoder, whole: TorchDecoder
-) -> None:
+def test_shards_match_a_single_process(spread: TensorParallelDecoder, whole: TorchDecoder) -> None:
     for decoder in (spread, whole):
         decoder.prefill(0, OTHER, 0)
         decoder.prefill(1, PROMPT[:20], 0)
@@ -82,7 +80,7 @@ def test_prompts_and_steps_answer_as_in_one_process(
         near(spread.decode(ids, lengths), whole.decode(ids, lengths))
 
 
-def test_rows_are_copied_and_exchanged_in_all_processes(
+def test_copy_and_swap_reach_all_processes(
     spread: TensorParallelDecoder, whole: TorchDecoder
 ) -> None:
     answers = []
@@ -98,7 +96,7 @@ def test_rows_are_copied_and_exchanged_in_all_processes(
     assert np.abs(answers[0][0] - answers[0][1]).max() > 1
 
 
-def test_what_is_refused_harms_nobody(spread: TensorParallelDecoder) -> None:
+def test_rejected_call_does_not_affect_the_next(spread: TensorParallelDecoder) -> None:
     due = spread.prefill(0, PROMPT, 0).copy()
     with pytest.raises(EngineFailed, match="no room"):
         spread.prefill(0, PROMPT, 100)
@@ -109,7 +107,7 @@ def test_what_is_refused_harms_nobody(spread: TensorParallelDecoder) -> None:
     np.testing.assert_array_equal(spread.prefill(0, PROMPT, 0), due)
 
 
-def test_a_process_that_dies_ends_the_others_and_is_told(spec: DecoderSpec) -> None:
+def test_killed_process_ends_all_and_is_reported(spec: DecoderSpec) -> None:
     decoder = TensorParallelDecoder(spec, SETTINGS, slots=2, context=64)
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)
@@ -137,12 +135,10 @@ sys.stdin.read()
 """
 
 
-def test_processes_do_not_outlive_the_one_that_started_them(
-    spec: DecoderSpec, tmp_path: Path
-) -> None:
-    told = tmp_path / "spec"
-    told.write_bytes(pickle.dumps(spec))
-    command = [sys.executable, "-c", ORPHANING, str(told)]
+def test_processes_end_with_their_parent(spec: DecoderSpec, tmp_path: Path) -> None:
+    pickled = tmp_path / "spec"
+    pickled.write_bytes(pickle.dumps(spec))
+    command = [sys.executable, "-c", ORPHANING, str(pickled)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as parent:
         assert parent.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
@@ -152,7 +148,7 @@ def test_processes_do_not_outlive_the_one_that_started_them(
     assert not alive
 
 
-def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> None:
+def test_failed_open_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(EngineFailed, match=r"`open` failed in process [01]"):
         TensorParallelDecoder(
@@ -163,12 +159,12 @@ def test_a_model_that_cannot_be_opened_leaves_no_process(spec: DecoderSpec, tmp_
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_each_process_takes_a_gpu_of_its_own(
+def test_each_process_uses_its_own_gpu(
     spec: DecoderSpec, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where transformers looks for it, and nccl; there is none here to try it on."""
     taken: dict[str, Any] = {}
-    monkeypatch.setenv("LOCAL_RANK", "7")  # somebody else's
+    monkeypatch.setenv("LOCAL_RANK", "7")  # of another process
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: taken.update(how))
     monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)
@@ -184,7 +180,7 @@ def test_each_process_takes_a_gpu_of_its_own(
 
 
 @pytest.mark.parametrize("found", [0, 1])
-def test_gpus_that_are_missing_are_counted(
+def test_missing_gpus_are_reported(
     spec: DecoderSpec, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)

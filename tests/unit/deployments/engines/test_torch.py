@@ -70,13 +70,13 @@ def calling(name: str) -> Callable[[Nodes], None]:
         "aten._cudnn_rnn.default",
     ],
 )
-def test_a_program_calls_what_is_on_the_list_and_nothing_else(name: str, rewritten) -> None:
+def test_program_calls_allowed_operators_only(name: str, rewritten) -> None:
     with pytest.raises(EngineFailed, match=r"changed\.graph: a torch program cannot call"):
         open_engine(spec_of(TORCH, rewritten(calling(name))), SETTINGS)
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", "save", "float32.__class__", "strided"])
-def test_a_type_that_is_none_is_refused(dtype: str, rewritten) -> None:
+def test_unknown_dtype_is_rejected(dtype: str, rewritten) -> None:
     def change(nodes: Nodes) -> None:
         next(node for node in nodes if "call" in node)["kwargs"] = {"dtype": {"dtype": dtype}}
 
@@ -84,7 +84,7 @@ def test_a_type_that_is_none_is_refused(dtype: str, rewritten) -> None:
         open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
 
 
-def test_a_program_that_names_what_does_not_exist_is_an_engine_failure(rewritten) -> None:
+def test_unknown_operator_fails(rewritten) -> None:
     def unknown_weight(nodes: Nodes) -> None:
         next(node for node in nodes if "weight" in node)["weight"] = "nothing"
 
@@ -99,14 +99,14 @@ def test_a_program_that_names_what_does_not_exist_is_an_engine_failure(rewritten
             open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
 
 
-def test_weights_without_a_program_are_refused(tmp_path: Path) -> None:
+def test_file_without_program_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "weights.graph"
     safetensors_torch.save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(EngineFailed, match=r"weights\.graph: the file contains no torch program"):
         open_engine(spec_of(TORCH, path), SETTINGS)
 
 
-def test_values_that_json_does_not_know_survive(tmp_path: Path) -> None:
+def test_non_json_values_round_trip(tmp_path: Path) -> None:
     class Hidden(torch.nn.Module):
         def forward(self, input_ids):
             hidden = torch.full_like(input_ids, float("-inf"), dtype=torch.float16)
@@ -119,7 +119,7 @@ def test_values_that_json_does_not_know_survive(tmp_path: Path) -> None:
     assert row == [float("-inf")] * 3 + [3.0]
 
 
-def test_a_program_that_a_file_cannot_say_is_refused_when_written(tmp_path: Path) -> None:
+def test_unsupported_program_is_rejected_when_written(tmp_path: Path) -> None:
     class Spectrum(torch.nn.Module):
         def forward(self, input_ids):
             return torch.fft.fft(input_ids.float()).real
@@ -131,7 +131,7 @@ def test_a_program_that_a_file_cannot_say_is_refused_when_written(tmp_path: Path
     assert not (tmp_path / "p").exists()
 
 
-def test_compiling_without_buckets_would_never_end(written: Written) -> None:
+def test_compile_without_buckets_is_rejected(written: Written) -> None:
     spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
     with pytest.raises(EngineFailed, match="needs buckets"):
         open_engine(replace(spec, options=EngineOptions(compile=True)), SETTINGS)
@@ -139,7 +139,7 @@ def test_compiling_without_buckets_would_never_end(written: Written) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs `g++` on a CPU")
-def test_a_compiled_program_answers_the_same(written: Written) -> None:
+def test_compiled_program_matches(written: Written) -> None:
     spec = spec_of(TORCH, written(TORCH, ModelHead.TOKENS), ModelHead.TOKENS)
     options = EngineOptions(buckets=((2, 8), (4, 8)), compile=True)
     with closing(open_engine(replace(spec, options=options), SETTINGS)) as engine:
@@ -148,7 +148,7 @@ def test_a_compiled_program_answers_the_same(written: Written) -> None:
         check(engine, ModelHead.TOKENS, ITEMS)  # larger than every bucket
 
 
-def test_closing_stops_the_thread(written: Written) -> None:
+def test_close_stops_the_thread(written: Written) -> None:
     engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
     engine.run(collate([item(1)]))
     engine.close()

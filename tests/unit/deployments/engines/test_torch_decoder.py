@@ -70,7 +70,7 @@ def near(found: np.ndarray, due: np.ndarray) -> None:
     np.testing.assert_allclose(found, due, atol=CLOSE)
 
 
-def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: OpenRows) -> None:
+def test_logits_match_transformers(checkpoint: Path, open_rows: OpenRows) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -85,7 +85,7 @@ def test_logits_are_those_of_transformers(checkpoint: Path, open_rows: OpenRows)
 
 
 @pytest.mark.parametrize("part", [1, 2, 7, 16, 33])
-def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
+def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -> None:
     whole = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     for start in range(0, len(PROMPT), part):
@@ -94,7 +94,7 @@ def test_a_prompt_may_be_read_in_parts(open_rows: OpenRows, part: int) -> None:
 
 
 @pytest.mark.parametrize("context", [63, 64, 65, 128])
-def test_a_row_has_room_for_its_last_token(open_rows: OpenRows, context: int) -> None:
+def test_slot_fits_its_last_token(open_rows: OpenRows, context: int) -> None:
     ids = (np.arange(context) % 200).tolist()
     decoder = open_rows(context=context)
     whole = decoder.prefill(0, ids, 0).copy()
@@ -102,21 +102,21 @@ def test_a_row_has_room_for_its_last_token(open_rows: OpenRows, context: int) ->
     near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], whole)
 
 
-def test_a_row_answers_in_company_as_it_does_alone(open_rows: OpenRows) -> None:
-    alone, company = open_rows(slots=1), open_rows(slots=3)
-    first = alone.prefill(0, PROMPT, 0).copy()
-    company.prefill(0, OTHER, 0)
-    np.testing.assert_array_equal(company.prefill(1, PROMPT, 0), first)
+def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
+    single, batched = open_rows(slots=1), open_rows(slots=3)
+    first = single.prefill(0, PROMPT, 0).copy()
+    batched.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(batched.prefill(1, PROMPT, 0), first)
     for step in range(5):
         token = 7 + step
-        by_itself = alone.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
-        together = company.decode(
+        by_itself = single.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
+        together = batched.decode(
             np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
         )
         near(together[1], by_itself)
 
 
-def test_what_lies_beyond_the_valid_tokens_is_not_seen(open_rows: OpenRows) -> None:
+def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None:
     fresh, used = open_rows(), open_rows()
     used.prefill(0, OTHER * 2, 0)
     for decoder in (fresh, used):
@@ -125,9 +125,7 @@ def test_what_lies_beyond_the_valid_tokens_is_not_seen(open_rows: OpenRows) -> N
     near(used.decode(*step), fresh.decode(*step))
 
 
-def test_numbers_that_are_none_do_not_outlast_their_request(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: Path) -> None:
     spec = program_spec(checkpoint, tmp_path, broken_token=99)
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=128)
     due = decoder.prefill(0, PROMPT, 0).copy()
@@ -146,7 +144,7 @@ class Replayed:
         return "shared"
 
 
-def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
+def test_steps_are_captured_by_slots_and_kv_length(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_decoder, "_capture", Replayed)
@@ -162,7 +160,7 @@ def test_steps_are_captured_by_rows_and_by_the_tokens_they_hold(
         decoder.close()
 
 
-def test_a_row_that_is_full_may_take_part(open_rows: OpenRows) -> None:
+def test_full_slot_may_take_part_in_decode(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
     decoder.prefill(1, PROMPT, 0)
     step = np.array([1, 5]), np.array([64, len(PROMPT)])
@@ -170,7 +168,7 @@ def test_a_row_that_is_full_may_take_part(open_rows: OpenRows) -> None:
     near(decoder.decode(np.array([1, 5]), np.array([3, len(PROMPT)]))[1], due)
 
 
-def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> None:
+def test_copied_prefix_matches_computed_prefix(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.prefill(0, PROMPT[:30], 0)
     computed = decoder.prefill(0, PROMPT[30:], 30).copy()
@@ -178,7 +176,7 @@ def test_a_copied_beginning_answers_like_a_computed_one(open_rows: OpenRows) -> 
     np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
 
 
-def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
+def test_swapped_slots_continue(open_rows: OpenRows) -> None:
     straight, crossed = open_rows(), open_rows()
     for decoder in (straight, crossed):
         decoder.prefill(0, PROMPT, 0)
@@ -190,7 +188,7 @@ def test_exchanged_rows_go_on_where_they_were(open_rows: OpenRows) -> None:
     assert np.abs(due[0] - due[1]).max() > 1
 
 
-def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
+def test_closed_decoder_fails(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.close()
     decoder.close()
@@ -204,7 +202,7 @@ def test_a_closed_decoder_says_so(open_rows: OpenRows) -> None:
             call()
 
 
-def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> None:
+def test_tokens_out_of_bounds_are_rejected(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
     with pytest.raises(EngineFailed, match="exceed the context of 64"):
         decoder.prefill(0, PROMPT, 30)
@@ -212,7 +210,7 @@ def test_what_a_gpu_would_not_survive_is_refused_before(open_rows: OpenRows) -> 
         decoder.prefill(0, [decoder.info.vocabulary], 0)
 
 
-def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
+def test_open_decoder_uses_the_engine_of_the_spec(spec: DecoderSpec) -> None:
     one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(spec, settings)
@@ -228,7 +226,7 @@ def test_the_engine_is_the_one_that_the_spec_names(spec: DecoderSpec) -> None:
         open_decoder(replace(spec, generation_config=behind_encoder), settings)
 
 
-def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
+def test_model_of_another_shape_is_rejected(spec: DecoderSpec) -> None:
     taller = spec.generation_config.model_copy(update={"layers": 3})
     said = {
         "torch": "the program has the inputs input_ids, lengths",
@@ -238,7 +236,7 @@ def test_a_model_of_another_shape_is_refused(spec: DecoderSpec) -> None:
         open_decoder(replace(spec, generation_config=taller), GeneratorSettings())
 
 
-def test_a_program_writes_by_one_operator_only(tmp_path: Path) -> None:
+def test_program_modifies_inputs_by_scatter_only(tmp_path: Path) -> None:
     class Adding(torch.nn.Module):
         def forward(self, input_ids, memory):
             return memory.add_(input_ids)
@@ -251,7 +249,7 @@ def test_a_program_writes_by_one_operator_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_missing_is_named(spec: DecoderSpec) -> None:
+def test_missing_device_is_named(spec: DecoderSpec) -> None:
     settings = GeneratorSettings(providers=("CUDAExecutionProvider",))
     with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
         open_decoder(spec, settings)
@@ -260,7 +258,7 @@ def test_a_device_that_is_missing_is_named(spec: DecoderSpec) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_the_candidate_is_the_fastest_that_this_process_can_run(tmp_path: Path) -> None:
+def test_select_candidate_returns_the_fastest_runnable(tmp_path: Path) -> None:
     manifest = ArtifactManifest.read(seal_tiny_decoder(tmp_path))
     (sealed,) = manifest.candidates
     options = EngineOptions(providers=("CPUExecutionProvider",))

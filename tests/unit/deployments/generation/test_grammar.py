@@ -84,7 +84,7 @@ def written(constraint: Constraint, seed: int, most: int = 400) -> str:
 
 
 @pytest.mark.parametrize("wanted", [PERSON, EITHER, LINKED, {}], ids=lambda value: str(value)[:40])
-def test_any_tokens_that_may_come_make_json_of_the_schema(
+def test_random_allowed_tokens_match_the_json_schema(
     wanted: Any, compiler: GrammarCompiler
 ) -> None:
     texts = {written(compiler.compile(schema(wanted)), seed) for seed in range(25)}
@@ -94,7 +94,7 @@ def test_any_tokens_that_may_come_make_json_of_the_schema(
         jsonschema.validate(json.loads(text), wanted)
 
 
-def test_a_json_object_is_an_object_whatever_is_in_it(compiler: GrammarCompiler) -> None:
+def test_json_object_grammar_yields_an_object(compiler: GrammarCompiler) -> None:
     values = [
         json.loads(written(compiler.compile(Grammar("json_object")), seed)) for seed in range(25)
     ]
@@ -116,9 +116,7 @@ def test_a_json_object_is_an_object_whatever_is_in_it(compiler: GrammarCompiler)
         r"back\\/slash\s[/\d]",
     ],
 )
-def test_any_tokens_that_may_come_match_the_expression(
-    pattern: str, compiler: GrammarCompiler
-) -> None:
+def test_random_allowed_tokens_match_the_regex(pattern: str, compiler: GrammarCompiler) -> None:
     for seed in range(15):
         text = written(compiler.compile(regex(pattern)), seed, most=20)
         assert re.fullmatch(pattern, text), text
@@ -134,7 +132,7 @@ def follow(constraint: Constraint, text: str) -> None:
         constraint.accept(token)
 
 
-def test_where_a_text_may_end_every_end_token_may_come(compiler: GrammarCompiler) -> None:
+def test_all_end_tokens_are_allowed_at_the_end(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(regex("12{2,3}"))
     assert not constraint.compute_allowed()[[*ENDS]].any()
     follow(constraint, "122")
@@ -147,7 +145,7 @@ def test_where_a_text_may_end_every_end_token_may_come(compiler: GrammarCompiler
     assert set(np.flatnonzero(constraint.compute_allowed())) == set(ENDS)
 
 
-def test_what_the_tokenizer_does_not_know_may_never_come(compiler: GrammarCompiler) -> None:
+def test_tokens_unknown_to_the_tokenizer_are_never_allowed(compiler: GrammarCompiler) -> None:
     allowed = compiler.compile(regex("(.|\n)*")).compute_allowed()
     assert allowed.shape == (VOCABULARY,)
     assert allowed.dtype == np.bool_
@@ -155,7 +153,7 @@ def test_what_the_tokenizer_does_not_know_may_never_come(compiler: GrammarCompil
     assert not allowed[KNOWN:].any()
 
 
-def test_a_model_may_know_fewer_tokens_than_its_tokenizer() -> None:
+def test_mask_is_cut_to_the_model_vocabulary() -> None:
     compiler = GrammarCompiler(TOKENIZER.to_str(), KNOWN - 10, ENDS)
     assert compiler.compile(regex(".*")).compute_allowed().shape == (KNOWN - 10,)
 
@@ -171,7 +169,7 @@ def test_a_model_may_know_fewer_tokens_than_its_tokenizer() -> None:
         (' {"a": 1}', False),
     ],
 )
-def test_json_has_at_most_one_space_at_a_time(
+def test_json_whitespace_is_limited_to_one_space(
     text: str, is_allowed: bool, compiler: GrammarCompiler
 ) -> None:
     constraint = compiler.compile(Grammar("json_object"))
@@ -183,7 +181,7 @@ def test_json_has_at_most_one_space_at_a_time(
             follow(constraint, text)
 
 
-def test_the_same_grammar_compiled_twice_is_followed_twice(compiler: GrammarCompiler) -> None:
+def test_constraints_of_one_grammar_are_independent(compiler: GrammarCompiler) -> None:
     first, second = (compiler.compile(regex("12")) for _ in range(2))
     follow(first, "12")
     assert first.is_complete
@@ -191,7 +189,7 @@ def test_the_same_grammar_compiled_twice_is_followed_twice(compiler: GrammarComp
     follow(second, "12")
 
 
-def test_a_token_outside_of_the_grammar_is_an_error_of_ours(compiler: GrammarCompiler) -> None:
+def test_accept_of_forbidden_token_is_a_bug(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar("json_object"))
     with pytest.raises((EngineFailed, InvalidField)):
         constraint.accept(TOKENIZER.token_to_id("a"))
@@ -221,7 +219,7 @@ def test_a_token_outside_of_the_grammar_is_an_error_of_ours(compiler: GrammarCom
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_grammar_that_is_none_is_refused_with_the_reason(
+def test_invalid_grammar_is_rejected_with_the_reason(
     grammar: Grammar, reason: str, compiler: GrammarCompiler
 ) -> None:
     with pytest.raises(InvalidField, match=f"cannot be used: .*{re.escape(reason)}") as refused:
@@ -245,9 +243,7 @@ def test_a_grammar_that_is_none_is_refused_with_the_reason(
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_grammar_that_grows_without_end_is_given_up(
-    grammar: Grammar, compiler: GrammarCompiler
-) -> None:
+def test_growing_grammar_is_rejected(grammar: Grammar, compiler: GrammarCompiler) -> None:
     def read() -> None:
         constraint = compiler.compile(grammar)
         draw = random.Random(1)
@@ -260,7 +256,7 @@ def test_a_grammar_that_grows_without_end_is_given_up(
     assert refused.value.field == "grammar"
 
 
-def test_a_tokenizer_that_spells_no_bytes_follows_no_grammar() -> None:
+def test_tokenizer_without_bytes_is_rejected() -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     compiler = GrammarCompiler(words.to_str(), 2, (1,))
     with pytest.raises(InvalidField, match="tokenizer") as refused:
@@ -268,7 +264,7 @@ def test_a_tokenizer_that_spells_no_bytes_follows_no_grammar() -> None:
     assert refused.value.field == "grammar"
 
 
-def test_several_threads_may_compile_at_once() -> None:
+def test_compile_is_thread_safe() -> None:
     compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
     compiler.open()
     with ThreadPoolExecutor(4) as threads:

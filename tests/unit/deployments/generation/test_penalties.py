@@ -52,36 +52,36 @@ def changed(
         ),
     ],
 )
-def test_penalties_and_biases_change_the_logits_of_their_tokens(
+def test_penalties_and_biases_change_the_logits(
     sampling: SamplingParams, prompt: list[int], answer: list[int], values: list[float]
 ) -> None:
     assert changed(sampling, prompt, answer) == [*values, -np.inf]
 
 
-def test_without_penalties_there_are_none() -> None:
+def test_from_params_without_penalties_is_none() -> None:
     assert Penalties.from_params(SamplingParams(temperature=0.3, top_k=5), [1, 2], SIZE) is None
 
 
-def test_logits_are_copied_before_they_are_changed() -> None:
+def test_apply_does_not_modify_its_input() -> None:
     logits = LOGITS.copy()
     logits.setflags(write=False)
     changed(SamplingParams(repetition_penalty=2.0, logit_bias=((0, 1.0),)), [1], [2], logits)
     assert (logits == LOGITS).all()
 
 
-def test_an_answer_may_have_more_different_tokens_than_there_is_room_for_at_first() -> None:
+def test_id_table_grows_with_the_answer() -> None:
     logits = np.zeros(2000, np.float32)
     answer = [*range(1999), *range(1000)]
     values = changed(SamplingParams(frequency_penalty=1.0), [], answer, logits)
     assert values == [-2.0] * 1000 + [-1.0] * 999 + [0.0]
 
 
-def test_a_prompt_may_hold_tokens_that_the_model_has_no_logits_for() -> None:
+def test_prompt_tokens_without_logits_are_ignored() -> None:
     assert changed(SamplingParams(repetition_penalty=2.0), [1, 9, -3], [])[:4] == [0, 1, -2, 1]
 
 
 @pytest.mark.parametrize("token", [-1, SIZE])
-def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
+def test_bias_of_unknown_token_is_rejected(token: int) -> None:
     with pytest.raises(UnknownToken, match=str(token)) as refused:
         Penalties.from_params(SamplingParams(logit_bias=((0, 1.0), (token, 1.0))), [], SIZE)
     assert refused.value.field == "logit_bias"
@@ -98,7 +98,7 @@ def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
         SamplingParams(frequency_penalty=1e300, presence_penalty=1e300),
     ],
 )
-def test_huge_penalties_leave_numbers_and_do_not_bring_back_what_the_model_ruled_out(
+def test_huge_penalties_stay_finite_and_keep_minus_infinity(
     sampling: SamplingParams,
 ) -> None:
     values = changed(sampling, [0, 1, 2, 3, 4], [1, 2, 4])

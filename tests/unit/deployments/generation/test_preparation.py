@@ -69,18 +69,18 @@ def said(*contents: str) -> Chat:
     return Chat(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)))
 
 
-def test_a_text_gets_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
+def test_text_gets_special_tokens(tmp_path: Path) -> None:
     own = TOKENIZER.encode("the river").ids
     assert reader(tmp_path).tokenize("the river") == [START_ID, *own]
 
 
-def test_token_ids_stay_as_they_are(tmp_path: Path) -> None:
+def test_token_ids_are_unchanged(tmp_path: Path) -> None:
     last = TOKENIZER.get_vocab_size() - 1
     assert reader(tmp_path).tokenize((5, 0, last, 5)) == [5, 0, last, 5]
 
 
 @pytest.mark.parametrize("unknown", [-1, TOKENIZER.get_vocab_size(), 2**70])
-def test_token_ids_outside_of_the_vocabulary_are_refused(unknown: int, tmp_path: Path) -> None:
+def test_token_ids_beyond_the_vocabulary_are_rejected(unknown: int, tmp_path: Path) -> None:
     with pytest.raises(UnknownToken, match=str(unknown)) as refused:
         reader(tmp_path).tokenize((5, unknown, 7))
     assert refused.value.field == "prompt"
@@ -89,19 +89,19 @@ def test_token_ids_outside_of_the_vocabulary_are_refused(unknown: int, tmp_path:
 @pytest.mark.parametrize(
     ("prompt", "field"), [("", "prompt"), ((), "prompt"), (Chat(()), "messages")]
 )
-def test_nothing_is_no_prompt(prompt: Any, field: str, tmp_path: Path) -> None:
+def test_empty_prompt_is_rejected(prompt: Any, field: str, tmp_path: Path) -> None:
     with pytest.raises(EmptyInput) as refused:
         reader(tmp_path).tokenize(prompt)
     assert refused.value.field == field
 
 
-def test_a_conversation_that_renders_to_nothing_is_no_prompt(tmp_path: Path) -> None:
+def test_chat_rendered_to_empty_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(EmptyInput) as refused:
         reader(tmp_path, "{# nothing #}").tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
-def test_a_conversation_is_written_as_the_model_was_trained(tmp_path: Path) -> None:
+def test_chat_is_rendered_by_the_template(tmp_path: Path) -> None:
     assert prompt_of(tmp_path, said("Hi <b>", "Oh é 🙂.", " What? ")) == (
         f"{START}system\nBe brief.{END}\n"
         f"{START}user\nHi <b>{END}\n{START}assistant\nOh é 🙂.{END}\n"
@@ -109,19 +109,19 @@ def test_a_conversation_is_written_as_the_model_was_trained(tmp_path: Path) -> N
     )
 
 
-def test_a_system_message_takes_the_place_of_the_templates_own(tmp_path: Path) -> None:
+def test_system_message_replaces_the_template_default(tmp_path: Path) -> None:
     chat = Chat(({"role": "system", "content": "Rhyme."}, *HELLO.messages))
     assert prompt_of(tmp_path, chat).startswith(f"{START}system\nRhyme.{END}\n{START}user\nhello")
 
 
-def test_the_tokenizer_adds_no_special_tokens_to_a_conversation(tmp_path: Path) -> None:
+def test_chat_gets_no_additional_special_tokens(tmp_path: Path) -> None:
     ids = reader(tmp_path).tokenize(HELLO)
     assert ids[0] == START_ID
     assert ids.count(START_ID) == 3  # system, user and assistant, one each
     assert ids.count(END_ID) == 2
 
 
-def test_tools_are_there_for_the_template_and_none_otherwise(tmp_path: Path) -> None:
+def test_template_receives_tools(tmp_path: Path) -> None:
     template = (
         "{% if tools is none %}none{% else %}"
         "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
@@ -136,7 +136,7 @@ def test_tools_are_there_for_the_template_and_none_otherwise(tmp_path: Path) -> 
     ("arguments", "written"),
     [({"n": 1}, '{"n": 1}'), ('{"n": 1}', '"{\\"n\\": 1}"')],
 )
-def test_arguments_of_tool_calls_reach_the_template_as_they_are(
+def test_template_receives_tool_call_arguments(
     arguments: Any, written: str, tmp_path: Path
 ) -> None:
     template = (
@@ -151,13 +151,13 @@ def test_arguments_of_tool_calls_reach_the_template_as_they_are(
     assert json.dumps(message) == before
 
 
-def test_half_a_character_is_no_prompt(tmp_path: Path) -> None:
+def test_split_surrogate_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="not valid UTF-8") as caught:
         prompt_of(tmp_path, HELLO, "{{ '\\ud83d' }}")
     assert caught.value.field == "messages"
 
 
-def test_templates_have_what_the_hub_gives_them(tmp_path: Path) -> None:
+def test_template_has_the_functions_of_the_hub(tmp_path: Path) -> None:
     template = (
         "{% generation %}{{ 'marked' }}{% endgeneration %} "
         "{{ strftime_now('%Y') }} {{ documents is none }} {{ {'a': [1]} | tojson(indent=1) }} "
@@ -172,14 +172,14 @@ def test_templates_have_what_the_hub_gives_them(tmp_path: Path) -> None:
     )
 
 
-def test_a_template_may_refuse_a_conversation_with_its_own_words(tmp_path: Path) -> None:
+def test_template_error_is_reported(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(InvalidField, match="roles must alternate") as refused:
         reader(tmp_path, template).tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
-def test_a_model_without_a_template_refers_to_completions(tmp_path: Path) -> None:
+def test_missing_template_names_the_completions_route(tmp_path: Path) -> None:
     own = reader(tmp_path, template=None)
     with pytest.raises(InvalidField, match=r"no chat template.*completions") as refused:
         own.tokenize(HELLO)
@@ -212,7 +212,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
-def test_what_a_hostile_template_tries_is_refused_in_time(template: str, tmp_path: Path) -> None:
+def test_hostile_template_is_rejected_in_time(template: str, tmp_path: Path) -> None:
     began = time.perf_counter()
     with pytest.raises(InvalidField, match=r"the chat template rejects `messages`: .") as refused:
         reader(tmp_path, template).tokenize(HELLO)
@@ -231,19 +231,19 @@ def test_what_a_hostile_template_tries_is_refused_in_time(template: str, tmp_pat
         "{{ messages.__class__ }}{{ self._TemplateReference__context }}",
     ],
 )
-def test_what_the_sandbox_hides_is_not_in_a_prompt(template: str, tmp_path: Path) -> None:
+def test_sandboxed_attributes_are_not_rendered(template: str, tmp_path: Path) -> None:
     with pytest.raises((EmptyInput, InvalidField)):
         reader(tmp_path, template).tokenize(HELLO)
 
 
-def test_a_conversation_has_a_greatest_length(tmp_path: Path) -> None:
+def test_rendered_length_is_limited(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
     with pytest.raises(InputTooLong, match=str(MAX_CHARACTERS)) as refused:
         reader(tmp_path, template).tokenize(HELLO)
     assert refused.value.field == "messages"
 
 
-def test_a_refused_conversation_does_not_count_against_the_next(tmp_path: Path) -> None:
+def test_step_limit_is_reset_per_rendering(tmp_path: Path) -> None:
     template = (
         "{% for i in range(90000 if messages | length == 2 else 9) %}"
         "{% for j in range(9) %}{% endfor %}{% endfor %}done"
@@ -255,12 +255,12 @@ def test_a_refused_conversation_does_not_count_against_the_next(tmp_path: Path) 
         assert TOKENIZER.decode(own.tokenize(HELLO)) == "done"
 
 
-def test_a_long_conversation_is_no_hostile_one(tmp_path: Path) -> None:
+def test_long_chat_stays_within_the_step_limit(tmp_path: Path) -> None:
     chat = said(*(f"number {i}" for i in range(2000)))
     assert prompt_of(tmp_path, chat).count(START) == 2002
 
 
-def test_without_a_tokenizer_there_is_no_reader(tmp_path: Path) -> None:
+def test_missing_tokenizer_file_fails(tmp_path: Path) -> None:
     generation_config = GenerationConfig(layers=1, kv_heads=1, head_dim=8, eos_token_ids=(0,))
     with pytest.raises(ArtifactError):
         PromptTokenizer(tmp_path, generation_config)

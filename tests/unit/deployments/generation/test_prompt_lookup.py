@@ -12,18 +12,18 @@ def drafter(answer: list[int], longest: int = 100) -> PromptLookupDrafter:
     return PromptLookupDrafter(PROMPT, answer, longest)
 
 
-def test_what_followed_the_same_words_before_is_guessed() -> None:
+def test_draft_continues_an_earlier_ngram() -> None:
     assert drafter([20, 2, 3]).draft(4, CHEAP) == [4, 5, 6, 7]
     assert drafter([20, 3, 2]).draft(4, CHEAP) == []
     assert drafter([3]).draft(4, CHEAP) == [], "a single word says too little"
 
 
-def test_the_longer_ending_says_more_and_of_equal_ones_the_latest() -> None:
+def test_draft_prefers_longer_then_later_ngrams() -> None:
     assert drafter([2, 3, 30, 9, 2, 3]).draft(1, CHEAP) == [30], "the latest 2 3"
     assert drafter([2, 3, 30, 1, 2, 3]).draft(1, CHEAP) == [4], "1 2 3 came once, in the prompt"
 
 
-def test_an_answer_may_repeat_itself_and_is_followed_as_it_grows() -> None:
+def test_draft_uses_ngrams_of_the_growing_answer() -> None:
     answer = [30, 31, 32]
     guesses = drafter(answer)
     assert guesses.draft(4, CHEAP) == []
@@ -34,12 +34,12 @@ def test_an_answer_may_repeat_itself_and_is_followed_as_it_grows() -> None:
 
 
 @pytest.mark.parametrize(("longest", "most"), [(2, 0), (3, 0), (4, 1), (5, 2), (50, 4)])
-def test_no_more_is_guessed_than_the_answer_may_still_have(longest: int, most: int) -> None:
+def test_draft_is_limited_by_max_new_tokens(longest: int, most: int) -> None:
     """One token comes without a guess."""
     assert len(drafter([2, 3], longest).draft(4, CHEAP)) == most
 
 
-def test_guesses_that_were_wrong_make_the_next_ones_shorter() -> None:
+def test_rejected_drafts_shorten_the_next_ones() -> None:
     guesses = drafter([20, 2, 3])
     first = len(guesses.draft(8, 0.1))
     guesses.update(drafted=4, accepted=0)
@@ -47,7 +47,7 @@ def test_guesses_that_were_wrong_make_the_next_ones_shorter() -> None:
     assert 0 < len(guesses.draft(8, 0.1)) < first
 
 
-def test_guesses_that_were_right_make_the_next_ones_longer() -> None:
+def test_accepted_drafts_lengthen_the_next_ones() -> None:
     guesses = drafter([20, 2, 3])
     first = len(guesses.draft(5, 0.1))
     guesses.update(drafted=4, accepted=4)
@@ -55,7 +55,7 @@ def test_guesses_that_were_right_make_the_next_ones_longer() -> None:
     assert len(guesses.draft(5, 0.1)) > first
 
 
-def test_guessing_that_never_helped_is_given_up_and_tried_again_later() -> None:
+def test_drafting_stops_after_failures_and_resumes() -> None:
     guesses = drafter([20, 2, 3])
     while found := guesses.draft(8, 0.1):
         guesses.update(drafted=len(found), accepted=0)
@@ -66,12 +66,12 @@ def test_guessing_that_never_helped_is_given_up_and_tried_again_later() -> None:
     assert pauses > 1
 
 
-def test_a_draft_is_as_long_as_its_last_token_is_likelier_than_what_it_costs() -> None:
+def test_draft_length_follows_token_cost() -> None:
     lengths = [len(drafter([20, 2, 3]).draft(5, cost)) for cost in (0.7, 0.5, 0.3, 0.2, 0.01)]
     assert lengths == [0, 1, 2, 3, 5], "chances are 0.6, 0.36, 0.216, ..."
 
 
-def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
+def test_verify_cost_is_measured() -> None:
     cost = VerifyCost()
     for _ in range(60):
         cost.update(50, 1, 0.010)
@@ -82,7 +82,7 @@ def test_the_cost_of_a_token_is_learnt_from_steps() -> None:
     )
 
 
-def test_long_rows_have_costs_of_their_own() -> None:
+def test_verify_cost_depends_on_slot_size() -> None:
     cost = VerifyCost()
     first = cost.token_share(1_000)
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_long_rows_have_costs_of_their_own() -> None:
     assert cost.token_share(1_000) == first
 
 
-def test_one_slow_step_does_not_end_drafting_for_good() -> None:
+def test_verify_cost_recovers_after_a_slow_step() -> None:
     cost = VerifyCost()
     cost.update(50, 1, 0.010)
     for _ in range(50):

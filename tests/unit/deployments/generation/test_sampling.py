@@ -94,7 +94,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
-def test_tokens_come_as_often_as_they_should(sampling: SamplingParams) -> None:
+def test_samples_follow_the_distribution(sampling: SamplingParams) -> None:
     logits = logits_of()
     draws = 4000
     chances = reference(logits, sampling)
@@ -111,7 +111,7 @@ def test_tokens_come_as_often_as_they_should(sampling: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
-def test_just_the_tokens_that_should_be_left_can_come(sampling: SamplingParams) -> None:
+def test_filters_retain_the_expected_tokens(sampling: SamplingParams) -> None:
     # Few tokens and hardly any difference, so that each that is left comes in a thousand draws.
     logits = logits_of(seed=4, size=12, spread=0.5)
     own = sampler(sampling._replace(seed=1), size=12)
@@ -123,7 +123,7 @@ def test_just_the_tokens_that_should_be_left_can_come(sampling: SamplingParams) 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 65, 3000])
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0, 8.0, 1e4])
-def test_a_share_is_reached_with_the_fewest_tokens(size: int, spread: float) -> None:
+def test_smallest_set_reaching_is_minimal(size: int, spread: float) -> None:
     draw = np.random.default_rng(size)
     for share in (1e-9, *draw.random(20), 1 - 1e-9):
         ranks = (draw.standard_normal(size) * spread).round(2 if share < 0.5 else 6)
@@ -134,19 +134,19 @@ def test_a_share_is_reached_with_the_fewest_tokens(size: int, spread: float) -> 
         assert sorted(smallest_set_reaching(ranks, weights, share)) == sorted(order[:needed])
 
 
-def test_a_temperature_of_zero_takes_the_likeliest() -> None:
+def test_temperature_zero_is_greedy() -> None:
     logits = logits_of()
     assert sampler(GREEDY).next(logits) == logits.argmax()
 
 
-def test_only_the_likeliest_of_one_is_the_likeliest_also_among_equals() -> None:
+def test_top_k_one_is_greedy_with_ties() -> None:
     logits = np.zeros(50, np.float32)
     logits[[7, 20]] = 4.0
     own = sampler(SamplingParams(top_k=1, seed=3), size=50)
     assert [own.next(logits) for _ in range(20)] == [7] * 20
 
 
-def test_no_more_than_the_asked_number_come_also_among_equals() -> None:
+def test_top_k_limits_tied_tokens() -> None:
     logits = np.zeros(500, np.float32)
     own = sampler(SamplingParams(top_k=3, seed=3), size=500)
     assert {own.next(logits) for _ in range(200)} == {0, 1, 2}
@@ -166,7 +166,7 @@ def only(token: int, size: int) -> NDArray[np.bool_]:
     ],
     ids=named,
 )
-def test_a_seed_gives_the_same_tokens_again(sampling: SamplingParams) -> None:
+def test_seed_reproduces_the_tokens(sampling: SamplingParams) -> None:
     def answer(seed: int | None) -> tuple[list[int], int]:
         own = sampler(sampling._replace(seed=seed), prompt=range(50))
         return [own.next(logits_of(step)) for step in range(30)], own.seed
@@ -180,7 +180,7 @@ def test_a_seed_gives_the_same_tokens_again(sampling: SamplingParams) -> None:
     assert answer(None)[1] != seed
 
 
-def test_what_has_come_counts_against_what_comes_next() -> None:
+def test_penalties_count_generated_tokens() -> None:
     logits = np.linspace(1.0, 0.0, 400, dtype=np.float32)
     own = sampler(SamplingParams(temperature=0, presence_penalty=2.0), size=400)
     assert [own.next(logits) for _ in range(400)] == list(range(400))
@@ -188,7 +188,7 @@ def test_what_has_come_counts_against_what_comes_next() -> None:
     assert own.next(logits) == 7
 
 
-def test_a_huge_bias_decides() -> None:
+def test_huge_bias_selects_the_token() -> None:
     logits = logits_of()
     wanted = sampler(SamplingParams(logit_bias=((17, 1e300),), seed=1))
     assert {wanted.next(logits) for _ in range(20)} == {17}
@@ -196,7 +196,7 @@ def test_a_huge_bias_decides() -> None:
     assert banned.next(logits) == top_indices(logits, 2)[1]
 
 
-def test_a_choice_depends_on_how_many_came_before_and_not_on_what_they_were() -> None:
+def test_choice_depends_on_the_step_number_only() -> None:
     logits = logits_of()
     first, second = sampler(SamplingParams(seed=8)), sampler(SamplingParams(seed=8))
     first.next(logits, allowed=only(3, VOCABULARY))
@@ -205,7 +205,7 @@ def test_a_choice_depends_on_how_many_came_before_and_not_on_what_they_were() ->
 
 
 @pytest.mark.parametrize("sampling", [*CUTS, GREEDY], ids=named)
-def test_logits_stay_as_they_are(sampling: SamplingParams) -> None:
+def test_next_does_not_modify_logits(sampling: SamplingParams) -> None:
     logits = logits_of()
     logits.setflags(write=False)
     before = logits.copy()
@@ -239,7 +239,7 @@ HOSTILE = [
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sampling", [*HOSTILE, *CUTS, GREEDY], ids=named)
-def test_whatever_is_asked_a_token_that_may_come_comes(sampling: SamplingParams) -> None:
+def test_random_parameters_yield_an_allowed_token(sampling: SamplingParams) -> None:
     draw = np.random.default_rng(7)
     own = sampler(sampling._replace(seed=1), prompt=range(0, VOCABULARY, 3))
     for step in range(60):
@@ -256,9 +256,7 @@ def test_whatever_is_asked_a_token_that_may_come_comes(sampling: SamplingParams)
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_k=4)], ids=named)
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_are_the_engines_failure(
-    sampling: SamplingParams, broken: float
-) -> None:
+def test_nan_or_infinite_logits_fail(sampling: SamplingParams, broken: float) -> None:
     logits = logits_of()
     logits[1234] = broken
     with pytest.raises(EngineFailed, match="NaN or infinite"):
@@ -268,7 +266,7 @@ def test_logits_that_are_no_numbers_are_the_engines_failure(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_k=4)], ids=named)
-def test_where_nothing_may_follow_there_is_no_token(sampling: SamplingParams) -> None:
+def test_no_possible_token_fails(sampling: SamplingParams) -> None:
     logits = logits_of()
     nothing = np.zeros(VOCABULARY, np.bool_)
     with pytest.raises(EngineFailed, match="no token is possible"):
@@ -279,7 +277,7 @@ def test_where_nothing_may_follow_there_is_no_token(sampling: SamplingParams) ->
         sampler(sampling).next(np.full(VOCABULARY, -np.inf, np.float32))
 
 
-def test_log_probabilities_are_those_of_the_model() -> None:
+def test_log_probabilities_match_softmax() -> None:
     logits = logits_of()
     exact = np.log(softmax(logits))
     own, others = log_probabilities(logits, 100, 20)
@@ -290,7 +288,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     assert log_probabilities(logits, 100, 0) == (own, [])
 
 
-def test_equal_alternatives_come_by_their_ids() -> None:
+def test_tied_alternatives_are_ordered_by_id() -> None:
     logits = np.zeros(1000, np.float32)
     logits[[900, 30]] = 2.0
     _, others = log_probabilities(logits, 0, 4)
@@ -299,7 +297,7 @@ def test_equal_alternatives_come_by_their_ids() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 63, 1000, 4097])
 @pytest.mark.parametrize("count", [1, 2, 20, 1024])
-def test_the_likeliest_are_found_wherever_they_are(size: int, count: int) -> None:
+def test_top_indices_matches_a_full_sort(size: int, count: int) -> None:
     for seed in range(20):
         row = logits_of(seed, size).round(1 if seed % 2 else 6)  # often equal, or hardly ever
         if seed % 3 == 0:

@@ -23,7 +23,7 @@ from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context
 
 
-def test_an_answer_starts_with_what_was_read_and_ends_with_a_reason(make_bench) -> None:
+def test_stream_has_started_chunks_and_finish_reason(make_bench) -> None:
     bench = make_bench()
     job = bench.job([1, 2, 3], new_tokens=4)
     (tokens,) = bench.run_jobs(job)
@@ -39,7 +39,7 @@ def test_an_answer_starts_with_what_was_read_and_ends_with_a_reason(make_bench) 
         assert tokens[-1] == END
 
 
-def test_an_answer_never_leaves_the_context(make_bench) -> None:
+def test_answer_is_limited_by_the_context(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=20))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
     (tokens,) = bench.run_jobs(bench.job(range(15), options=never_end))
@@ -47,7 +47,7 @@ def test_an_answer_never_leaves_the_context(make_bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None:
+def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
     """Random prompts with shared beginnings, lengths and cancellations, on four rows."""
     chance = random.Random(seed)
     prompts = [
@@ -83,7 +83,7 @@ def test_an_answer_does_not_depend_on_its_company(make_bench, seed: int) -> None
     assert crowd.decoder.moved > 0, "nothing was shared or moved: the test shows nothing"
 
 
-def test_the_beginning_that_prompts_share_is_computed_once(make_bench) -> None:
+def test_shared_prefix_is_prefilled_once(make_bench) -> None:
     bench = make_bench()
     jobs = [bench.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
     bench.run_jobs(*jobs)
@@ -91,7 +91,7 @@ def test_the_beginning_that_prompts_share_is_computed_once(make_bench) -> None:
     assert sum(tokens for _, tokens in bench.decoder.parts) == 33 + 3 + 3
 
 
-def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
+def test_prompt_logprobs_skip_the_prefix_cache(make_bench) -> None:
     bench = make_bench()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
     first, second = bench.job(SYSTEM, 2), bench.job(SYSTEM, options=options)
@@ -103,7 +103,7 @@ def test_prompts_whose_tokens_are_told_are_computed_afresh(make_bench) -> None:
     assert all(token.logprob is not None and token.logprob < 0 for token in started.prompt[1:])
 
 
-def test_more_requests_than_rows_wait_and_are_answered_in_order(make_bench) -> None:
+def test_waiting_jobs_run_in_order(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1))
     jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
     bench.run_jobs(*jobs)
@@ -125,7 +125,7 @@ def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
+def test_beam_search_runs_next_to_other_jobs(make_bench, beams: int) -> None:
     bench = make_bench()
     prompts = [[*SYSTEM, n, 5] for n in range(6)]
     alone = [found_beams(prompt, beams, 9) for prompt in prompts]
@@ -140,11 +140,11 @@ def test_beams_are_kept_beside_other_answers(make_bench, beams: int) -> None:
         jobs.append(bench.job(prompt, new_tokens=15))
     answers = bench.run_jobs(*jobs)
     assert [tuple(tokens) for tokens in answers[::2]] == alone
-    (company,) = (fresh := make_bench()).run_jobs(fresh.job(prompts[0], new_tokens=15))
-    assert answers[1] == company
+    (expected,) = (fresh := make_bench()).run_jobs(fresh.job(prompts[0], new_tokens=15))
+    assert answers[1] == expected
 
 
-def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) -> None:
+def test_beam_search_job_waits_for_all_its_slots_in_order(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=3, held=threading.Event()))
     options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
     first = bench.job([1, 2], new_tokens=4)
@@ -159,7 +159,7 @@ def test_a_wide_request_waits_for_all_its_rows_and_keeps_its_turn(make_bench) ->
     assert list(bench.collector.events) == [first.number, wide.number, last.number]
 
 
-def test_one_too_many_is_refused_at_once(make_bench) -> None:
+def test_full_queue_rejects_at_once(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = bench.job([1, 2])
     bench.loop.submit(first)
@@ -175,7 +175,7 @@ def test_one_too_many_is_refused_at_once(make_bench) -> None:
     bench.collector.wait_until_done(first, *others)
 
 
-def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
+def test_cancelled_job_frees_its_slot_within_a_step(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1, context=4096))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
     endless = bench.job([1, 2], options=never_end)
@@ -190,7 +190,7 @@ def test_a_cancelled_request_leaves_its_row_within_a_step(make_bench) -> None:
     assert not bench.collector.is_done(endless)
 
 
-def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
+def test_waiting_job_can_be_cancelled(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1, held=threading.Event()))
     first, second, third = (bench.job([n, n + 1]) for n in range(3))
     for job in (first, second, third):
@@ -201,7 +201,7 @@ def test_a_request_that_waits_can_be_cancelled(make_bench) -> None:
     assert second.number not in bench.collector.events
 
 
-def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
+def test_expired_jobs_get_deadline_exceeded(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
     running = bench.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
@@ -211,7 +211,7 @@ def test_late_requests_are_told_whether_they_wait_or_run(make_bench) -> None:
         assert isinstance(bench.collector.events[job.number][-1], DeadlineExceeded)
 
 
-def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None:
+def test_failed_step_ends_only_its_jobs(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=2))
     jobs = [bench.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
     for job in jobs:
@@ -224,7 +224,7 @@ def test_a_failing_step_fails_who_was_in_it_and_nobody_later(make_bench) -> None
 
 
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
-def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed) -> None:
+def test_engine_lost_is_stored(make_bench, failure: EngineFailed) -> None:
     bench = make_bench(FakeDecoder(failing_at=2, failure=failure))
     bench.loop.health.check()
     job = bench.job([1, 2, 5], new_tokens=20)
@@ -238,7 +238,7 @@ def test_an_engine_that_is_lost_is_remembered(make_bench, failure: EngineFailed)
         bench.loop.health.check()
 
 
-def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
+def test_consecutive_failures_lose_the_engine(make_bench) -> None:
     class Broken(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             raise EngineFailed("an illegal access")
@@ -254,7 +254,7 @@ def test_an_engine_whose_calls_keep_failing_is_lost(make_bench) -> None:
         bench.loop.health.check()
 
 
-def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
+def test_successful_call_resets_the_failures(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=0))
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         bench.decoder.failing_at = len(bench.decoder.decodes)
@@ -263,8 +263,8 @@ def test_a_call_that_works_makes_up_for_those_that_failed(make_bench) -> None:
     bench.loop.health.check()
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["cannot be computed", "is no numbers"])
-def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
+@pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["failed call", "NaN logits"])
+def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> None:
     class Picky(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             logits = super().prefill(row, ids, start, all_logits=all_logits)
@@ -280,7 +280,7 @@ def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
     running = bench.job([1, 2, 5], options=endless)
     bench.loop.submit(running)
     bench.collector.wait_for_tokens(running, 1)
-    options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=told)
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=prompt_logprobs)
     bad = bench.job([3, 13, 4], options=options)
     bench.loop.submit(bad)
     bench.collector.wait_until_done(bad, running)
@@ -290,14 +290,14 @@ def test_a_prompt_that_fails_fails_alone(make_bench, told: bool) -> None:
     assert bench.loop.load == (0, 0)
 
 
-def test_who_failed_is_no_longer_recorded_as_active(make_bench) -> None:
+def test_failed_job_is_not_recorded_as_active(make_bench) -> None:
     bench = make_bench(FakeDecoder(failing_at=2))
     bench.run_jobs(bench.job([1, 2, 5], new_tokens=20))
     bench.loop.close()
     assert bench.steps.records[-1].active == 0
 
 
-def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_bench) -> None:
+def test_job_failed_in_prefill_is_not_recorded_as_active(make_bench) -> None:
     class Short(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             if start:
@@ -311,7 +311,7 @@ def test_who_failed_half_way_through_a_prompt_is_not_recorded_as_active(make_ben
     assert [step.active for step in bench.steps.records] == [1, 0]
 
 
-def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
+def test_long_prefill_does_not_block_decoding(make_bench) -> None:
     bench = make_bench(FakeDecoder(slots=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
     running = bench.job([1, 2], options=endless)
@@ -326,7 +326,7 @@ def test_a_long_prompt_lets_the_others_go_on(make_bench) -> None:
     bench.loop.cancel(running)
 
 
-def test_closing_answers_what_was_accepted(make_bench) -> None:
+def test_close_finishes_accepted_jobs(make_bench) -> None:
     bench = make_bench()
     jobs = [bench.job([n, n + 1]) for n in range(6)]
     for job in jobs:
@@ -337,7 +337,7 @@ def test_closing_answers_what_was_accepted(make_bench) -> None:
         bench.loop.submit(bench.job([1, 2]))
 
 
-def test_a_step_that_does_not_end_shows(make_bench) -> None:
+def test_step_elapsed_reports_a_hanging_step(make_bench) -> None:
     bench = make_bench(FakeDecoder(held=threading.Event()))
     assert bench.loop.health.running_s() == 0
     job = bench.job([1, 2])

@@ -36,7 +36,7 @@ def shown(
         (["né", "e 🙂", "!"], ("🙂!",), ["né", "e ", ""]),
     ],
 )
-def test_a_text_ends_before_its_first_stop_string(
+def test_text_ends_before_the_first_stop_string(
     pieces: list[str], stop: tuple[str, ...], texts: list[str]
 ) -> None:
     assert shown(pieces, stop) == (texts, True)
@@ -50,7 +50,7 @@ def test_a_text_ends_before_its_first_stop_string(
         (["abc"], ("c", "abc"), ["abc"]),
     ],
 )
-def test_a_kept_stop_string_is_shown_and_nothing_is_held_back(
+def test_included_stop_string_is_emitted_without_delay(
     pieces: list[str], stop: tuple[str, ...], texts: list[str]
 ) -> None:
     assert shown(pieces, stop, keep=True) == (texts, True)
@@ -67,13 +67,13 @@ def test_a_kept_stop_string_is_shown_and_nothing_is_held_back(
         (["any", "", "thing"], ("gx",), ["any", "", "thin", "g"]),
     ],
 )
-def test_without_a_stop_string_all_of_a_text_is_shown(
+def test_text_without_stop_string_is_complete(
     pieces: list[str], stop: tuple[str, ...], texts: list[str]
 ) -> None:
     assert shown(pieces, stop) == (texts, False)
 
 
-def test_nothing_comes_after_a_stop_string() -> None:
+def test_text_after_a_stop_string_is_dropped() -> None:
     stops = StopStrings(("b",), include_stop_string=False)
     assert stops.push("ab") == ("a", True)
     assert stops.flush() == ""
@@ -90,7 +90,7 @@ def ended(text: str, stop: tuple[str, ...], *, keep: bool) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_how_a_text_is_cut_into_pieces_makes_no_difference(keep: bool) -> None:
+def test_result_is_independent_of_chunking(keep: bool) -> None:
     draw = random.Random(3)
     outcomes = set()
     for _ in range(3000):
@@ -110,7 +110,7 @@ def test_how_a_text_is_cut_into_pieces_makes_no_difference(keep: bool) -> None:
     assert outcomes == {True, False}
 
 
-def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
+def test_only_possible_prefixes_are_held_back() -> None:
     draw = random.Random(4)
     for _ in range(500):
         stop = tuple("".join(draw.choices("ab", k=draw.randrange(2, 7))) for _ in range(2))
@@ -127,7 +127,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
             assert len(held) == max(begun, default=0), (text, stop)
 
 
-def test_a_long_text_is_read_once() -> None:
+def test_long_text_takes_linear_time() -> None:
     stops = StopStrings(("a" * 500 + "b",), include_stop_string=False)
     texts = [stops.push("a")[0] for _ in range(50_000)]  # takes minutes where each push looks back
     assert "".join(texts) == "a" * 49_500

@@ -38,7 +38,7 @@ SAMPLINGS = (
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_drafts_change_no_answer(make_bench, sampling: SamplingParams) -> None:
+def test_drafts_do_not_change_answers(make_bench, sampling: SamplingParams) -> None:
     plain, drafting = make_bench(repetitive(), max_draft_tokens=0), make_bench(repetitive())
     answers = [
         bench.run_jobs(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
@@ -77,23 +77,23 @@ ORDERS = (
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("allowed", [None, 1_000, 40])
-def test_all_that_is_told_is_the_same(
+def test_drafts_do_not_change_logprobs_and_reasons(
     make_bench, order: GenerationOptions, allowed: int | None
 ) -> None:
     """Texts, log-probabilities, and the end: by its length, by the model, or by an error."""
-    told = []
+    streams = []
     for most in (0, MOST):
         bench = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
         bench.run_jobs(*jobs)  # on one row: the second takes it over from the first
-        told.append([news_of(bench, job) for job in jobs])
-    assert told[0] == told[1]
+        streams.append([summarize_stream(bench, job) for job in jobs])
+    assert streams[0] == streams[1]
     assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
-def news_of(bench: LoopHarness, job: Job) -> list[object]:
-    """What a job's reader was told, but for numbers and times."""
+def summarize_stream(bench: LoopHarness, job: Job) -> list[object]:
+    """The events of a job without numbers and times."""
     started, *chunks = bench.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
     finished = chunks[-1].finished
@@ -103,7 +103,7 @@ def news_of(bench: LoopHarness, job: Job) -> list[object]:
     return [started.prompt, text, tokens, reason, error and error.message]
 
 
-def test_an_answer_that_repeats_itself_takes_fewer_steps(make_bench) -> None:
+def test_repetitive_answer_takes_fewer_steps(make_bench) -> None:
     bench = make_bench(repetitive())
     bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     calls = len(bench.decoder.decodes) + len(bench.decoder.verified)
@@ -111,7 +111,7 @@ def test_an_answer_that_repeats_itself_takes_fewer_steps(make_bench) -> None:
     assert max(bench.decoder.verified) == MOST + 1
 
 
-def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
+def test_records_count_draft_tokens(make_bench) -> None:
     bench = make_bench(repetitive())
     bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     steps = bench.steps.records
@@ -125,21 +125,21 @@ def test_records_tell_what_was_drafted_and_what_was_right(make_bench) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_the_operator_says_how_much_is_drafted(make_bench, most: int) -> None:
+def test_max_draft_tokens_limits_drafts(make_bench, most: int) -> None:
     bench = make_bench(repetitive(), max_draft_tokens=most)
     bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     assert max(bench.decoder.verified, default=1) == most + 1
 
 
-def test_a_decoder_that_verifies_nothing_is_given_no_drafts(make_bench) -> None:
+def test_decoder_without_verification_gets_no_drafts(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=400, memorable=2))
     bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
     assert not bench.decoder.verified
     assert len(bench.decoder.decodes) == 119
 
 
-def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
-    """Nothing behind the end is told, though it was guessed and computed."""
+def test_answer_may_end_within_a_draft(make_bench) -> None:
+    """Verified tokens after the end are dropped."""
     bench = make_bench(repetitive())
     long = bench.job(PROMPT, options=options(GREEDY))
     (tokens,) = bench.run_jobs(long)
@@ -153,14 +153,14 @@ def test_an_answer_ends_in_the_middle_of_a_draft(make_bench) -> None:
     assert finished.generated_tokens == len(stopped) == tokens.index(last) + 1
 
 
-def test_an_answer_with_drafts_fills_its_row_to_the_last_token(make_bench) -> None:
+def test_drafts_fill_a_slot_to_the_last_token(make_bench) -> None:
     bench = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
     (tokens,) = bench.run_jobs(bench.job(PROMPT, options=never_end))
     assert len(tokens) == 60 - len(PROMPT)
 
 
-def test_nothing_is_drafted_in_company(make_bench) -> None:
+def test_several_jobs_are_not_drafted(make_bench) -> None:
     bench = make_bench(repetitive(held=threading.Event()))
     jobs = [bench.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
     for job in jobs:
@@ -173,7 +173,7 @@ def test_nothing_is_drafted_in_company(make_bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_company_changes_no_answer(seed: int) -> None:
+def test_random_other_jobs_do_not_change_answers(seed: int) -> None:
     """Requests come and go at random moments, so that each is alone for a while, or is not."""
     chance = random.Random(seed)
     prompts = [chance.choices(range(END), k=chance.randint(2, 20)) for _ in range(16)]

@@ -57,8 +57,8 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         GenerationOptions(**said),
         far_deadline(),
     )
-    desk = preparation(directory, encoder=encoder)
-    return desk.build_job(call, desk.compile_grammar(call)).prompt
+    preparer = preparation(directory, encoder=encoder)
+    return preparer.build_job(call, preparer.compile_grammar(call)).prompt
 
 
 def preparation(
@@ -91,9 +91,7 @@ def preparation(
 @pytest.mark.parametrize(
     ("encoder", "most"), [(True, SOURCE), (False, CONTEXT - 1)], ids=["encoder", "decoder"]
 )
-def test_a_text_that_is_cut_keeps_its_special_tokens(
-    encoder: bool, most: int, directory: Path
-) -> None:
+def test_truncated_text_keeps_special_tokens(encoder: bool, most: int, directory: Path) -> None:
     start = prepared(directory, LONG, encoder=encoder, truncation=Truncation.KEEP_START)
     assert start == [*LONG_IDS[: most - 1], END_ID]
     end = prepared(directory, LONG, encoder=encoder, truncation=Truncation.KEEP_END)
@@ -101,26 +99,26 @@ def test_a_text_that_is_cut_keeps_its_special_tokens(
 
 
 @pytest.mark.parametrize("truncation", Truncation)
-def test_a_text_that_fits_is_not_cut(truncation: Truncation, directory: Path) -> None:
+def test_fitting_text_is_not_truncated(truncation: Truncation, directory: Path) -> None:
     fitting = LONG[: SOURCE - 1]
     ids = prepared(directory, fitting, encoder=True, truncation=truncation)
     assert ids == [*LONG_IDS[: SOURCE - 1], END_ID]
 
 
-def test_tokens_are_cut_as_they_are(directory: Path) -> None:
+def test_token_ids_are_truncated_without_special_tokens(directory: Path) -> None:
     tokens = tuple(range(20))
     for keep, kept in ((Truncation.KEEP_START, range(8)), (Truncation.KEEP_END, range(12, 20))):
         assert prepared(directory, tokens, encoder=True, truncation=keep) == list(kept)
 
 
-def test_a_conversation_is_cut_too(directory: Path) -> None:
+def test_chat_is_truncated(directory: Path) -> None:
     chat = Chat(({"role": "user", "content": LONG},))
     kept = prepared(directory, chat, truncation=Truncation.KEEP_END)
     assert len(kept) == CONTEXT - 1
     assert TOKENIZER.decode(kept).endswith("assistant\n")
 
 
-def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> None:
+def test_too_long_prompt_without_truncation_is_rejected(directory: Path) -> None:
     with pytest.raises(
         InputTooLong, match=f"has {len(LONG_IDS) + 1} tokens; the maximum is 8"
     ) as refused:
@@ -128,21 +126,21 @@ def test_what_is_too_long_is_refused_unless_it_may_be_cut(directory: Path) -> No
     assert refused.value.field == "prompt"
 
 
-def test_the_last_tokens_that_are_wanted_are_those_of_the_whole_prompt(directory: Path) -> None:
+def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(directory: Path) -> None:
     assert prepared(directory, LONG, encoder=True, truncate_prompt_tokens=3) == [
         *LONG_IDS[-2:],
         END_ID,
     ]
 
 
-def test_an_encoder_expects_no_token_of_a_prompt(directory: Path) -> None:
+def test_prompt_logprobs_of_encoder_decoder_are_rejected(directory: Path) -> None:
     with pytest.raises(InvalidField, match="not supported by encoder-decoder") as refused:
         prepared(directory, LONG[:3], encoder=True, prompt_logprobs=True)
     assert refused.value.field == "prompt_logprobs"
     assert prepared(directory, LONG[:3], prompt_logprobs=True)
 
 
-def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory: Path) -> None:
+def test_tokenizer_without_grammar_support_serves_other_requests(directory: Path) -> None:
     words = word_tokenizer()  # with a decoder for which there are no grammars
     words.save(str(directory / TOKENIZER_NAME))
     assert prepared(directory, "the river") == words.encode("the river").ids
@@ -151,7 +149,7 @@ def test_a_tokenizer_that_no_grammar_can_use_serves_all_that_want_none(directory
     assert refused.value.field == "grammar"
 
 
-def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> None:
+def test_token_beyond_the_model_vocabulary_is_rejected(directory: Path) -> None:
     last = open_tokenizer(directory).get_vocab_size() - 1
     call = GenerationCall(
         ModelRef("tiny/model", "1"), (3, last), GenerationOptions(), far_deadline()
@@ -163,18 +161,16 @@ def test_a_token_that_only_the_tokenizer_knows_is_refused(directory: Path) -> No
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 3), (2, 2), (1, 1)])
-def test_a_model_s_own_beams_are_no_more_than_there_are_rows(
-    rows: int, width: int, directory: Path
-) -> None:
-    desk = preparation(directory, encoder=True, slots=rows)
+def test_default_beams_are_limited_to_slots(rows: int, width: int, directory: Path) -> None:
+    preparer = preparation(directory, encoder=True, slots=rows)
 
-    def job(*, asked: bool) -> Job:
-        options = GenerationOptions(beam_search=BeamSearchParams(3, is_explicit=asked))
-        return desk.build_job(
+    def job(*, is_explicit: bool) -> Job:
+        options = GenerationOptions(beam_search=BeamSearchParams(3, is_explicit=is_explicit))
+        return preparer.build_job(
             GenerationCall(ModelRef("tiny/model", "1"), "bcd", options, far_deadline()), None
         )
 
-    assert job(asked=False).slot_count == width
+    assert job(is_explicit=False).slot_count == width
     if rows < 3:
         with pytest.raises(InvalidField, match="`num_beams` is 3"):
-            job(asked=True)
+            job(is_explicit=True)

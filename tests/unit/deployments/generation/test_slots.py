@@ -25,13 +25,13 @@ def read_whole(
     return shared, moves
 
 
-def test_rows_in_use_are_the_first_ones() -> None:
+def test_used_slots_come_first() -> None:
     rows = SlotTable(3)
     assert [rows.acquire(owner) for owner in (7, 8)] == [0, 1]
     assert (rows.used_slots, rows.free_slots) == (2, 1)
 
 
-def test_the_last_row_takes_the_place_of_one_that_is_given_up() -> None:
+def test_released_slot_is_filled_by_the_last() -> None:
     rows = SlotTable(3)
     for owner, tokens in ((7, 20), (8, 30), (9, 40)):
         read_whole(rows, owner, [owner] * tokens)
@@ -41,14 +41,14 @@ def test_the_last_row_takes_the_place_of_one_that_is_given_up() -> None:
     assert rows.used_tokens(0) == 41
 
 
-def test_the_last_row_is_given_up_without_a_move() -> None:
+def test_release_of_the_last_slot_moves_nothing() -> None:
     rows = SlotTable(2)
     rows.acquire(7)
     rows.acquire(8)
     assert rows.release(8) == []
 
 
-def test_a_row_is_handed_over_where_it_stands() -> None:
+def test_transfer_keeps_the_slot() -> None:
     rows = SlotTable(2)
     rows.acquire(7)
     rows.acquire(8)
@@ -56,21 +56,21 @@ def test_a_row_is_handed_over_where_it_stands() -> None:
     assert (rows.slot_of(9), rows.slot_of(8), rows.free_slots) == (0, 1, 0)
 
 
-def test_a_prompt_starts_behind_what_a_row_in_use_has_read() -> None:
+def test_prefix_of_a_used_slot_is_copied() -> None:
     rows = SlotTable(3)
     read_whole(rows, 1, [*SYSTEM, 1, 2, 3])
     shared, moves = read_whole(rows, 2, [*SYSTEM, 4, 5, 6])
     assert (shared, moves) == (len(SYSTEM), [CopySlot(0, 1, len(SYSTEM))])
 
 
-def test_a_prompt_starts_behind_what_its_own_row_remembers() -> None:
+def test_prefix_of_the_same_slot_is_reused() -> None:
     rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
     rows.release(1)
     assert read_whole(rows, 2, [*SYSTEM, 4, 5]) == (len(SYSTEM), [])
 
 
-def test_a_prompt_is_swapped_with_what_a_free_row_remembers() -> None:
+def test_prefix_of_a_free_slot_is_swapped_in() -> None:
     rows = SlotTable(3)
     read_whole(rows, 1, [1] * 20)
     read_whole(rows, 2, SYSTEM)
@@ -80,7 +80,7 @@ def test_a_prompt_is_swapped_with_what_a_free_row_remembers() -> None:
     assert (shared, moves) == (len(SYSTEM), [SwapSlots(1, 0, len(SYSTEM))])
 
 
-def test_a_conversation_is_remembered_while_others_are_answered() -> None:
+def test_prefix_survives_other_requests() -> None:
     rows = SlotTable(3)
     for owner, prompt in ((1, SYSTEM), (2, [2] * 30), (3, [3] * 30)):
         read_whole(rows, owner, prompt)
@@ -88,7 +88,7 @@ def test_a_conversation_is_remembered_while_others_are_answered() -> None:
     assert read_whole(rows, 4, [*SYSTEM, 4, 5])[0] == len(SYSTEM)
 
 
-def test_what_was_used_least_recently_makes_room() -> None:
+def test_least_recently_used_prefix_is_evicted() -> None:
     rows = SlotTable(2)
     for owner in (1, 2, 3):
         read_whole(rows, owner, [owner] * 30)
@@ -98,7 +98,7 @@ def test_what_was_used_least_recently_makes_room() -> None:
     assert read_whole(rows, 5, [3] * 40)[0] == 30
 
 
-def test_an_answer_is_not_remembered() -> None:
+def test_generated_tokens_are_not_cached() -> None:
     rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
     for _ in range(5):
@@ -119,13 +119,13 @@ def test_an_answer_is_not_remembered() -> None:
         (SYSTEM[:MIN_PREFIX_TOKENS], SYSTEM, MIN_PREFIX_TOKENS),
     ],
 )
-def test_how_much_of_a_prompt_is_shared(before: list[int], prompt: list[int], shared: int) -> None:
+def test_cached_prefix_length(before: list[int], prompt: list[int], shared: int) -> None:
     rows = SlotTable(2)
     read_whole(rows, 1, before)
     assert read_whole(rows, 2, prompt)[0] == shared
 
 
-def test_a_prompt_that_is_to_be_computed_afresh_shares_nothing() -> None:
+def test_skip_prefix_cache_reuses_nothing() -> None:
     rows = SlotTable(2)
     read_whole(rows, 1, SYSTEM)
     rows.acquire(2)
@@ -133,7 +133,7 @@ def test_a_prompt_that_is_to_be_computed_afresh_shares_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_row_has_two_owners_and_none_is_lost(seed: int) -> None:
+def test_random_operations_keep_slots_unique(seed: int) -> None:
     """Random requests: the moves, carried out on a model of the memory, keep everyone's tokens."""
     chance = random.Random(seed)
     rows, memory = SlotTable(4), [[] for _ in range(4)]

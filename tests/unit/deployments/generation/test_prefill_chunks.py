@@ -22,10 +22,10 @@ RULES = SchedulingSettings(
         pytest.param(1_000, False, 100, id="what the time allows"),
         pytest.param(50, False, 16, id="the least, however slow"),
         pytest.param(100_000, False, 10_000, id="much on a fast device"),
-        pytest.param(50, True, 256, id="a part when nobody waits"),
+        pytest.param(50, True, 256, id="a chunk while decode is idle"),
     ],
 )
-def test_how_much_is_read_before_the_next_token(
+def test_prefill_budget_follows_rate_and_stall_limit(
     tokens_per_s: float, is_decode_idle: bool, budget: int
 ) -> None:
     assert prefill_budget(tokens_per_s, RULES, is_decode_idle=is_decode_idle) == budget
@@ -41,9 +41,7 @@ def test_how_much_is_read_before_the_next_token(
         pytest.param(1, 0, False, id="nothing is left"),
     ],
 )
-def test_what_is_left_goes_to_the_next_in_line_where_it_helps(
-    unread: int, budget: int, worth: bool
-) -> None:
+def test_remaining_budget_requires_a_minimum_chunk(unread: int, budget: int, worth: bool) -> None:
     assert fits_min_chunk(unread, budget, RULES) is worth
 
 
@@ -51,13 +49,13 @@ def test_what_is_left_goes_to_the_next_in_line_where_it_helps(
     ("unread", "most", "part"),
     [(40, 256, 40), (1_500, 256, 256), (1, 100, 1), (101, 100, 99), (257, 256, 255), (3, 2, 3)],
 )
-def test_how_long_a_part_is(unread: int, most: int, part: int) -> None:
+def test_chunk_size(unread: int, most: int, part: int) -> None:
     assert chunk_size(unread, most) == part
 
 
 @pytest.mark.parametrize("most", [2, 3, 7, 16])
 @pytest.mark.parametrize("unread", range(2, 60))
-def test_no_part_of_a_prompt_is_a_single_token(unread: int, most: int) -> None:
+def test_chunks_never_have_one_token(unread: int, most: int) -> None:
     parts = []
     while unread:
         parts.append(chunk_size(unread, most))
@@ -66,7 +64,7 @@ def test_no_part_of_a_prompt_is_a_single_token(unread: int, most: int) -> None:
     assert max(parts) <= max(most, 3)
 
 
-def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
+def test_rate_drops_at_once_and_rises_gradually() -> None:
     speed = PrefillRate(1_000)
     speed.update(100, elapsed_s=0.2, min_tokens=16)
     assert speed.tokens_per_s == 500
@@ -74,7 +72,7 @@ def test_a_slow_part_counts_at_once_and_a_fast_one_by_and_by() -> None:
     assert speed.tokens_per_s == 625
 
 
-def test_a_short_part_says_nothing_of_speed() -> None:
+def test_short_chunk_does_not_change_the_rate() -> None:
     speed = PrefillRate(1_000)
     speed.update(15, elapsed_s=10, min_tokens=16)
     assert speed.tokens_per_s == 1_000

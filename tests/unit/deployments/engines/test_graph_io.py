@@ -15,7 +15,7 @@ MASK = 9
 BATCH = collate([build_item([1, MASK, 2]), build_item([3]), build_item([MASK, MASK])])
 
 
-def test_a_graph_gets_what_it_reads_and_nothing_else() -> None:
+def test_build_feeds_has_only_graph_inputs() -> None:
     assert build_feeds(BATCH, ["input_ids"], None).arrays.keys() == {"input_ids"}
     feeds = build_feeds(BATCH, ["attention_mask", "input_ids"], None)
     assert feeds.arrays["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
@@ -28,11 +28,11 @@ def test_mask_positions_are_flat_indices_in_order() -> None:
     assert feeds.mask_counts == (1, 0, 2)
 
 
-def test_padding_is_no_mask_token_whatever_its_id() -> None:
+def test_padding_is_not_a_mask_token() -> None:
     assert build_feeds(BATCH, ["input_ids", "mask_positions"], 0).mask_counts == (0, 0, 0)
 
 
-def test_a_batch_without_mask_tokens_feeds_one_position_that_nobody_gets() -> None:
+def test_batch_without_mask_tokens_feeds_position_zero() -> None:
     batch = collate([build_item([1, 2])])
     feeds = build_feeds(batch, ["input_ids", "mask_positions"], MASK)
     assert feeds.arrays["mask_positions"].tolist() == [0]
@@ -40,7 +40,7 @@ def test_a_batch_without_mask_tokens_feeds_one_position_that_nobody_gets() -> No
     assert rows.shape == (0, 5)
 
 
-def test_answers_are_views_cut_to_their_items() -> None:
+def test_split_returns_views() -> None:
     raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
     tokens = split(ModelHead.TOKENS, raw, BATCH, ())
     assert [rows.shape for rows in tokens] == [(3, 2), (1, 2), (2, 2)]
@@ -52,7 +52,7 @@ def test_answers_are_views_cut_to_their_items() -> None:
     assert [rows[:, 0].tolist() for rows in masks] == [[0], [], [2, 4]]
 
 
-def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
+def test_split_of_unpooled_batch() -> None:
     raw = np.arange(4 * 5 * 2, dtype=np.float32).reshape(4, 5, 2)
     batch = replace(BATCH, unpooled=True)
     rows = split(ModelHead.VECTOR, raw, batch, ())
@@ -67,9 +67,7 @@ def test_a_batch_that_asks_for_every_token_is_cut_like_one_of_tokens() -> None:
     ("outputs", "tokens"),
     [(["output"], None), (["output", "tokens"], "tokens"), (["tokens"], None)],
 )
-def test_the_first_output_is_the_answer_and_tokens_go_by_name(
-    outputs: list[str], tokens: str | None
-) -> None:
+def test_output_names_select(outputs: list[str], tokens: str | None) -> None:
     names = OutputNames.of(outputs)
     assert (names.output, names.tokens) == (outputs[0], tokens)
     assert names.select(BATCH) == outputs[0]
@@ -90,7 +88,7 @@ def test_the_first_output_is_the_answer_and_tokens_go_by_name(
         (ModelHead.MASKS, (2, 4)),
     ],
 )
-def test_an_answer_that_is_too_small_is_refused(head: ModelHead, shape: tuple[int, ...]) -> None:
+def test_split_of_too_small_output_fails(head: ModelHead, shape: tuple[int, ...]) -> None:
     with pytest.raises(EngineFailed, match="expected at least"):
         split(head, np.zeros(shape, np.float32), BATCH, (1, 0, 2))
 

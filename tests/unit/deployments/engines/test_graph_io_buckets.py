@@ -33,24 +33,24 @@ def feeds(*items: list[int]) -> Feeds:
         (1, 65, None),
     ],
 )
-def test_the_bucket_with_the_least_padding_is_chosen(
+def test_smallest_fitting_has_the_least_padding(
     items: int, tokens: int, expected: Bucket | None
 ) -> None:
     buckets = [Bucket(2, 64), Bucket(4, 8), Bucket(1, 16), Bucket(1, 8)]
     assert smallest_fitting(buckets, feeds(*[[1] * tokens] * items)) == expected
 
 
-def test_equal_padding_goes_to_the_shorter_bucket() -> None:
+def test_smallest_fitting_prefers_fewer_tokens() -> None:
     buckets = [Bucket(2, 16), Bucket(4, 8)]
     assert smallest_fitting(buckets, feeds([1])) == Bucket(4, 8)
 
 
-def test_more_masks_than_a_bucket_has_items_do_not_fit() -> None:
+def test_bucket_limits_mask_tokens() -> None:
     assert smallest_fitting([Bucket(2, 8)], feeds([MASK, MASK])) == Bucket(2, 8)
     assert smallest_fitting([Bucket(2, 8)], feeds([MASK, MASK, MASK])) is None
 
 
-def test_missing_tokens_are_hidden_and_missing_items_repeat_the_first() -> None:
+def test_pad_masks_tokens_and_repeats_the_first_item() -> None:
     arrays = pad(feeds([1, MASK], [3]), Bucket(3, 4))
     assert arrays["input_ids"].tolist() == [[1, MASK, 0, 0], [3, 0, 0, 0], [1, MASK, 0, 0]]
     assert arrays["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
@@ -58,12 +58,12 @@ def test_missing_tokens_are_hidden_and_missing_items_repeat_the_first() -> None:
     assert arrays["mask_positions"].tolist() == [1, 0, 0]
 
 
-def test_mask_positions_follow_their_tokens_into_the_wider_rows() -> None:
+def test_pad_adapts_mask_positions() -> None:
     arrays = pad(feeds([1, 2, 3], [1, MASK]), Bucket(2, 16))
     assert arrays["mask_positions"].tolist() == [17, 0]
 
 
-def test_nothing_of_the_last_batch_is_left() -> None:
+def test_write_padded_overwrites_the_previous_batch() -> None:
     arrays = pad(feeds([5] * 8, [6] * 8, [7] * 8), Bucket(4, 8))
     write_padded(arrays, feeds([1]))
     assert arrays["input_ids"].tolist() == [[1] + [0] * 7] * 4

@@ -32,7 +32,7 @@ class OneWord:
         self.accepted.append(token)
 
 
-def test_a_grammar_is_not_asked_about_tokens_that_every_answer_has() -> None:
+def test_forced_tokens_are_not_passed_to_the_grammar() -> None:
     source = EncoderDecoderConfig(
         max_source_tokens=8,
         decoder_start_token_id=1,

@@ -32,7 +32,7 @@ def rules(**given: object) -> TokenConstraints:
         ),
     ],
 )
-def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int]) -> None:
+def test_find_forbidden(given: dict, answer: list[int], forbidden: list[int]) -> None:
     assert rules(**given).find_forbidden(answer) == forbidden
 
 
@@ -46,5 +46,5 @@ def test_what_may_not_follow(given: dict, answer: list[int], forbidden: list[int
         pytest.param({"forced_eos_token_id": END}, [1] * 5, END, id="the last"),
     ],
 )
-def test_what_must_follow(given: dict, answer: list[int], forced: int | None) -> None:
+def test_find_forced(given: dict, answer: list[int], forced: int | None) -> None:
     assert rules(**given).find_forced(answer) == forced

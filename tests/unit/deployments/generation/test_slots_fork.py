@@ -21,7 +21,7 @@ def carried_out(memory: dict[int, str], moves: list[CopySlot]) -> dict[int, str]
 @pytest.mark.parametrize(
     "parents", [[0, 1, 2], [0, 0, 0], [2, 2, 1], [1, 0, 2], [0, 0], [2], [1, 2, 0]]
 )
-def test_every_beam_goes_on_from_its_parent(parents: list[int]) -> None:
+def test_fork_continues_each_beam_from_its_parent(parents: list[int]) -> None:
     rows = SlotTable(5)
     rows.acquire("other")
     owners = ["a", "b", "c"]
@@ -36,7 +36,7 @@ def test_every_beam_goes_on_from_its_parent(parents: list[int]) -> None:
     assert sorted(rows.slot_of(owner) for owner in owners) == [1, 2, 3]
 
 
-def test_only_what_is_needed_is_copied() -> None:
+def test_fork_copies_only_shared_parents() -> None:
     rows = SlotTable(3)
     for owner in "abc":
         rows.acquire(owner)
@@ -44,7 +44,7 @@ def test_only_what_is_needed_is_copied() -> None:
     assert len(rows.fork("abc", [0, 0, 1])) == 1
 
 
-def test_what_is_copied_is_as_long_as_the_parents_memory() -> None:
+def test_fork_copies_all_tokens_of_the_parent() -> None:
     rows = SlotTable(2)
     for owner in "ab":
         rows.acquire(owner)
@@ -55,7 +55,7 @@ def test_what_is_copied_is_as_long_as_the_parents_memory() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_many_branchings_keep_everybodys_history(seed: int) -> None:
+def test_repeated_forks_keep_all_histories(seed: int) -> None:
     chance = random.Random(seed)
     rows, owners = SlotTable(4), list("abcd")
     for owner in owners:
