@@ -1,4 +1,4 @@
-"""Requests that no decent client sends, and the answers that are right."""
+"""Malformed, oversized and misleading requests with the statuses that are expected."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from functools import cache
 
 import orjson
 
-from benchmarks.hostile.generation_attacks import on_generation
-from benchmarks.hostile.wire import CLOSED, REFUSED, HostileRequest, chunked, post, request
+from benchmarks.hostile.generation_attacks import attack_generation
+from benchmarks.hostile.wire import (
+    CLOSED,
+    REJECTED,
+    HostileRequest,
+    build_chunked_post,
+    build_post,
+    build_request,
+)
 
-BOMB_BYTES = 200_000_000  # what a bomb of 200 kB inflates to
+BOMB_BYTES = 200_000_000  # inflated size of a body of 200 kB
 
 
-def attacks(models: Mapping[str, str]) -> Iterator[HostileRequest]:
-    """Every attack once; `models` names a model for each task that is served."""
+def build_attacks(models: Mapping[str, str]) -> Iterator[HostileRequest]:
+    """Yield every attack once. `models` maps each served task to a model id."""
     embedder = models["feature-extraction"]
-    yield from on_names()
-    yield from on_json(f"/models/{embedder}", "inputs")
-    yield from on_json("/v1/embeddings", "input")
-    yield from on_sizes(f"/models/{embedder}")
-    yield from on_compression(f"/models/{embedder}")
-    yield from on_framing(f"/models/{embedder}")
-    yield from on_headers(f"/models/{embedder}")
+    yield from attack_names()
+    yield from attack_json(f"/models/{embedder}", "inputs")
+    yield from attack_json("/v1/embeddings", "input")
+    yield from attack_sizes(f"/models/{embedder}")
+    yield from attack_compression(f"/models/{embedder}")
+    yield from attack_framing(f"/models/{embedder}")
+    yield from attack_headers(f"/models/{embedder}")
     for task, model_id in models.items():
-        yield from on_parameters(f"/pipeline/{task}/{model_id}")
-    if (writer := models.get("text-generation")) is not None:
-        yield from on_generation(writer)
+        yield from attack_parameters(f"/pipeline/{task}/{model_id}")
+    if (generator := models.get("text-generation")) is not None:
+        yield from attack_generation(generator)
 
 
 NAMES = (
@@ -48,8 +55,8 @@ NAMES = (
 )
 
 
-def on_names() -> Iterator[HostileRequest]:
-    """Model ids that mean something to a file system, a decoder or a log."""
+def attack_names() -> Iterator[HostileRequest]:
+    """Model ids with a meaning for file systems, URL decoders or logs."""
     missing = frozenset({400, 404, 414, 431, CLOSED})
     for name in NAMES:
         shown = name[:30]
@@ -61,19 +68,19 @@ def on_names() -> Iterator[HostileRequest]:
             "/v2/models/{}",
         ):
             path = route.format(name) if name != "{id}" else route
-            yield HostileRequest(f"GET {route} {shown}", request("GET", path), missing)
+            yield HostileRequest(f"GET {route} {shown}", build_request("GET", path), missing)
         for route in ("/models/{}", "/pipeline/fill-mask/{}", "/models/{}/v1/embeddings"):
             body = b'{"input":"a"}' if "v1" in route else b'{"inputs":"a"}'
-            raw = post(route.replace("{}", name), body)
+            raw = build_post(route.replace("{}", name), body)
             yield HostileRequest(f"POST {route} {shown}", raw, missing)
-        told = orjson.dumps({"model": name, "input": "a"})
-        yield HostileRequest(f"model {shown}", post("/v1/embeddings", told), missing)
+        body = orjson.dumps({"model": name, "input": "a"})
+        yield HostileRequest(f"model {shown}", build_post("/v1/embeddings", body), missing)
 
 
-def on_json(path: str, key: str) -> Iterator[HostileRequest]:
-    """Bodies that stretch what JSON is; `key` holds the texts."""
+def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
+    """Invalid and extreme JSON; `key` is the field of the texts."""
     name = key.encode()
-    bad = frozenset({400})
+    rejected = frozenset({400})
     broken: dict[str, bytes] = {
         "no body": b"",
         "white space": b" " * 1000,
@@ -102,21 +109,21 @@ def on_json(path: str, key: str) -> Iterator[HostileRequest]:
         "mixed list": b'{"%b": ["a", 7, null]}' % name,
     }
     for what, body in broken.items():
-        yield HostileRequest(f"{path}: {what}", post(path, body), bad)
-    fine: dict[str, bytes] = {
+        yield HostileRequest(f"{path}: {what}", build_post(path, body), rejected)
+    valid: dict[str, bytes] = {
         "a key twice": b'{"%b": 7, "%b": "a"}' % (name, name),
         "NUL in a text": b'{"%b": "a\\u0000b"}' % name,
         "controls and marks": '{"%s": "\u202e\u0301\ufeff\U0010ffff"}'.encode() % name,
         "a flag of a hundred regions": ('{"%s": "' + "\U0001f1e6" * 10 + '"}').encode() % name,
     }
-    for what, body in fine.items():
-        # Models that read few tokens may find these too long.
-        yield HostileRequest(f"{path}: {what}", post(path, body), frozenset({200, 422}))
+    for what, body in valid.items():
+        # 422: the text exceeds the maximum length of some models.
+        yield HostileRequest(f"{path}: {what}", build_post(path, body), frozenset({200, 422}))
 
 
-def on_sizes(path: str) -> Iterator[HostileRequest]:
-    """Too much of everything."""
-    many = {
+def attack_sizes(path: str) -> Iterator[HostileRequest]:
+    """Oversized bodies, lists, keys and texts."""
+    oversized = {
         "100,000 texts": orjson.dumps({"inputs": ["a"] * 100_000}),
         "100,000 empty texts": orjson.dumps({"inputs": [""] * 100_000}),
         "100,000 numbers": orjson.dumps({"inputs": list(range(100_000))}),
@@ -129,19 +136,23 @@ def on_sizes(path: str) -> Iterator[HostileRequest]:
         "escapes": b'{"inputs":"%b"}' % (rb"\u0041" * 300_000),
         "a word of a megabyte in a list": orjson.dumps({"inputs": ["a", "w" * 1_000_000]}),
     }
-    for what, body in many.items():
-        yield HostileRequest(what, post(path, body), REFUSED)
-    cut = orjson.dumps({"inputs": "a " * 90_000, "parameters": {"truncate": True}})
-    yield HostileRequest("180,000 characters, truncated", post(path, cut), frozenset({200}))
+    for what, body in oversized.items():
+        yield HostileRequest(what, build_post(path, body), REJECTED)
+    truncated = orjson.dumps({"inputs": "a " * 90_000, "parameters": {"truncate": True}})
+    yield HostileRequest(
+        "180,000 characters, truncated", build_post(path, truncated), frozenset({200})
+    )
     large = orjson.dumps({"inputs": "x" * 10_000_000})
-    yield HostileRequest("a text of 10 MB", post(path, large), frozenset({413, CLOSED}))
+    yield HostileRequest("a text of 10 MB", build_post(path, large), frozenset({413, CLOSED}))
     chunk = b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000)
-    yield HostileRequest("10 MB in chunks", chunked(path, chunk * 100), frozenset({413, CLOSED}))
+    yield HostileRequest(
+        "10 MB in chunks", build_chunked_post(path, chunk * 100), frozenset({413, CLOSED})
+    )
 
 
 @cache
 def compression_bomb(window_bits: int) -> bytes:
-    """BOMB_BYTES of spaces, compressed; a valid body follows none of them."""
+    """Compress BOMB_BYTES of spaces."""
     packer = zlib.compressobj(9, zlib.DEFLATED, window_bits)
     block = b" " * 1_000_000
     return (
@@ -149,8 +160,8 @@ def compression_bomb(window_bits: int) -> bytes:
     )
 
 
-def on_compression(path: str) -> Iterator[HostileRequest]:
-    """Bombs, wrong names and broken streams."""
+def attack_compression(path: str) -> Iterator[HostileRequest]:
+    """Compression bombs, wrong encodings and corrupt streams."""
     body = b'{"inputs": "a"}'
     packed = gzip.compress(body)
     bare = zlib.compressobj(wbits=-15)
@@ -179,61 +190,63 @@ def on_compression(path: str) -> Iterator[HostileRequest]:
         ("identity", packed, 400),
     ):
         name = f"content-encoding {encoding[:20]}, {len(raw)} bytes"
-        raw_request = post(path, raw, f"Content-Encoding: {encoding}")
+        raw_request = build_post(path, raw, f"Content-Encoding: {encoding}")
         yield HostileRequest(name, raw_request, frozenset(statuses))
 
 
-def on_framing(path: str) -> Iterator[HostileRequest]:
-    """Lengths that lie, chunks that break, bodies that never come."""
+def attack_framing(path: str) -> Iterator[HostileRequest]:
+    """Wrong lengths, malformed chunks and incomplete bodies."""
     body = b'{"inputs": "a"}'
-    torn = frozenset({400, CLOSED})
+    malformed = frozenset({400, CLOSED})
     for length in ("3", "-1", "abc", "1e3", "0x10", "9" * 30, "9" * 5000):
-        status = torn | {413, 501}
+        status = malformed | {413, 501}
         yield HostileRequest(
-            f"length {length[:10]}", request("POST", path, body, length=length), status
+            f"length {length[:10]}", build_request("POST", path, body, length=length), status
         )
-    twice = request("POST", path, body, ["Content-Length: 3"])
-    yield HostileRequest("two lengths", twice, torn)
-    both = request("POST", path, body, ["Transfer-Encoding: chunked"])
-    yield HostileRequest("length and chunks", both, torn)
+    twice = build_request("POST", path, body, ["Content-Length: 3"])
+    yield HostileRequest("two lengths", twice, malformed)
+    both = build_request("POST", path, body, ["Transfer-Encoding: chunked"])
+    yield HostileRequest("length and chunks", both, malformed)
     for name, chunks in {
         "no chunk size": b"\r\n\r\n",
-        "a chunk size that is none": b"zz\r\nab\r\n0\r\n\r\n",
+        "a chunk size without digits": b"zz\r\nab\r\n0\r\n\r\n",
         "a negative chunk size": b"-5\r\nab\r\n0\r\n\r\n",
         "a chunk longer than it says": b"1\r\nabcdef\r\n0\r\n\r\n",
     }.items():
-        yield HostileRequest(name, chunked(path, chunks, end=b""), torn)
-    slow = frozenset({408, CLOSED})
-    more = request("POST", path, body, length="5000")
-    yield HostileRequest("less than the length", more, slow, stalls=True)
-    nothing = request("POST", path, length="50")
-    yield HostileRequest("a body that never comes", nothing, slow, stalls=True)
-    unfinished = chunked(path, b"5\r\n", end=b"")
-    yield HostileRequest("a chunk that never comes", unfinished, slow, stalls=True)
-    packed = post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
+        yield HostileRequest(name, build_chunked_post(path, chunks, end=b""), malformed)
+    timed_out = frozenset({408, CLOSED})
+    incomplete = build_request("POST", path, body, length="5000")
+    yield HostileRequest("less than the length", incomplete, timed_out, stalls=True)
+    nothing = build_request("POST", path, length="50")
+    yield HostileRequest("no body", nothing, timed_out, stalls=True)
+    unfinished = build_chunked_post(path, b"5\r\n", end=b"")
+    yield HostileRequest("no chunk data", unfinished, timed_out, stalls=True)
+    packed = build_post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
     stalled = packed.replace(b"Content-Length: ", b"Content-Length: 9")
-    yield HostileRequest("compressed and never finished", stalled, slow, stalls=True)
+    yield HostileRequest("compressed, incomplete", stalled, timed_out, stalls=True)
 
 
-def on_headers(path: str) -> Iterator[HostileRequest]:
-    """Headers that are wrong, many or long; methods that do not exist."""
+def attack_headers(path: str) -> Iterator[HostileRequest]:
+    """Invalid, many and long headers; unknown methods."""
     body = b'{"inputs": "a"}'
     for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
-        yield HostileRequest(header, post(path, body, header), frozenset({400}))
+        yield HostileRequest(header, build_post(path, body, header), frozenset({400}))
     for header in (
         "Content-Type: text/xml",
         "Accept: image/png",
         "User-Agent: hf_hub/9" + "9" * 99,
     ):
-        yield HostileRequest(header[:30], post(path, body, header), frozenset({200}))
+        yield HostileRequest(header[:30], build_post(path, body, header), frozenset({200}))
     answered = frozenset({200, 400, 431, CLOSED})
     yield HostileRequest(
-        "5,000 headers", post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered
+        "5,000 headers", build_post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered
     )
-    yield HostileRequest("a header of 200 kB", post(path, body, "x-a: " + "a" * 200_000), answered)
+    yield HostileRequest(
+        "a header of 200 kB", build_post(path, body, "x-a: " + "a" * 200_000), answered
+    )
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
-        refused = frozenset({400, 405, CLOSED})
-        yield HostileRequest(f"method {method[:10]}", request(method, path), refused)
+        rejected = frozenset({400, 405, CLOSED})
+        yield HostileRequest(f"method {method[:10]}", build_request(method, path), rejected)
 
 
 PARAMETERS: tuple[dict[str, object], ...] = (
@@ -259,8 +272,8 @@ PARAMETERS: tuple[dict[str, object], ...] = (
 )
 
 
-def on_parameters(path: str) -> Iterator[HostileRequest]:
-    """Parameters that ask for too much; which of them are known depends on the task."""
+def attack_parameters(path: str) -> Iterator[HostileRequest]:
+    """Extreme parameters; the task determines which of them exist."""
     inputs = (
         "a [MASK] b " * 300,
         ["a [MASK] b"] * 1_000,
@@ -270,10 +283,10 @@ def on_parameters(path: str) -> Iterator[HostileRequest]:
         {"query": "a " * 5_000, "texts": ["b " * 100] * 1_000},
         {"text": "a", "text_pair": "b " * 50_000},
     )
-    answered = frozenset({200, *REFUSED})
+    answered = frozenset({200, *REJECTED})
     for parameters in PARAMETERS:
         body = orjson.dumps({"inputs": "a [MASK] b", "parameters": parameters})
-        yield HostileRequest(f"{path} {str(parameters)[:40]}", post(path, body), answered)
+        yield HostileRequest(f"{path} {str(parameters)[:40]}", build_post(path, body), answered)
     for shape in inputs:
         body = orjson.dumps({"inputs": shape, "parameters": {"truncate": True}})
-        yield HostileRequest(f"{path} {str(shape)[:40]}", post(path, body), answered)
+        yield HostileRequest(f"{path} {str(shape)[:40]}", build_post(path, body), answered)

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes of a server's own document, right and wrong, as bytes."""
+"""Valid and invalid requests that schemathesis generates from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from typing import Any
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.hostile.wire import request
+from benchmarks.hostile.wire import build_request
 
-# Of ids, most should be of models that exist: the others all end with a 404.
-KNOWN_IDS = 2
+# Weight of known model ids against random ids, which all return 404.
+KNOWN_IDS_WEIGHT = 2
 
 
-def fuzzed_requests(
-    document: dict[str, Any], target: ServerAddress, model_ids: Sequence[str], count: int, seed: int
+def generate_requests(
+    document: dict[str, Any],
+    address: ServerAddress,
+    model_ids: Sequence[str],
+    count: int,
+    seed: int,
 ) -> list[bytes]:
-    """About `count` requests over all operations, a function of `seed`."""
+    """Generate about `count` requests over all operations; a function of `seed`."""
     try:
         import schemathesis
     except ImportError as exc:
         raise BenchmarkError(
-            f"schemathesis makes half of the requests: {exc}",
+            f"schemathesis, which generates half of the requests, is missing: {exc}",
             hint='install it with `pip install -e ".[dev]"`',
         ) from exc
     schema: Any = schemathesis.openapi.from_dict(document)
@@ -30,25 +34,25 @@ def fuzzed_requests(
         (operation, mode)
         for operation in operations
         for mode in schemathesis.GenerationMode
-        # Any text is an id, so only a body can be wrong.
+        # Any text is a valid id, so only a body can be invalid.
         if operation.body or mode is schemathesis.GenerationMode.POSITIVE
     ]
-    each = -(-count // len(modes))
-    made: list[bytes] = []
+    per_mode = -(-count // len(modes))
+    requests: list[bytes] = []
     for operation, mode in modes:
-        made += cases_of(operation, mode, target, model_ids, each, seed)
-    return made
+        requests += generate_cases(operation, mode, address, model_ids, per_mode, seed)
+    return requests
 
 
-def cases_of(
+def generate_cases(
     operation: Any,
     mode: Any,
-    target: ServerAddress,
+    address: ServerAddress,
     model_ids: Sequence[str],
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """`count` requests of one operation; fewer where there are no more different ones."""
+    """Generate up to `count` different requests of one operation."""
     import hypothesis
     from hypothesis import strategies as st
 
@@ -58,8 +62,8 @@ def cases_of(
         known = st.sampled_from(list(model_ids)).flatmap(
             lambda model_id: operation.as_strategy(mode, path_parameters={"id": model_id})
         )
-        cases = st.one_of(*[known] * KNOWN_IDS, anything)
-    made: list[bytes] = []
+        cases = st.one_of(*[known] * KNOWN_IDS_WEIGHT, anything)
+    requests: list[bytes] = []
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -71,32 +75,33 @@ def cases_of(
     )
     @hypothesis.given(case=cases)
     def collect(case: Any) -> None:
-        made.append(as_bytes(case, target))
+        requests.append(encode_case(case, address))
 
     collect()
-    return made
+    return requests
 
 
-def as_bytes(case: Any, target: ServerAddress) -> bytes:
-    """A case as it would be sent, after which the server closes."""
-    import requests
+def encode_case(case: Any, address: ServerAddress) -> bytes:
+    """Encode a case as a raw request with `Connection: close`."""
+    import requests as requests_library
 
-    given = case.as_transport_kwargs(base_url=target.url)
-    ready = requests.Request(
-        given["method"],
-        given["url"],
-        headers=given["headers"],
-        params=given.get("params"),
-        data=given.get("data"),
-        json=given.get("json"),
+    arguments = case.as_transport_kwargs(base_url=address.url)
+    prepared = requests_library.Request(
+        arguments["method"],
+        arguments["url"],
+        headers=arguments["headers"],
+        params=arguments.get("params"),
+        data=arguments.get("data"),
+        json=arguments.get("json"),
     ).prepare()
-    body: Any = ready.body or b""
-    own = {"content-length", "connection", "host"}
-    headers = [f"{k}: {told(v)}" for k, v in ready.headers.items() if k.lower() not in own]
+    body: Any = prepared.body or b""
+    replaced = {"content-length", "connection", "host"}
+    headers = [
+        f"{k}: {decode_header(v)}" for k, v in prepared.headers.items() if k.lower() not in replaced
+    ]
     raw = body.encode() if isinstance(body, str) else bytes(body)
-    return request(ready.method or "GET", ready.path_url, raw, headers)
+    return build_request(prepared.method or "GET", prepared.path_url, raw, headers)
 
 
-def told(value: str | bytes) -> str:
-    """A header's value, however the library keeps it."""
+def decode_header(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Bytes sent as they are, and the status that came back."""
+"""Raw HTTP requests, and the status and body of their responses."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from dataclasses import dataclass
 
 from benchmarks.common.http import ServerAddress
 
-# The status of a connection that the server closed without an answer.
+# Status of a connection that the server closes without a response.
 CLOSED = 0
-REFUSED = frozenset({400, 404, 413, 415, 422, CLOSED})
+REJECTED = frozenset({400, 404, 413, 415, 422, CLOSED})
 
 
 @dataclass(frozen=True, slots=True)
 class HostileRequest:
-    """One request; `stalls` when it ends in the middle and the connection stays open."""
+    """A request and its expected statuses.
+
+    `stalls`: the request is incomplete, and the connection stays open.
+    """
 
     name: str
     raw: bytes
-    statuses: frozenset[int]  # one of these is right
+    statuses: frozenset[int]  # expected; empty: any status below 500 and 503
     stalls: bool = False
 
 
-def request(
+def build_request(
     method: str, path: str, body: bytes = b"", headers: Sequence[str] = (), *, length: str = ""
 ) -> bytes:
-    """A request after which the server closes; `length` in place of the body's own."""
+    """Build a request with `Connection: close`; `length` replaces the body's length."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "Host: 127.0.0.1",
@@ -38,36 +41,35 @@ def request(
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-def post(path: str, body: bytes, *headers: str) -> bytes:
-    """A POST."""
-    return request("POST", path, body, headers)
+def build_post(path: str, body: bytes, *headers: str) -> bytes:
+    return build_request("POST", path, body, headers)
 
 
-def chunked(path: str, chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """A POST in chunks, written out."""
+def build_chunked_post(path: str, chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    """Build a POST with the chunked body `chunks`."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + end
 
 
-MOST_ANSWER_BYTES = 64_000_000
-NO_ANSWER = -1  # nothing came, and the connection stayed open
+MAX_RESPONSE_BYTES = 64_000_000
+NO_ANSWER = -1  # timeout while the connection is open
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpExchange:
-    """What came back: CLOSED without an answer, NO_ANSWER when the wait was over first."""
+    """A response. `status` is CLOSED without a response and NO_ANSWER after a timeout."""
 
     status: int
     head: bytes
     body: bytes
 
 
-async def send_raw(target: ServerAddress, raw: bytes, wait_s: float) -> HttpExchange:
-    """Send a request that asks to close, and read to the end of the answer."""
+async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpExchange:
+    """Send a raw request and read its response to the end."""
     received = b""
     try:
-        async with asyncio.timeout(wait_s):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(target.host, target.port)
             sending = asyncio.create_task(_send(writer, raw))
             try:
@@ -84,7 +86,7 @@ async def send_raw(target: ServerAddress, raw: bytes, wait_s: float) -> HttpExch
 
 
 async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
-    """An early refusal breaks the connection under a long body; the answer tells why."""
+    """Ignore a broken connection: the server may reject a long body before reading it."""
     try:
         writer.write(raw)
         await writer.drain()
@@ -93,30 +95,29 @@ async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the answer is whole, or until the connection ends or breaks."""
+    """Read until the response is complete or the connection ends."""
     received = bytearray()
     try:
-        while len(received) < MOST_ANSWER_BYTES and (chunk := await reader.read(1 << 20)):
+        while len(received) < MAX_RESPONSE_BYTES and (chunk := await reader.read(1 << 20)):
             received += chunk
-            if is_whole(received):
+            if is_complete(received):
                 break
     except ConnectionResetError:
         return bytes(received)
     return bytes(received)
 
 
-def is_whole(received: bytes | bytearray) -> bool:
-    """Whether all of an answer is there that tells its length.
+def is_complete(received: bytes | bytearray) -> bool:
+    """Return True if a response with a Content-Length is complete.
 
-    Nobody closes the connection of a request that stalls, though it was answered long ago.
+    The server does not close the connection of an incomplete request after its response.
     """
     end = received.find(b"\r\n\r\n")
-    told = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None
-    return told is not None and len(received) >= end + 4 + int(told[1])
+    length = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None
+    return length is not None and len(received) >= end + 4 + int(length[1])
 
 
 def parse_response(received: bytes) -> HttpExchange:
-    """Status, head and body of a whole answer."""
     head, _, body = received.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if len(words) < 2 or not words[1].isdigit():

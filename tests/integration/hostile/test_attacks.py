@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.common.http import ServerAddress
-from benchmarks.hostile.attacks import attacks
+from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.generation_attacks import EXPRESSIONS, SCHEMAS
 from benchmarks.hostile.wire import HostileRequest, HttpExchange, send_raw
 from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
@@ -32,7 +32,7 @@ MODELS = {
     "fill-mask": FILL_MASK_MODEL,
     "text-generation": DECODER,
 }
-ATTACKS = list(attacks(MODELS))
+ATTACKS = list(build_attacks(MODELS))
 # Grammars are compiled in the generator's process, which here, and only here, is the ingress's.
 STORM = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSIONS, *SCHEMAS]))]
 # Grammars at the limit of what is read take a second each, one after the other.

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.hostile import command as hostile_command
-from benchmarks.hostile.command import HostileCounts, replica_memory
-from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_whole, parse_response
+from benchmarks.hostile.command import HostileCounts, read_replica_memory
+from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_complete, parse_response
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.fakes import FailingEncoder
 from tests.support.http_server import served
@@ -30,70 +30,70 @@ def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[s
 
 
 @pytest.mark.slow
-def test_a_server_that_stands_passes(
+def test_run_with_a_healthy_server_passes(
     tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        hostile_command, "replica_memory", lambda: {"ServeReplica:a:Ingress 1": 100}
+        hostile_command, "read_replica_memory", lambda: {"ServeReplica:a:Ingress 1": 100}
     )
     world = InProcess(tiny_store, raise_bugs=False, settings=SETTINGS)
-    status, figures = run_against(world, tmp_path)
-    assert (status, figures["failures"], figures["wrong"]) == (0, {}, {})
-    assert sum(figures["statuses"].values()) == figures["requests"] == 150
-    assert figures["neighbour_requests"] > 0
-    assert figures["neighbour_lost"] == {}
+    status, results = run_against(world, tmp_path)
+    assert (status, results["failures"], results["unexpected"]) == (0, {}, {})
+    assert sum(results["statuses"].values()) == results["requests"] == 150
+    assert results["background_requests"] > 0
+    assert results["background_failures"] == {}
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_its_neighbours_does_not_pass(
+def test_run_fails_if_the_background_client_fails(
     tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = InProcess(
         tiny_store, raise_bugs=False, settings=SETTINGS, encoder=FailingEncoder(KeyError("a bug"))
     )
-    status, figures = run_against(broken, tmp_path)
+    status, results = run_against(broken, tmp_path)
     assert status == 1
-    assert figures["failures"]
-    assert figures["neighbour_lost"] == {"500": figures["neighbour_requests"]}
+    assert results["failures"]
+    assert results["background_failures"] == {"500": results["background_requests"]}
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_other_machines_are_not_attacked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     for url in ("http://192.0.2.1:8000", "http://example.org"):
         assert main(["hostile", "--url", url]) == 1
-    assert "is not this machine" in capsys.readouterr().err
+    assert "is not this host" in capsys.readouterr().err
 
 
-def test_what_counts_as_a_failure() -> None:
-    tally = HostileCounts()
+def test_count_sorts_statuses_into_failures_and_unexpected() -> None:
+    counts = HostileCounts()
     refused = HostileRequest("refused", b"", frozenset({400}))
     for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
-        tally.count(refused, status)
-    tally.count(HostileRequest("made", b"", frozenset()), 418)
-    assert tally.wrong == {"200 refused": 1}
-    assert set(tally.failures) == {"500 refused", "504 refused", "-1 refused"}
+        counts.count(refused, status)
+    counts.count(HostileRequest("made", b"", frozenset()), 418)
+    assert counts.unexpected == {"200 refused": 1}
+    assert set(counts.failures) == {"500 refused", "504 refused", "-1 refused"}
 
 
-def test_an_answer_is_whole_when_all_of_its_length_is_there() -> None:
+def test_is_complete_requires_the_content_length() -> None:
     head = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 2\r\na: b\r\n\r\n"
-    assert [is_whole(head + body) for body in (b"", b"{", b"{}")] == [False, False, True]
-    assert not is_whole(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n")
-    assert not is_whole(b"HTTP/1.1 200 OK\r\n\r\ncontent-length: 1")
+    assert [is_complete(head + body) for body in (b"", b"{", b"{}")] == [False, False, True]
+    assert not is_complete(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n")
+    assert not is_complete(b"HTTP/1.1 200 OK\r\n\r\ncontent-length: 1")
 
 
-def test_an_answer_is_parsed_and_what_is_none_counts_as_closed() -> None:
+def test_parse_response_without_status_line_is_closed() -> None:
     whole = parse_response(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
     assert (whole.status, whole.body) == (404, b"{}")
     assert [parse_response(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
 
 
-def test_replicas_are_found_by_the_name_ray_gives_them() -> None:
+def test_read_replica_memory_finds_process_titles_of_ray() -> None:
     name = "ray::ServeReplica:hundredfold:Ingress.handle"
     replica = subprocess.Popen(["bash", "-c", f"exec -a '{name}' sleep 60"])
     try:
-        while replica.pid not in {int(key.split()[1]) for key in replica_memory()}:
+        while replica.pid not in {int(key.split()[1]) for key in read_replica_memory()}:
             assert replica.poll() is None
-        found = replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
+        found = read_replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
     finally:
         replica.kill()
         replica.wait()
