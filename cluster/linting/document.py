@@ -1,4 +1,4 @@
-"""A YAML file as values that remember their lines."""
+"""A YAML document with the line number of each value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong. `path` reads `applications[0].args.models`; lines count from 1."""
+class LintProblem:
+    """One problem. `path` has the form `applications[0].args.models`; lines count from 1."""
 
     path: str
     line: int
@@ -25,48 +25,48 @@ class UnreadableConfig(Exception):
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
-        self.problem = Problem(path="", line=line, message=message)
+        self.problem = LintProblem(path="", line=line, message=message)
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """The values of a file, the line of each key and list item, and keys given more than once."""
+class YamlDocument:
+    """Values of a file, the line of each key and list item, and duplicate keys."""
 
     value: Any
     lines: Mapping[KeyPath, int]
-    repeated: tuple[KeyPath, ...] = ()
+    duplicates: tuple[KeyPath, ...] = ()
 
-    def problem(self, path: KeyPath, message: str) -> Problem:
-        """A problem at `path`, on the line of its nearest ancestor if the key is not there."""
-        known = path
-        while known not in self.lines:
-            known = known[:-1]
-        return Problem(path=format_path(path), line=self.lines[known], message=message)
+    def problem(self, path: KeyPath, message: str) -> LintProblem:
+        """Create a problem at `path`. A missing key gets the line of its nearest ancestor."""
+        ancestor = path
+        while ancestor not in self.lines:
+            ancestor = ancestor[:-1]
+        return LintProblem(path=format_path(path), line=self.lines[ancestor], message=message)
 
 
 def format_path(path: KeyPath) -> str:
-    """`("a", 0, "b")` as `a[0].b`."""
+    """Format `("a", 0, "b")` as `a[0].b`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
 
-def read_document(text: str) -> Document:
-    """Parse one YAML document. Raises Unreadable with the line."""
+def read_document(text: str) -> YamlDocument:
+    """Parse one YAML document. Raises UnreadableConfig with the line."""
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
-            return Document(value=None, lines={(): 1})
-        found = list(_walk(root, (), frozenset()))
+            return YamlDocument(value=None, lines={(): 1})
+        keys = list(_walk(root, (), frozenset()))
         lines: dict[KeyPath, int] = {(): 1}
-        repeated = []
-        for path, line in found:
+        duplicates = []
+        for path, line in keys:
             if path in lines:
-                repeated.append(path)
+                duplicates.append(path)
             lines[path] = line
-        return Document(loader.construct_document(root), lines, tuple(repeated))
+        return YamlDocument(loader.construct_document(root), lines, tuple(duplicates))
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         message = ": ".join(filter(None, (exc.context, exc.problem)))
@@ -77,17 +77,19 @@ def read_document(text: str) -> Document:
         loader.dispose()
 
 
-def _walk(node: yaml.Node, path: KeyPath, above: frozenset[int]) -> Iterator[tuple[KeyPath, int]]:
-    if id(node) in above:  # an anchor that contains its own alias
+def _walk(
+    node: yaml.Node, path: KeyPath, ancestors: frozenset[int]
+) -> Iterator[tuple[KeyPath, int]]:
+    if id(node) in ancestors:  # an anchor that contains its own alias
         return
-    above |= {id(node)}
+    ancestors |= {id(node)}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*path, str(key.value))
-            yield here, key.start_mark.line + 1
-            yield from _walk(value, here, above)
+            child = (*path, str(key.value))
+            yield child, key.start_mark.line + 1
+            yield from _walk(value, child, ancestors)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            here = (*path, index)
-            yield here, item.start_mark.line + 1
-            yield from _walk(item, here, above)
+            child = (*path, index)
+            yield child, item.start_mark.line + 1
+            yield from _walk(item, child, ancestors)

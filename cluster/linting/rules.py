@@ -1,4 +1,4 @@
-"""Settings that are legal one by one and cannot work together."""
+"""Rules between settings that are valid individually."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 INGRESS = "Ingress"
 UNLIMITED = -1
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
-# What Serve uses for a key that is not given.
+# Defaults of Serve for missing keys.
 AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
     name: field.default for name, field in AutoscalingConfig.model_fields.items()
 }
@@ -32,7 +32,7 @@ GENERATORS: Mapping[str, str] = {
 
 
 def check_rules(config: Any) -> Iterator[Finding]:
-    """Every rule that the config breaks. Values of a wrong type are left to the schema."""
+    """Yield every violated rule. The schema check reports values of a wrong type."""
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
@@ -49,19 +49,22 @@ def check_rules(config: Any) -> Iterator[Finding]:
 
 
 def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[Finding]:
-    """Serve checks this only in what it reports, not in what it reads."""
+    """Serve does not validate the prefix when it reads a config."""
     prefix = application.raw.get("route_prefix")
     if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
         path = (*application.path, "route_prefix")
-        yield path, f"`{prefix}` must start with `/`, not end with it, and have no wildcard"
+        yield (
+            path,
+            f"`{prefix}` must start with `/`, must not end with `/` and must have no wildcard",
+        )
 
 
 def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
-    seen: Counter[str] = Counter()
+    names: Counter[str] = Counter()
     for entry in application.deployments():
-        seen[entry.name] += 1
-        if seen[entry.name] > 1:
-            yield (*entry.path, "name"), f"`{entry.name}` is listed twice"
+        names[entry.name] += 1
+        if names[entry.name] > 1:
+            yield (*entry.path, "name"), f"`{entry.name}` occurs twice"
     models = _mapping(application.raw, "args").get("models") if application.ours else None
     ids: Counter[str] = Counter()
     for index, model in enumerate(models if isinstance(models, list) else ()):
@@ -69,14 +72,14 @@ def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
             ids[str(model["id"])] += 1
             if ids[str(model["id"])] > 1:
                 path = (*application.path, "args", "models", index, "id")
-                yield path, f"`{model['id']}` is listed twice"
+                yield path, f"`{model['id']}` occurs twice"
 
 
 def _queue_unlimited(entry: DeploymentEntry) -> Iterator[Finding]:
     if entry.raw.get("max_queued_requests") in (None, UNLIMITED):
         yield (
             (*entry.path, "max_queued_requests"),
-            "must be set: without a limit overload becomes waiting time and memory",
+            "must be set: without a limit, overload fills the memory and latency grows",
         )
 
 
@@ -101,7 +104,7 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
         yield (
             (*entry.path, "autoscaling_config", "target_ongoing_requests"),
             f"{target:g} must be below max_ongoing_requests ({ongoing:g}), "
-            "or no load ever asks for another replica",
+            "or no load ever adds a replica",
         )
 
 
@@ -110,17 +113,18 @@ def _queue_limit_unreachable(
 ) -> Iterator[Finding]:
     device = GENERATORS[entry.name]
     settings = _mapping(_mapping(_mapping(application.raw, "args"), "generators"), device)
-    rows = _number(settings, "kv_slots", GENERATOR_DEFAULTS)
+    kv_slots = _number(settings, "kv_slots", GENERATOR_DEFAULTS)
     scheduling = _mapping(_mapping(entry.raw, "user_config"), "scheduling")
-    line = _number(scheduling, "max_waiting_requests", SCHEDULING_DEFAULTS)
+    waiting = _number(scheduling, "max_waiting_requests", SCHEDULING_DEFAULTS)
     ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
-    if rows is None or line is None or ongoing is None:
+    if kv_slots is None or waiting is None or ongoing is None:
         return
-    if rows + line >= ongoing:
+    if kv_slots + waiting >= ongoing:
         yield (
             (*entry.path, "user_config", "scheduling", "max_waiting_requests"),
-            f"{line:g} and generators.{device}.kv_slots ({rows:g}) must together be below "
-            f"max_ongoing_requests ({ongoing:g}), or no request is ever refused",
+            f"max_waiting_requests ({waiting:g}) + generators.{device}.kv_slots "
+            f"({kv_slots:g}) must be below max_ongoing_requests ({ongoing:g}), or the queue limit "
+            "never applies",
         )
 
 
@@ -129,8 +133,8 @@ def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[Finding]:
         key = "autoscaling_config" if "autoscaling_config" in entry.raw else "num_replicas"
         yield (
             (*entry.path, key),
-            "the ingress needs a fixed num_replicas: each change reloads HAProxy "
-            "and cuts long requests",
+            "the ingress requires a fixed num_replicas: each change reloads HAProxy "
+            "and closes long requests",
         )
 
 
@@ -140,8 +144,8 @@ def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[Finding]:
     if settings is not None and ongoing is not None and ongoing < settings.batching.max_batch_size:
         yield (
             (*entry.path, "max_ongoing_requests"),
-            f"{ongoing:g} is less than user_config.batching.max_batch_size "
-            f"({settings.batching.max_batch_size}): no list could fill",
+            f"{ongoing:g} is below user_config.batching.max_batch_size "
+            f"({settings.batching.max_batch_size}): no micro-batch can fill",
         )
 
 
@@ -151,21 +155,21 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
     limit = _number(_mapping(config, "http_options"), "request_timeout_s", {})
     if limit is None:
         if _mapping(config, "http_options").get("request_timeout_s") is None:
-            yield path, "must be set: it is what ends a request whose replica hangs"
+            yield path, "must be set: it ends requests of replicas that hang"
         return
     for key in ("timeout_s", "generation_timeout_s") if settings is not None else ():
-        own = getattr(settings, key)
-        if limit <= own:
+        timeout = getattr(settings, key)
+        if limit <= timeout:
             yield (
                 path,
                 f"{limit:g} s must be longer than the Ingress's user_config.{key} "
-                f"({own:g} s), which has the better answer",
+                f"({timeout:g} s), which returns a clearer error",
             )
     if limit >= HAPROXY_TIMEOUT_S:
         yield (
             path,
-            f"{limit:g} s must be shorter than HAProxy's own limit ({HAPROXY_TIMEOUT_S:g} s, "
-            "in cluster/environment.py), which answers 500",
+            f"{limit:g} s must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, "
+            "in cluster/environment.py), which returns 500",
         )
 
 
@@ -176,7 +180,7 @@ def _scales(entry: DeploymentEntry) -> bool:
 def _ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
     try:
         return IngressUserConfig.parse(_mapping(entry.raw, "user_config"))
-    except BadSetting:  # reported key by key
+    except BadSetting:  # the schema check reports the keys
         return None
 
 

@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_the_owner(own_cluster: Clus
             own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False
         )
     assert refused.returncode == 1
-    assert f"port {own_cluster.port} on 127.0.0.1 is taken by pid {os.getpid()}" in refused.stderr
+    assert f"port {own_cluster.port} on 127.0.0.1 is in use by pid {os.getpid()}" in refused.stderr
     assert "hint: " in refused.stderr
 
 

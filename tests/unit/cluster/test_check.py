@@ -10,7 +10,7 @@ import yaml
 
 from cluster.__main__ import main
 from cluster.check import check_text
-from cluster.linting.document import Problem
+from cluster.linting.document import LintProblem
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 APP = "applications.0"
@@ -31,7 +31,7 @@ def config_with(changes: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def problems_with(changes: dict[str, Any]) -> list[Problem]:
+def problems_with(changes: dict[str, Any]) -> list[LintProblem]:
     return check_text(yaml.safe_dump(config_with(changes), sort_keys=False))
 
 
@@ -185,13 +185,13 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
         ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
         ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
-        ({f"{GPU_ENCODER}.name": "CpuEncoder"}, f"{GPU_ENCODER}.name", "listed twice"),
+        ({f"{GPU_ENCODER}.name": "CpuEncoder"}, f"{GPU_ENCODER}.name", "occurs twice"),
         ({f"{GPU_ENCODER}.name": "GpuEncodr"}, f"{GPU_ENCODER}.name", "did you mean `GpuEncoder`"),
         ({f"{GPU_ENCODER}.name": "Other"}, f"{APP}.deployments", "`GpuEncoder` is missing"),
         (
             {f"{APP}.args.models": [{"id": "a/b"}, {"id": "a/b"}]},
             f"{APP}.args.models.1.id",
-            "listed twice",
+            "occurs twice",
         ),
         (
             {f"{APP}.import_path": "deployments.app:buid_app"},

@@ -34,7 +34,7 @@ def test_a_key_that_is_missing_is_reported_at_its_nearest_ancestor() -> None:
 
 def test_a_key_given_twice_is_a_problem() -> None:
     document = read_document("a:\n  b: 1\n  b: 2\n")
-    assert document.repeated == (("a", "b"),)
+    assert document.duplicates == (("a", "b"),)
     found = check_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n")
     assert [(p.line, p.path) for p in found] == [(4, "http_options.port")]
 
