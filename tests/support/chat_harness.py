@@ -1,4 +1,4 @@
-"""Asking the application over a generator that a test scripts."""
+"""Requests to the application with a generator that a test scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT_BODY = {"messages": [USER]}
 
 @dataclass
 class ChatHarness:
-    """One world for each request that is made; `generator` saw them all."""
+    """An application per request, all with the same `generator`."""
 
     store: Path
     speech_of: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
@@ -40,27 +40,26 @@ class ChatHarness:
         )
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        """The answer to one request."""
         async with self.world.client() as http:
             return await http.post(path, json=body, **more)
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """The events of a stream that ends as it should, without its end."""
-        reply = await self.post(path, {**body, "stream": True})
-        assert reply.status_code == 200, reply.text
-        assert reply.headers["content-type"].startswith("text/event-stream")
-        *events, done = events_in(reply.content)
+        """Return the events of a complete stream, without the end marker."""
+        response = await self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done = events_in(response.content)
         assert done == "[DONE]"
         return events
 
     @property
     def call(self) -> GenerationCall:
-        """The latest."""
+        """The latest call of the generator."""
         return self.generator.calls[-1]
 
 
 def events_in(body: bytes) -> list[Any]:
-    """The values of events; the mark of the end as a string."""
+    """Parse a stream; the end marker is a string."""
     *events, rest = body.split(b"\n\n")
     assert rest == b""
     assert all(event.startswith(b"data: ") for event in events)

@@ -1,4 +1,4 @@
-"""A generator that says what a test wants, behind the real ingress."""
+"""A generator with scripted chunks behind the real ingress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ending(reason: FinishReason = FinishReason.END, tokens: int = 4) -> Finished
     return Finished(reason, tokens, TIMINGS)
 
 
-# Two words, of which the second takes two tokens, and the end: what comes when is up to the engine.
+# Two words, the second of two tokens, and the end token.
 CHUNKS = (
     Chunk(" a", (Token(7, " a", -0.25, alternatives=OTHERS),)),
     Chunk(" time", (Token(11, " ti", -0.5), Token(12, "me", -1.0))),
@@ -48,9 +48,9 @@ TEXT = " a time"
 
 @dataclass
 class ScriptedGenerator:
-    """Says `chunks` to everybody, or fails where an error stands among them, and keeps the calls.
+    """Yields `chunks` for each call, raises the errors among them, and records the calls.
 
-    Without a chunk that is finished it hangs at the end, until it is closed.
+    Without a finished chunk it waits at the end until it is closed.
     """
 
     chunks: Sequence[Chunk | Exception] = CHUNKS
@@ -96,14 +96,13 @@ class ScriptedGenerator:
 async def ask(
     store: Path, generator: ScriptedGenerator, path: str, body: Any, **world: Any
 ) -> httpx.Response:
-    """What is answered by the application over `generator`."""
     world = {"models": MODELS, "generator": generator, **world}
     async with InProcess(store, **world).client() as http:
         return await http.post(path, json=body)
 
 
 def events_in(body: bytes) -> list[Any]:
-    """The values of a stream's events, which have no space behind `data:`."""
+    """Parse a stream. Its events have no space after `data:`."""
     *events, rest = body.split(b"\n\n")
     assert rest == b""
     for event in events:

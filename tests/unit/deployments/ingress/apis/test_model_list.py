@@ -28,7 +28,7 @@ async def test_model_facts_have_tasks_and_devices(tiny_store: Path) -> None:
 
 async def test_all_model_paths_return_the_same_facts(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        replies = [
+        responses = [
             await http.get(path)
             for path in (
                 f"/models/{CLASSIFIER}",
@@ -37,7 +37,7 @@ async def test_all_model_paths_return_the_same_facts(tiny_store: Path) -> None:
                 f"/models/{CLASSIFIER}/info",
             )
         ]
-    assert [reply.json()["labels"] for reply in replies] == [
+    assert [response.json()["labels"] for response in responses] == [
         ["NEGATIVE", "NEUTRAL", "POSITIVE"]
     ] * 4
 
@@ -85,8 +85,8 @@ async def test_replica_without_the_model_is_not_healthy(tmp_path: Path) -> None:
 )
 async def test_unknown_model_is_404(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.get(path)
-    assert (reply.status_code, reply.json()["code"]) == (404, "model_not_found")
+        response = await http.get(path)
+    assert (response.status_code, response.json()["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(("model_id", "name"), [("org/name", "org"), ("name", "hundredfold")])
@@ -101,4 +101,4 @@ async def test_default_model_is_the_first_that_fits(tiny_store: Path) -> None:
         neither = await http.post("/", json={"inputs": "a"})
     assert named.json()["model"] == EMBEDDER
     assert meant.status_code == 200
-    assert [found["label"] for found in neither.json()[0]]
+    assert [matches["label"] for matches in neither.json()[0]]

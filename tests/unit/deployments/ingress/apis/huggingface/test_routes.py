@@ -18,9 +18,9 @@ PAIR = {"source_sentence": "good film", "sentences": ["great movie", "good film"
 
 async def test_one_text_returns_a_list_of_one_embedding(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(EMBED, json={"inputs": "good film"})
-    assert reply.status_code == 200
-    rows = np.array(reply.json(), dtype=np.float32)
+        response = await http.post(EMBED, json={"inputs": "good film"})
+    assert response.status_code == 200
+    rows = np.array(response.json(), dtype=np.float32)
     assert rows.shape == (1, WIDTH)
     assert np.linalg.norm(rows) == pytest.approx(1, abs=1e-6)
 
@@ -36,8 +36,8 @@ async def test_embeddings_have_the_order_of_the_texts(tiny_store: Path) -> None:
 
 async def test_classification_returns_a_sorted_nested_list(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(CLASSIFY, json={"inputs": "good film"})
-    ((first, second, third),) = reply.json()
+        response = await http.post(CLASSIFY, json={"inputs": "good film"})
+    ((first, second, third),) = response.json()
     assert {e["label"] for e in (first, second, third)} == {"NEGATIVE", "NEUTRAL", "POSITIVE"}
     assert first["score"] >= second["score"] >= third["score"]
     assert first["score"] + second["score"] + third["score"] == pytest.approx(1, abs=1e-6)
@@ -69,8 +69,8 @@ async def test_similarity_is_detected_from_the_inputs(
     body: dict[str, Any], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(EMBED, json=body)
-    cosines = reply.json()
+        response = await http.post(EMBED, json=body)
+    cosines = response.json()
     assert len(cosines) == 2
     assert cosines[1] == pytest.approx(1, abs=1e-6)
     assert cosines[0] < 0.99
@@ -92,10 +92,10 @@ async def test_similarity_is_detected_from_the_inputs(
 )
 async def test_all_forms_of_a_path_find_the_model(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(path, json={"inputs": "good film"})
+        response = await http.post(path, json={"inputs": "good film"})
         plain = await http.post(EMBED, json={"inputs": "good film"})
-    assert reply.status_code == 200
-    assert reply.json() == plain.json()
+    assert response.status_code == 200
+    assert response.json() == plain.json()
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,21 @@ async def test_path_task_overrides_detection(path: str, tiny_store: Path) -> Non
 async def test_content_type_is_ignored(content_type: str | None, tiny_store: Path) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(EMBED, content=b'{"inputs": "good film"}', headers=headers)
-        assert reply.request.headers.get("content-type") == content_type
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "application/json"
+        response = await http.post(EMBED, content=b'{"inputs": "good film"}', headers=headers)
+        assert response.request.headers.get("content-type") == content_type
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
 
 
 async def test_headers_have_compute_type_and_counts(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(EMBED, json={"inputs": ["good film", "night"]})
-    assert reply.headers["x-compute-type"] == "cpu-fp32"
-    assert reply.headers["x-compute-characters"] == "14"
-    assert reply.headers["x-compute-tokens"] == "7"  # good film, night, and twice [CLS] [SEP]
-    assert reply.headers["x-sha"] == "0123abc"
-    assert 0 < float(reply.headers["x-compute-time"]) < 30
-    stages = [part.split(";")[0] for part in reply.headers["server-timing"].split(", ")]
+        response = await http.post(EMBED, json={"inputs": ["good film", "night"]})
+    assert response.headers["x-compute-type"] == "cpu-fp32"
+    assert response.headers["x-compute-characters"] == "14"
+    assert response.headers["x-compute-tokens"] == "7"  # good film, night, and twice [CLS] [SEP]
+    assert response.headers["x-sha"] == "0123abc"
+    assert 0 < float(response.headers["x-compute-time"]) < 30
+    stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
     assert stages == ["tokenization", "queue", "forward", "total"]
 
 
@@ -173,8 +173,8 @@ async def test_zero_shot_response_depends_on_the_client_version(
     seal_tiny(tmp_path, CLASSIFIER, labels=("entailment", "contradiction"))
     body = {"inputs": "a", "parameters": {"candidate_labels": ["good", "night"]}}
     async with InProcess(tmp_path, models=(CLASSIFIER,)).client() as http:
-        reply = await http.post(CLASSIFY, json=body, headers={"user-agent": user_agent})
-    assert (reply.status_code, type(reply.json())) == (200, kind)
+        response = await http.post(CLASSIFY, json=body, headers={"user-agent": user_agent})
+    assert (response.status_code, type(response.json())) == (200, kind)
 
 
 async def test_model_of_the_body_is_used_without_a_path_model(tiny_store: Path) -> None:

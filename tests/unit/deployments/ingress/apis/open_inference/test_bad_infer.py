@@ -82,9 +82,9 @@ async def test_invalid_requests_return_an_error_string(tiny_store: Path) -> None
     async with InProcess(tiny_store, settings=settings).client() as http:
         for name, body in WRONG.items():
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-            reply = await http.post(PATH, content=raw)
-            assert reply.status_code == 400, f"{name}: {reply.text}"
-            assert isinstance(reply.json()["error"], str), name
+            response = await http.post(PATH, content=raw)
+            assert response.status_code == 400, f"{name}: {response.text}"
+            assert isinstance(response.json()["error"], str), name
         assert (await http.post(PATH, json=message())).status_code == 200
 
 
@@ -103,15 +103,15 @@ async def test_errors_name_the_tensor_of_the_client(
     body = {"inputs": [tensor(name=name, shape=[len(data)], data=data)]}
     settings = IngressUserConfig(limits=LimitSettings(items=4))
     async with InProcess(tiny_store, settings=settings).client() as http:
-        reply = await http.post(PATH, json=body)
-    assert words in reply.json()["error"]
+        response = await http.post(PATH, json=body)
+    assert words in response.json()["error"]
 
 
 async def test_errors_of_columns_name_the_column(tiny_store: Path) -> None:
     body = {"inputs": [tensor(name="query"), tensor(name="texts", shape=[2], data=["a", ""])]}
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(PATH, json=body)
-    assert reply.json()["error"] == "`texts[1]` is empty"
+        response = await http.post(PATH, json=body)
+    assert response.json()["error"] == "`texts[1]` is empty"
 
 
 JSON_PART = json.dumps(message(inputs=[tensor(data=None, parameters={"binary_data_size": 8})]))
@@ -148,20 +148,20 @@ async def test_invalid_header_length_is_rejected(tiny_store: Path) -> None:
         for length in (str(len(JSON_PART)), f" {len(JSON_PART)} "):
             assert (await post(length, GOOD_BINARY)).status_code == 200
         for length, binary in WRONG_LENGTHS:
-            reply = await post(length, binary)
-            assert reply.status_code == 400, f"{length} {binary!r}: {reply.text}"
-            assert isinstance(reply.json()["error"], str)
+            response = await post(length, binary)
+            assert response.status_code == 400, f"{length} {binary!r}: {response.text}"
+            assert isinstance(response.json()["error"], str)
 
 
 async def test_large_body_is_413(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(body_bytes=100))
     async with InProcess(tiny_store, settings=settings).client() as http:
-        reply = await http.post(PATH, json=message(id="x" * 100))
-    assert reply.status_code == 413
-    assert isinstance(reply.json()["error"], str)
+        response = await http.post(PATH, json=message(id="x" * 100))
+    assert response.status_code == 413
+    assert isinstance(response.json()["error"], str)
 
 
 async def test_options_are_parameters(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(PATH, json=message(parameters={"use_cache": "no"}))
-    assert "`parameters.use_cache`" in reply.json()["error"]
+        response = await http.post(PATH, json=message(parameters={"use_cache": "no"}))
+    assert "`parameters.use_cache`" in response.json()["error"]

@@ -28,7 +28,7 @@ LENGTH = "inference-header-content-length"
 ONE_TEXT = {"inputs": [{"name": "args", "shape": [1], "datatype": "BYTES", "data": ["good film"]}]}
 
 
-def path_of(model: str) -> str:
+def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
@@ -40,16 +40,16 @@ def texts(name: str, *values: str, binary: bool = True, column: bool = False) ->
 
 
 async def infer(
-    http: httpx.AsyncClient, model: str, inputs: list[InferInput], **asked: Any
+    http: httpx.AsyncClient, model: str, inputs: list[InferInput], **request_options: Any
 ) -> InferResult:
     """What the client's `infer` does, its sockets left out."""
-    body, length = InferenceServerClient.generate_request_body(inputs, **asked)
+    body, length = InferenceServerClient.generate_request_body(inputs, **request_options)
     headers = {} if length is None else {LENGTH: str(length)}
-    reply = await http.post(path_of(model), content=body, headers=headers)
-    assert reply.status_code == 200, reply.text
-    json_bytes = reply.headers.get(LENGTH)
+    response = await http.post(infer_path(model), content=body, headers=headers)
+    assert response.status_code == 200, response.text
+    json_bytes = response.headers.get(LENGTH)
     return InferenceServerClient.parse_response_body(
-        reply.content, header_length=None if json_bytes is None else int(json_bytes)
+        response.content, header_length=None if json_bytes is None else int(json_bytes)
     )
 
 
@@ -82,28 +82,28 @@ async def test_embeddings_equal_those_of_other_apis(
     rows = result.as_numpy("embedding")
     assert (rows.shape, rows.dtype) == ((2, WIDTH), np.float32)
     np.testing.assert_array_equal(rows, np.array(plain.json(), np.float32))
-    told = result.get_response()
-    assert (told["model_name"], told["id"]) == (EMBEDDER, "r-1")
-    binary_size = told["outputs"][0].get("parameters", {}).get("binary_data_size")
+    parsed = result.get_response()
+    assert (parsed["model_name"], parsed["id"]) == (EMBEDDER, "r-1")
+    binary_size = parsed["outputs"][0].get("parameters", {}).get("binary_data_size")
     assert binary_size == (None if outputs is False else 2 * WIDTH * 4)
 
 
 async def test_json_request_returns_json(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(path_of(EMBEDDER), content=json.dumps(ONE_TEXT))
+        response = await http.post(infer_path(EMBEDDER), content=json.dumps(ONE_TEXT))
         (model,) = [m for m in http_models(await http.get("/models")) if m["id"] == EMBEDDER]
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "application/json"
-    assert LENGTH not in reply.headers
-    told = reply.json()
-    assert "id" not in told
-    assert told["model_version"] == model["version"]
-    (output,) = told["outputs"]
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert LENGTH not in response.headers
+    parsed = response.json()
+    assert "id" not in parsed
+    assert parsed["model_version"] == model["version"]
+    (output,) = parsed["outputs"]
     assert (output["shape"], len(output["data"])) == ([1, WIDTH], WIDTH)
 
 
-def http_models(reply: httpx.Response) -> list[dict[str, Any]]:
-    models: list[dict[str, Any]] = reply.json()["data"]
+def http_models(response: httpx.Response) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = response.json()["data"]
     return models
 
 
@@ -191,8 +191,10 @@ async def test_candidate_labels_may_be_json_or_a_tensor(tmp_path: Path) -> None:
             http, "tiny/nli", [texts("text", "good"), texts("candidate_labels", *LABELS)]
         )
         for labels in (json.dumps(LABELS), ",".join(LABELS)):
-            asked = {"candidate_labels": labels}
-            result = await infer(http, "tiny/nli", [texts("text", "good")], parameters=asked)
+            request_options = {"candidate_labels": labels}
+            result = await infer(
+                http, "tiny/nli", [texts("text", "good")], parameters=request_options
+            )
             assert result.as_numpy("label").tolist() == by_tensor.as_numpy("label").tolist()
     assert [one.decode() for one in by_tensor.as_numpy("label")[0]] == [p["label"] for p in plain]
     scores = [one["score"] for one in plain]
@@ -216,17 +218,19 @@ async def test_questions_form_one_call_and_return_rows(tmp_path: Path) -> None:
 
 
 async def test_parameter_task_selects_the_task(tiny_store: Path) -> None:
-    asked = {"task": "feature-extraction"}
+    request_options = {"task": "feature-extraction"}
     async with InProcess(tiny_store).client() as http:
-        result = await infer(http, EMBEDDER, [texts("text", "good")], parameters=asked)
+        result = await infer(http, EMBEDDER, [texts("text", "good")], parameters=request_options)
         assert result.as_numpy("embedding").shape == (1, WIDTH)
         for task, path in (("text-ranking", "query"), ("feature-extraction", "query")):
             body, length = InferenceServerClient.generate_request_body(
                 [texts("text", "a"), texts("query", "b")], parameters={"task": task}
             )
-            reply = await http.post(path_of(EMBEDDER), content=body, headers={LENGTH: str(length)})
-            assert reply.status_code == 400
-            assert f"`{path}`" in reply.json()["error"] or "`texts`" in reply.json()["error"]
+            response = await http.post(
+                infer_path(EMBEDDER), content=body, headers={LENGTH: str(length)}
+            )
+            assert response.status_code == 400
+            assert f"`{path}`" in response.json()["error"] or "`texts`" in response.json()["error"]
 
 
 async def test_header_length_of_a_compressed_body_is_that_of_the_inflated_one(
@@ -235,8 +239,10 @@ async def test_header_length_of_a_compressed_body_is_that_of_the_inflated_one(
     body, length = InferenceServerClient.generate_request_body([texts("text", "good")])
     headers = {LENGTH: str(length), "content-encoding": "gzip"}
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(path_of(EMBEDDER), content=gzip.compress(body), headers=headers)
-    assert reply.status_code == 200, reply.text
+        response = await http.post(
+            infer_path(EMBEDDER), content=gzip.compress(body), headers=headers
+        )
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(
@@ -247,6 +253,6 @@ async def test_encoder_failures_keep_their_status(
     failure: ServeError, status: int, retry: str | None, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, encoder=CannedEncoder(failure)).client() as http:
-        reply = await http.post(path_of(EMBEDDER), json=ONE_TEXT)
-    assert (reply.status_code, reply.headers.get("retry-after")) == (status, retry)
-    assert reply.json()["error"] == failure.message
+        response = await http.post(infer_path(EMBEDDER), json=ONE_TEXT)
+    assert (response.status_code, response.headers.get("retry-after")) == (status, retry)
+    assert response.json()["error"] == failure.message

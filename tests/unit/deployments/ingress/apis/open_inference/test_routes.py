@@ -21,10 +21,10 @@ TEXT = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": [
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])
 async def test_server_metadata_has_extensions(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.get(path)
-    assert reply.status_code == 200
-    assert reply.json()["name"] == "hundredfold"
-    assert "binary_tensor_data" in reply.json()["extensions"]
+        response = await http.get(path)
+    assert response.status_code == 200
+    assert response.json()["name"] == "hundredfold"
+    assert "binary_tensor_data" in response.json()["extensions"]
 
 
 async def test_health_is_reported_by_status(tiny_store: Path) -> None:
@@ -35,23 +35,23 @@ async def test_health_is_reported_by_status(tiny_store: Path) -> None:
     async with InProcess(tiny_store, running={}).client() as http:
         assert (await http.get("/v2/health/live")).status_code == 200
         for path in ("/v2/health/ready", f"{MODEL}/ready"):
-            reply = await http.get(path)
-            assert (reply.status_code, reply.json()["ready"]) == (503, False)
-            assert reply.json()["error"]
+            response = await http.get(path)
+            assert (response.status_code, response.json()["ready"]) == (503, False)
+            assert response.json()["error"]
 
 
 async def test_metadata_has_the_tensors_of_each_task(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        told = (await http.get(MODEL)).json()
+        result = (await http.get(MODEL)).json()
         classifier = (await http.get(f"/v2/models/{CLASSIFIER}")).json()
-    assert (told["name"], told["versions"], told["platform"]) == (
+    assert (result["name"], result["versions"], result["platform"]) == (
         EMBEDDER,
         [VERSION],
         "onnxruntime",
     )
-    assert told["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]
-    assert told["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
-    tasks = {one["task"]: one for one in told["tasks"]}
+    assert result["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1, 1]}]
+    assert result["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
+    tasks = {one["task"]: one for one in result["tasks"]}
     others = {"sentence-similarity", "text-ranking", "token-embeddings"}
     assert {"feature-extraction", *others} == set(tasks)
     names = [one["name"] for one in tasks["sentence-similarity"]["inputs"]]
@@ -62,9 +62,9 @@ async def test_metadata_has_the_tensors_of_each_task(tiny_store: Path) -> None:
 
 
 async def test_token_embeddings_are_rows_of_json(tiny_store: Path) -> None:
-    asked = TEXT | {"parameters": {"task": "token-embeddings"}}
+    request = TEXT | {"parameters": {"task": "token-embeddings"}}
     async with InProcess(tiny_store).client() as http:
-        (output,) = (await http.post(f"{MODEL}/infer", json=asked)).json()["outputs"]
+        (output,) = (await http.post(f"{MODEL}/infer", json=request)).json()["outputs"]
     rows = [json.loads(row) for row in output["data"]]
     assert len(rows) == output["shape"][0] == TEXT["inputs"][0]["shape"][0]
     assert {len(vector) for row in rows for vector in row} == {WIDTH}
@@ -74,9 +74,9 @@ async def test_config_has_the_format_of_triton(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     settings = IngressUserConfig(limits=LimitSettings(items=64))
     async with InProcess(tmp_path, models=(EMBEDDER,), settings=settings).client() as http:
-        told = (await http.get(f"{MODEL}/config")).json()
-    assert (told["name"], told["max_batch_size"]) == (EMBEDDER, 64)
-    (text,), (embedding,) = told["input"], told["output"]
+        result = (await http.get(f"{MODEL}/config")).json()
+    assert (result["name"], result["max_batch_size"]) == (EMBEDDER, 64)
+    (text,), (embedding,) = result["input"], result["output"]
     assert (text["name"], text["data_type"], text["dims"]) == ("text", "TYPE_STRING", [1])
     assert (embedding["data_type"], embedding["dims"]) == ("TYPE_FP32", [-1])
 
@@ -124,9 +124,9 @@ ABSENT = [
 async def test_unknown_models_return_an_error_string(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         for method, path, status in ABSENT:
-            reply = await http.request(method, path)
-            assert reply.status_code == status, path
-            assert isinstance(reply.json()["error"], str), path
+            response = await http.request(method, path)
+            assert response.status_code == status, path
+            assert isinstance(response.json()["error"], str), path
 
 
 def damaged(store: Path) -> str:
@@ -175,9 +175,9 @@ async def test_load_and_unload_report_the_configuration(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER, damaged(tmp_path))).client() as http:
         for path, body, status, words in LOADING:
-            reply = await http.post(f"/v2/repository/models/{path}", content=body)
-            assert reply.status_code == status, f"{path} {body!r}"
-            assert words in reply.text
+            response = await http.post(f"/v2/repository/models/{path}", content=body)
+            assert response.status_code == status, f"{path} {body!r}"
+            assert words in response.text
 
 
 async def test_statistics_count_requests_of_all_apis(tiny_store: Path) -> None:
@@ -188,11 +188,11 @@ async def test_statistics_count_requests_of_all_apis(tiny_store: Path) -> None:
         await http.post(f"/models/{EMBEDDER}", json={"inputs": ""})
         own = (await http.get(f"{MODEL}/stats")).json()["model_stats"]
         everyones = (await http.get("/v2/models/stats")).json()["model_stats"]
-    (told,) = own
+    (result,) = own
     assert own[0] in everyones
     assert {one["name"] for one in everyones} == {EMBEDDER, CLASSIFIER}
-    assert (told["inference_count"], told["execution_count"]) == (7, 2)
-    assert counts(told) == {
+    assert (result["inference_count"], result["execution_count"]) == (7, 2)
+    assert counts(result) == {
         "success": 3,
         "fail": 1,
         "queue": 2,
@@ -201,9 +201,9 @@ async def test_statistics_count_requests_of_all_apis(tiny_store: Path) -> None:
         "compute_output": 0,
         "cache_hit": 1,
     }
-    spent = told["inference_stats"]
+    spent = result["inference_stats"]
     assert 0 < spent["compute_infer"]["ns"] < spent["success"]["ns"]
-    assert told["last_inference"] > 1.7e12, "milliseconds"
+    assert result["last_inference"] > 1.7e12, "milliseconds"
 
 
 def counts(stats: dict[str, Any]) -> dict[str, int]:

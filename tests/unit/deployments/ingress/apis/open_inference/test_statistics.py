@@ -21,10 +21,10 @@ def test_statistics_sum_requests_by_outcome() -> None:
         RequestRecord("org/name", "tokenize", "none", 200, 9, 9.0),
     ):
         statistics.record(record)
-    told = statistics.build_stats(MODEL)
-    assert (told["name"], told["version"], told["last_inference"]) == (*MODEL, 12_500)
-    assert (told["inference_count"], told["execution_count"]) == (8, 2)
-    assert told["inference_stats"] == {
+    result = statistics.build_stats(MODEL)
+    assert (result["name"], result["version"], result["last_inference"]) == (*MODEL, 12_500)
+    assert (result["inference_count"], result["execution_count"]) == (8, 2)
+    assert result["inference_stats"] == {
         "success": {"count": 3, "ns": 30_500_000},
         "fail": {"count": 2, "ns": 5_000_000},
         "queue": {"count": 2, "ns": 4_000_000},
@@ -37,6 +37,6 @@ def test_statistics_sum_requests_by_outcome() -> None:
 
 def test_unused_model_has_zero_statistics() -> None:
     statistics = ModelStatistics()
-    told = statistics.build_stats(MODEL)
-    assert told["last_inference"] == told["inference_count"] == 0
-    assert not any(sum_["count"] for sum_ in told["inference_stats"].values())  # type: ignore[index]
+    result = statistics.build_stats(MODEL)
+    assert result["last_inference"] == result["inference_count"] == 0
+    assert not any(sum_["count"] for sum_ in result["inference_stats"].values())  # type: ignore[index]

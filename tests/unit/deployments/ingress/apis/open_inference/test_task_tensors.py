@@ -68,7 +68,7 @@ def test_rows_convert_to_task_inputs() -> None:
 
 
 def test_tensors_named_like_parameters_are_parameters() -> None:
-    found = bind_tensors(
+    matches = bind_tensors(
         TaskName.ZERO_SHOT_CLASSIFICATION,
         {
             "text": texts("text", "a"),
@@ -76,8 +76,8 @@ def test_tensors_named_like_parameters_are_parameters() -> None:
             "multi_label": Tensor("multi_label", "BOOL", (1,), np.array([True])),
         },
     )
-    assert found.parameters == {"candidate_labels": ["x", "y"], "multi_label": True}
-    assert type(found.parameters["multi_label"]) is bool
+    assert matches.parameters == {"candidate_labels": ["x", "y"], "multi_label": True}
+    assert type(matches.parameters["multi_label"]) is bool
 
 
 @pytest.mark.parametrize(

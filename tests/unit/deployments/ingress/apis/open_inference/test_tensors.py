@@ -23,7 +23,7 @@ VALUES = [[0, 1, 1], [1, 0, 1]]
 SHAPE = [2, 3]
 
 
-def as_sent(array: np.ndarray, datatype: str, *, binary: bool = True) -> InferInput:
+def build_input(array: np.ndarray, datatype: str, *, binary: bool = True) -> InferInput:
     """What Triton's client makes of an array."""
     sent = InferInput("x", list(array.shape), datatype)
     sent.set_data_from_numpy(array, binary_data=binary)
@@ -38,11 +38,11 @@ def bytes_tensor(*elements: bytes) -> bytes:
 def test_binary_numbers_of_triton_are_parsed(datatype: Datatype) -> None:
     array = np.array(VALUES, triton_to_np_dtype(datatype))
     raw = parse_binary_tensor(
-        "x", datatype, SHAPE, memoryview(as_sent(array, datatype)._get_binary_data())
+        "x", datatype, SHAPE, memoryview(build_input(array, datatype)._get_binary_data())
     )
-    plain = as_sent(array, datatype, binary=False)._get_tensor()
-    told = parse_json_tensor("x", datatype, SHAPE, plain["data"])
-    for tensor in (raw, told):
+    plain = build_input(array, datatype, binary=False)._get_tensor()
+    result = parse_json_tensor("x", datatype, SHAPE, plain["data"])
+    for tensor in (raw, result):
         values = cast(np.ndarray, tensor.values)
         assert values.dtype == array.dtype
         assert values.tolist() == array.reshape(-1).tolist()
@@ -58,7 +58,7 @@ def test_numbers_are_encoded_for_triton(datatype: Datatype) -> None:
 
 def test_bf16_is_parsed_from_binary_data_only() -> None:
     array = np.array([1.5, -2.0, 3e38], ml_dtypes.bfloat16)
-    raw = memoryview(as_sent(array, "BF16")._get_binary_data())
+    raw = memoryview(build_input(array, "BF16")._get_binary_data())
     tensor = parse_binary_tensor("x", "BF16", [3], raw)
     assert cast(np.ndarray, tensor.values).tolist() == array.astype(np.float32).tolist()
     with pytest.raises(InvalidField, match="binary"):
@@ -70,9 +70,9 @@ TEXTS = ["", "plain", "Zażółć 🦦 中文", "nul \0 inside"]
 
 def test_binary_texts_of_triton_are_parsed() -> None:
     array = np.array([text.encode() for text in TEXTS], object)
-    raw = memoryview(as_sent(array, "BYTES")._get_binary_data())
+    raw = memoryview(build_input(array, "BYTES")._get_binary_data())
     assert parse_binary_tensor("x", "BYTES", [4], raw).values == TEXTS
-    plain = as_sent(array, "BYTES", binary=False)._get_tensor()["data"]
+    plain = build_input(array, "BYTES", binary=False)._get_tensor()["data"]
     assert parse_json_tensor("x", "BYTES", [4], plain).values == TEXTS
 
 

@@ -29,9 +29,9 @@ from tests.support.generators import COMPUTE_TYPE, ScriptedReply
 
 
 async def test_chat_response_has_the_openai_format(writing_store: Path) -> None:
-    reply = await ChatHarness(writing_store).post(CHAT, CHAT_BODY)
-    body = reply.json()
-    assert reply.status_code == 200
+    response = await ChatHarness(writing_store).post(CHAT, CHAT_BODY)
+    body = response.json()
+    assert response.status_code == 200
     assert body.pop("id").startswith("chatcmpl-")
     assert body.pop("created") > 1_700_000_000
     model = ModelRegistry(writing_store, [ModelSettings(id=DECODER)]).find(DECODER)
@@ -67,11 +67,11 @@ async def test_headers_have_compute_type_and_timings(writing_store: Path) -> Non
 
 
 async def test_defaults_do_not_change_the_distribution(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
-    await asking.post(CHAT, CHAT_BODY)
-    assert asking.call.options == GenerationOptions()
-    assert asking.call.prompt == Chat((USER,))
-    assert asking.call.model.id == DECODER
+    harness = ChatHarness(writing_store)
+    await harness.post(CHAT, CHAT_BODY)
+    assert harness.call.options == GenerationOptions()
+    assert harness.call.prompt == Chat((USER,))
+    assert harness.call.model.id == DECODER
 
 
 OWN_WAY = GenerationDefaults(
@@ -83,7 +83,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("options_sent", "expected"),
     [
         ({}, LEFT_OUT),
         ({"temperature": 0, "seed": 5}, LEFT_OUT | {"temperature": 0, "seed": 5}),
@@ -96,18 +96,18 @@ LEFT_OUT = {
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_checkpoint_defaults_replace_missing_parameters(
-    path: str, said: dict[str, Any], meant: dict[str, Any], tmp_path: Path
+    path: str, options_sent: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     seal_tiny_decoder(tmp_path, defaults=OWN_WAY)
-    asking = ChatHarness(tmp_path)
+    harness = ChatHarness(tmp_path)
     body = CHAT_BODY if path == CHAT else {"prompt": "Once upon a"}
-    assert (await asking.post(path, body | said)).status_code == 200
-    assert asking.call.options.sampling == SamplingParams(**meant)
+    assert (await harness.post(path, body | options_sent)).status_code == 200
+    assert harness.call.options.sampling == SamplingParams(**expected)
 
 
 async def test_all_chat_parameters_reach_the_generator(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
+    harness = ChatHarness(writing_store)
     sampling = {
         "temperature": 0,
         "top_p": 0.5,
@@ -134,8 +134,8 @@ async def test_all_chat_parameters_reach_the_generator(writing_store: Path) -> N
         "reasoning_effort": "low",
         "parallel_tool_calls": True,
     }
-    assert (await asking.post(CHAT, body)).status_code == 200
-    assert asking.call.options == GenerationOptions(
+    assert (await harness.post(CHAT, body)).status_code == 200
+    assert harness.call.options == GenerationOptions(
         sampling=SamplingParams(**{**sampling, "logit_bias": ((12, -100.0), (7, 1.5))}),
         max_new_tokens=9,
         min_new_tokens=2,
@@ -145,36 +145,36 @@ async def test_all_chat_parameters_reach_the_generator(writing_store: Path) -> N
 
 
 async def test_null_chat_parameters_are_ignored(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
+    harness = ChatHarness(writing_store)
     keys = (
         "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed",
         "stream", "stream_options", "logprobs", "top_logprobs", "presence_penalty",
         "frequency_penalty", "logit_bias", "response_format", "tools", "tool_choice", "model",
         "options", "min_tokens", "top_k",
     )  # fmt: skip
-    reply = await asking.post(CHAT, {**CHAT_BODY, **dict.fromkeys(keys)})
-    assert reply.status_code == 200, reply.text
-    assert asking.call.options == GenerationOptions()
+    response = await harness.post(CHAT, {**CHAT_BODY, **dict.fromkeys(keys)})
+    assert response.status_code == 200, response.text
+    assert harness.call.options == GenerationOptions()
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
 async def test_top_k_0_and_minus_1_mean_no_limit(top_k: int, writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
+    harness = ChatHarness(writing_store)
     body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -1}
-    await asking.post(CHAT, body)
-    sampling = asking.call.options.sampling
-    assert (sampling.top_k, asking.call.options.stop, sampling.logit_bias) == (None, (), ())
+    await harness.post(CHAT, body)
+    sampling = harness.call.options.sampling
+    assert (sampling.top_k, harness.call.options.stop, sampling.logit_bias) == (None, (), ())
     assert 0 < (sampling.top_p or 0) < 1e-6
     assert sampling.seed == 2**64 - 1
 
 
 async def test_choices_have_an_index(writing_store: Path) -> None:
-    asking = ChatHarness(
+    harness = ChatHarness(
         writing_store, lambda call: ScriptedReply((f"s{call.options.sampling.seed}",))
     )
-    body = (await asking.post(CHAT, {**CHAT_BODY, "n": 3, "seed": 1})).json()
-    told = [(one["index"], one["message"]["content"]) for one in body["choices"]]
-    assert told == [(0, "s1"), (1, "s2"), (2, "s3")]
+    body = (await harness.post(CHAT, {**CHAT_BODY, "n": 3, "seed": 1})).json()
+    result = [(one["index"], one["message"]["content"]) for one in body["choices"]]
+    assert result == [(0, "s1"), (1, "s2"), (2, "s3")]
     assert body["usage"]["prompt_tokens"] == 4, "one prompt, however often it is answered"
     assert body["usage"]["completion_tokens"] == 6
 
@@ -186,18 +186,18 @@ async def test_choices_have_an_index(writing_store: Path) -> None:
 async def test_finish_reason_is_mapped(
     reason: FinishReason, finish: str, writing_store: Path
 ) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=reason))
-    body = (await asking.post(CHAT, CHAT_BODY)).json()
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(reason=reason))
+    body = (await harness.post(CHAT, CHAT_BODY)).json()
     assert body["choices"][0]["finish_reason"] == finish
 
 
 async def test_logprobs_have_alternatives(writing_store: Path) -> None:
-    asking = ChatHarness(
+    harness = ChatHarness(
         writing_store, lambda call: ScriptedReply(("é", "x"), logprob=float("-inf"))
     )
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 1}
-    reply = (await asking.post(CHAT, body)).json()
-    content = reply["choices"][0]["logprobs"]["content"]
+    response = (await harness.post(CHAT, body)).json()
+    content = response["choices"][0]["logprobs"]["content"]
     assert [token["token"] for token in content] == ["é", "x"], "the end token is not told"
     assert content[0]["bytes"] == [0xC3, 0xA9]
     assert content[0]["logprob"] == -9999
@@ -205,13 +205,13 @@ async def test_logprobs_have_alternatives(writing_store: Path) -> None:
 
 
 async def test_logprobs_without_top_logprobs_have_no_alternatives(writing_store: Path) -> None:
-    reply = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
-    content = reply.json()["choices"][0]["logprobs"]["content"]
+    response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "logprobs": True})
+    content = response.json()["choices"][0]["logprobs"]["content"]
     assert [(one["logprob"], one["top_logprobs"]) for one in content] == [(-0.5, [])] * 2
 
 
 async def test_template_receives_messages_with_text_content(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
+    harness = ChatHarness(writing_store)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -219,8 +219,8 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "7", "name": "f"},
     ]
-    assert (await asking.post(CHAT, {"messages": messages})).status_code == 200
-    prompt = asking.call.prompt
+    assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
+    prompt = harness.call.prompt
     assert isinstance(prompt, Chat)
     parsed = {**call, "function": {"name": "f", "arguments": {"a": 1}}}
     assert prompt.messages == (
@@ -251,10 +251,10 @@ NAMED = {"name": "n", "schema": SCHEMA}
 async def test_response_format_accepts_all_forms(
     form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
 ) -> None:
-    asking = ChatHarness(writing_store)
-    reply = await asking.post(CHAT, {**CHAT_BODY, "response_format": form})
-    assert reply.status_code == 200, reply.text
-    grammar = asking.call.options.grammar
+    harness = ChatHarness(writing_store)
+    response = await harness.post(CHAT, {**CHAT_BODY, "response_format": form})
+    assert response.status_code == 200, response.text
+    grammar = harness.call.options.grammar
     if kind is None:
         assert grammar is None
         return
@@ -279,5 +279,5 @@ async def test_response_format_accepts_all_forms(
 async def test_model_may_be_named_in_path_or_body(
     path: str, model: str | None, writing_store: Path
 ) -> None:
-    reply = await ChatHarness(writing_store).post(path, {**CHAT_BODY, "model": model})
-    assert reply.json()["model"] == DECODER
+    response = await ChatHarness(writing_store).post(path, {**CHAT_BODY, "model": model})
+    assert response.json()["model"] == DECODER

@@ -94,72 +94,75 @@ async def test_stream_choices_have_an_index(writing_store: Path) -> None:
 async def test_stream_logprobs_belong_to_their_deltas(writing_store: Path) -> None:
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 2}
     events = await ChatHarness(writing_store).events(CHAT, body)
-    told = [one["content"] for one in only(events, "logprobs") if one]
-    assert [[token["token"] for token in content] for content in told] == [["Hel"], ["lo"]]
-    assert [len(token["top_logprobs"]) for content in told for token in content] == [2, 2]
+    result = [one["content"] for one in only(events, "logprobs") if one]
+    assert [[token["token"] for token in content] for content in result] == [["Hel"], ["lo"]]
+    assert [len(token["top_logprobs"]) for content in result for token in content] == [2, 2]
 
 
 async def test_error_before_the_first_token_sets_the_status(writing_store: Path) -> None:
     error = InputTooLong("`prompt` has 900 tokens, the model reads 256", field="prompt")
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
-    reply = await asking.post(CHAT, STREAM)
-    assert reply.status_code == 422
-    assert reply.json()["error"]["param"] == "messages"
-    assert reply.json()["error"]["message"].startswith("`messages` has 900 tokens")
-    assert "content-length" in reply.headers
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
+    response = await harness.post(CHAT, STREAM)
+    assert response.status_code == 422
+    assert response.json()["error"]["param"] == "messages"
+    assert response.json()["error"]["message"].startswith("`messages` has 900 tokens")
+    assert "content-length" in response.headers
 
 
 async def test_error_within_a_stream_is_the_last_event(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
-    reply = await asking.post(CHAT, STREAM)
-    assert reply.status_code == 200
-    *said, last = events_in(reply.content)
-    assert "".join(only(said, "delta")[i].get("content", "") for i in range(len(said))) == "Hello"
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
+    response = await harness.post(CHAT, STREAM)
+    assert response.status_code == 200
+    *arguments, last = events_in(response.content)
+    assert (
+        "".join(only(arguments, "delta")[i].get("content", "") for i in range(len(arguments)))
+        == "Hello"
+    )
     error = {"message": "broken", "type": "server_error", "param": None, "code": "engine_failed"}
     assert last == {"error": error}
-    assert [record.status for record in asking.world.recorder.records] == [500]
+    assert [record.status for record in harness.world.recorder.records] == [500]
 
 
 async def test_client_disconnect_frees_slots(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
-    async with asking.world.application() as app:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
+    async with harness.world.application() as app:
         visitor = AsgiClient(app, CHAT, {**STREAM, "n": 3})
         await visitor.sees('"content":"lo"')
-        assert asking.generator.open == 3
+        assert harness.generator.open == 3
         visitor.leave()
         await visitor.visit
-    assert asking.generator.open == 0
-    assert [record.status for record in asking.world.recorder.records] == [499]
+    assert harness.generator.open == 0
+    assert [record.status for record in harness.world.recorder.records] == [499]
 
 
 async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
-    async with asking.world.application() as app:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
+    async with harness.world.application() as app:
         for body in (STREAM, CHAT_BODY):
             visitor = AsgiClient(app, CHAT, {**body, "n": 2})
-            await wait_until(lambda: asking.generator.open == 2)
+            await wait_until(lambda: harness.generator.open == 2)
             visitor.visit.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await visitor.visit
-            assert asking.generator.open == 0
-    assert [record.status for record in asking.world.recorder.records] == [499, 499]
+            assert harness.generator.open == 0
+    assert [record.status for record in harness.world.recorder.records] == [499, 499]
 
 
 async def test_slow_reader_frees_slots(writing_store: Path) -> None:
     settings = IngressUserConfig(stream_write_timeout_s=0.05)
     endless = ScriptedReply(("word ",) * 10_000)
-    asking = ChatHarness(writing_store, lambda call: endless, settings)
-    async with asking.world.application() as app:
+    harness = ChatHarness(writing_store, lambda call: endless, settings)
+    async with harness.world.application() as app:
         visitor = AsgiClient(app, CHAT, STREAM, takes=3)
         await visitor.visit
-    assert asking.generator.open == 0
-    assert asking.generator.said < 1_000
-    assert [record.status for record in asking.world.recorder.records] == [499]
+    assert harness.generator.open == 0
+    assert harness.generator.said < 1_000
+    assert [record.status for record in harness.world.recorder.records] == [499]
 
 
 async def test_finished_stream_is_recorded_once(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
-    await asking.post(CHAT, STREAM)
-    (record,) = asking.world.recorder.records
+    harness = ChatHarness(writing_store)
+    await harness.post(CHAT, STREAM)
+    (record,) = harness.world.recorder.records
     assert (record.status, record.task, record.compute) == (200, "text-generation", COMPUTE_TYPE)
     assert record.timings.tokens == 7

@@ -16,8 +16,8 @@ BODY = {"prompt": PROMPT}
 
 
 async def test_completion_has_the_openai_format(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
-    body = (await asking.post(COMPLETIONS, BODY)).json()
+    harness = ChatHarness(writing_store)
+    body = (await harness.post(COMPLETIONS, BODY)).json()
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1_700_000_000
     assert body.pop("system_fingerprint")
@@ -32,8 +32,8 @@ async def test_completion_has_the_openai_format(writing_store: Path) -> None:
             "prompt_tokens_details": {"cached_tokens": 1},
         },
     }
-    assert asking.call.options.max_new_tokens == 16
-    assert asking.call.prompt == PROMPT
+    assert harness.call.options.max_new_tokens == 16
+    assert harness.call.prompt == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ async def test_completion_has_the_openai_format(writing_store: Path) -> None:
 async def test_prompts_may_be_texts_or_token_ids(
     prompt: Any, prompts: list[Any], writing_store: Path
 ) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}!",)))
-    body = (await asking.post(COMPLETIONS, {"prompt": prompt})).json()
-    assert [call.prompt for call in asking.generator.calls] == prompts
-    told = [(choice["index"], choice["text"]) for choice in body["choices"]]
-    assert told == [(i, f"{one}!") for i, one in enumerate(prompts)]
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}!",)))
+    body = (await harness.post(COMPLETIONS, {"prompt": prompt})).json()
+    assert [call.prompt for call in harness.generator.calls] == prompts
+    result = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    assert result == [(i, f"{one}!") for i, one in enumerate(prompts)]
 
 
 async def test_choices_of_several_prompts_have_consecutive_indices(writing_store: Path) -> None:
     def speech_of(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply((f"{call.prompt}{call.options.sampling.seed}",))
 
-    asking = ChatHarness(writing_store, speech_of)
-    body = (await asking.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1})).json()
+    harness = ChatHarness(writing_store, speech_of)
+    body = (await harness.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1})).json()
     assert [choice["text"] for choice in body["choices"]] == ["a1", "a2", "b1", "b2"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert body["usage"]["prompt_tokens"] == 2
@@ -73,8 +73,8 @@ async def test_best_of_returns_the_most_likely_and_counts_all(writing_store: Pat
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=-1.0 if seed == 2 else -2.0)
 
-    asking = ChatHarness(writing_store, speech_of)
-    body = (await asking.post(COMPLETIONS, {**BODY, "best_of": 3, "seed": 0})).json()
+    harness = ChatHarness(writing_store, speech_of)
+    body = (await harness.post(COMPLETIONS, {**BODY, "best_of": 3, "seed": 0})).json()
     assert [choice["text"] for choice in body["choices"]] == ["s2"]
     assert body["choices"][0]["logprobs"] is None
     assert body["usage"]["completion_tokens"] == 6
@@ -106,31 +106,31 @@ async def test_echo_prepends_the_prompt(prompt: Any, shown: list[str], writing_s
 
 async def test_echo_prepends_the_logprobs_of_the_prompt(writing_store: Path) -> None:
     body = {**BODY, "echo": True, "logprobs": 0}
-    told = (await ChatHarness(writing_store).post(COMPLETIONS, body)).json()["choices"][0][
+    result = (await ChatHarness(writing_store).post(COMPLETIONS, body)).json()["choices"][0][
         "logprobs"
     ]
-    assert told["tokens"] == ["Once", " upon", " a", "Hel", "lo", ""]
-    assert told["token_logprobs"] == [None, -1.0, -1.0, -0.5, -0.5, -0.5]
-    assert told["text_offset"] == [0, 4, 9, 11, 14, 16]
-    assert told["top_logprobs"][:2] == [None, {" upon": -1.0}]
+    assert result["tokens"] == ["Once", " upon", " a", "Hel", "lo", ""]
+    assert result["token_logprobs"] == [None, -1.0, -1.0, -0.5, -0.5, -0.5]
+    assert result["text_offset"] == [0, 4, 9, 11, 14, 16]
+    assert result["top_logprobs"][:2] == [None, {" upon": -1.0}]
 
 
 async def test_max_tokens_0_with_echo_scores_the_prompt(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), FinishReason.LENGTH))
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), FinishReason.LENGTH))
     body = {**BODY, "echo": True, "logprobs": 0, "max_tokens": 0}
-    reply = (await asking.post(COMPLETIONS, body)).json()
-    (choice,) = reply["choices"]
-    assert asking.call.options.max_new_tokens == 1
+    response = (await harness.post(COMPLETIONS, body)).json()
+    (choice,) = response["choices"]
+    assert harness.call.options.max_new_tokens == 1
     assert choice["text"] == PROMPT
     assert choice["logprobs"]["tokens"] == ["Once", " upon", " a"]
     assert choice["finish_reason"] == "length"
-    assert (reply["usage"]["completion_tokens"], reply["usage"]["total_tokens"]) == (0, 3)
+    assert (response["usage"]["completion_tokens"], response["usage"]["total_tokens"]) == (0, 3)
 
 
 async def test_stream_of_several_prompts_has_all_choices(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}", "!")))
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply((f"{call.prompt}", "!")))
     body = {"prompt": ["a", "b"], "stream_options": {"include_usage": True}}
-    *events, last = await asking.events(COMPLETIONS, body)
+    *events, last = await harness.events(COMPLETIONS, body)
     texts, ends = {0: "", 1: ""}, {}
     for event in events:
         assert event["object"] == "text_completion"
@@ -153,14 +153,14 @@ async def test_stream_with_echo_continues_offsets(writing_store: Path) -> None:
 
 
 async def test_error_within_a_completion_stream_is_an_event(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
-    reply = await asking.post(COMPLETIONS, {**BODY, "stream": True})
-    assert events_in(reply.content)[-1]["error"]["code"] == "engine_failed"
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
+    response = await harness.post(COMPLETIONS, {**BODY, "stream": True})
+    assert events_in(response.content)[-1]["error"]["code"] == "engine_failed"
 
 
 async def test_stop_string_ends_the_text(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(reason=FinishReason.STOP))
-    body = (await asking.post(COMPLETIONS, {**BODY, "stop": ["\n", "."]})).json()
-    assert asking.call.options.stop == ("\n", ".")
-    assert not asking.call.options.include_stop_string
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(reason=FinishReason.STOP))
+    body = (await harness.post(COMPLETIONS, {**BODY, "stop": ["\n", "."]})).json()
+    assert harness.call.options.stop == ("\n", ".")
+    assert not harness.call.options.include_stop_string
     assert body["choices"][0]["finish_reason"] == "stop"

@@ -18,8 +18,8 @@ TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
 
 async def test_embeddings_return_objects_with_usage(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(PATH, json={"input": ["good film", "night"], "model": EMBEDDER})
-    body = reply.json()
+        response = await http.post(PATH, json={"input": ["good film", "night"], "model": EMBEDDER})
+    body = response.json()
     assert body["object"] == "list"
     assert body["model"] == EMBEDDER
     assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
@@ -64,10 +64,10 @@ async def test_all_input_forms_return_the_same_embedding(
     path: str, body: dict[str, Any], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(path, json=body)
+        response = await http.post(path, json=body)
         plain = await http.post(PATH, json={"input": "good film", "model": EMBEDDER})
-    assert reply.status_code == 200
-    assert reply.json() == plain.json()
+    assert response.status_code == 200
+    assert response.json() == plain.json()
 
 
 async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
@@ -111,9 +111,9 @@ async def test_errors_have_the_openai_format(
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=4))
     async with InProcess(tiny_store, settings=settings).client() as http:
-        reply = await http.post(PATH, json=body)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+        response = await http.post(PATH, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
     assert error["type"] == "invalid_request_error"
     assert error["message"]
     assert "`inputs" not in error["message"], "the client sent `input`"
@@ -133,9 +133,9 @@ async def test_unreadable_body_has_the_openai_error_format(
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(body_bytes=50))
     async with InProcess(tiny_store, settings=settings).client() as http:
-        reply = await http.post(PATH, content=content)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
-    assert reply.json()["error"]["param"] == "body"
+        response = await http.post(PATH, content=content)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.json()["error"]["param"] == "body"
 
 
 async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: Path) -> None:
@@ -153,18 +153,18 @@ async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: P
 async def test_truncate_truncates_the_text(tiny_store: Path) -> None:
     body = {"input": TOO_LONG, "model": EMBEDDER, "truncate": True}
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(PATH, json=body)
-    assert reply.json()["usage"]["prompt_tokens"] == 16
-    assert "x-hf-warning" in reply.headers
+        response = await http.post(PATH, json=body)
+    assert response.json()["usage"]["prompt_tokens"] == 16
+    assert "x-hf-warning" in response.headers
 
 
 async def test_all_forms_of_a_model_path_describe_the_model(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        found = [await http.get(f"/v1/models/{i}") for i in (EMBEDDER, "tiny%2Fembedder")]
+        matches = [await http.get(f"/v1/models/{i}") for i in (EMBEDDER, "tiny%2Fembedder")]
         unknown = await http.get("/v1/models/no/such")
         listed = await http.get("/v1/models")
-    assert [reply.json()["id"] for reply in found] == [EMBEDDER, EMBEDDER]
-    assert listed.json()["data"][0] == found[0].json()
+    assert [response.json()["id"] for response in matches] == [EMBEDDER, EMBEDDER]
+    assert listed.json()["data"][0] == matches[0].json()
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"
     assert unknown.json()["error"]["param"] == "model"
@@ -180,9 +180,9 @@ async def test_generation_by_an_encoder_is_rejected_with_its_tasks(
         named = await http.post(f"/v1/{route}", json=body | {"model": EMBEDDER})
         in_path = await http.post(f"/models/{EMBEDDER}/v1/{route}", json=body)
         unknown = await http.post(f"/v1/{route}", json=body | {"model": "no/such"})
-    for reply in (anyone, named, in_path):
-        error = reply.json()["error"]
-        assert (reply.status_code, error["code"]) == (400, "wrong_task")
+    for response in (anyone, named, in_path):
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "wrong_task")
         assert error["type"] == "invalid_request_error"
     assert "`feature-extraction`" in named.json()["error"]["message"]
     assert in_path.json() == named.json()

@@ -20,8 +20,8 @@ httpx2 = pytest.importorskip("httpx2")
 
 
 @asynccontextmanager
-async def client_of(asking: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with asking.world.application() as app:
+async def open_client(harness: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with harness.world.application() as app:
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test/v1")
         async with openai.AsyncOpenAI(
             base_url="http://test/v1", api_key="any", http_client=http, max_retries=0
@@ -30,7 +30,7 @@ async def client_of(asking: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_openai_client_chats_and_streams(writing_store: Path) -> None:
-    async with client_of(ChatHarness(writing_store)) as client:
+    async with open_client(ChatHarness(writing_store)) as client:
         whole = await client.chat.completions.create(model=DECODER, messages=[USER])
         stream = await client.chat.completions.create(
             model=DECODER, messages=[USER], stream=True, stream_options={"include_usage": True}
@@ -39,14 +39,14 @@ async def test_openai_client_chats_and_streams(writing_store: Path) -> None:
     assert whole.choices[0].message.content == "Hello"
     assert whole.usage is not None
     assert whole.usage.total_tokens == 7
-    said = [c.choices[0].delta.content or "" for c in chunks if c.choices]
-    assert "".join(said) == "Hello"
+    options_sent = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(options_sent) == "Hello"
     assert chunks[-1].usage == whole.usage
 
 
 async def test_openai_stream_helper_collects_the_message(writing_store: Path) -> None:
     async with (
-        client_of(ChatHarness(writing_store)) as client,
+        open_client(ChatHarness(writing_store)) as client,
         client.chat.completions.stream(
             model=DECODER, messages=[USER], logprobs=True, top_logprobs=1
         ) as stream,
@@ -58,8 +58,8 @@ async def test_openai_stream_helper_collects_the_message(writing_store: Path) ->
 
 
 async def test_openai_client_reads_tool_calls(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(tuple(CALL)))
-    async with client_of(asking) as client:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(tuple(CALL)))
+    async with open_client(harness) as client:
         whole = await client.chat.completions.create(
             model=DECODER, messages=[USER], tools=[WEATHER], tool_choice="required"
         )
@@ -78,18 +78,18 @@ class City(BaseModel):
 
 
 async def test_openai_client_parses_structured_output(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store, lambda call: ScriptedReply(('{"name": "Rome"}',)))
-    async with client_of(asking) as client:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(('{"name": "Rome"}',)))
+    async with open_client(harness) as client:
         parsed = await client.chat.completions.parse(
             model=DECODER, messages=[USER], response_format=City
         )
     assert parsed.choices[0].message.parsed == City(name="Rome")
-    assert asking.call.options.grammar is not None
-    assert asking.call.options.grammar.kind == "json_schema"
+    assert harness.call.options.grammar is not None
+    assert harness.call.options.grammar.kind == "json_schema"
 
 
 async def test_openai_client_completes_and_streams(writing_store: Path) -> None:
-    async with client_of(ChatHarness(writing_store)) as client:
+    async with open_client(ChatHarness(writing_store)) as client:
         whole = await client.completions.create(
             model=DECODER, prompt=["a", "b"], echo=True, logprobs=2, extra_body={"top_k": 3}
         )
@@ -102,7 +102,7 @@ async def test_openai_client_completes_and_streams(writing_store: Path) -> None:
 
 async def test_openai_client_raises_its_exceptions(writing_store: Path) -> None:
     broken = ChatHarness(writing_store, lambda call: ScriptedReply(breaks=EngineFailed("broken")))
-    async with client_of(broken) as client:
+    async with open_client(broken) as client:
         with pytest.raises(openai.BadRequestError, match="temperature"):
             await client.chat.completions.create(model=DECODER, messages=[USER], temperature=9)
         with pytest.raises(openai.NotFoundError, match="no/such"):

@@ -32,7 +32,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 QA_MODEL = ToolCallParser(frozenset({"weather", "clock"}))
 
 
-def saying(store: Path, *pieces: str, reason: FinishReason = FinishReason.END) -> ChatHarness:
+def script_text(store: Path, *pieces: str, reason: FinishReason = FinishReason.END) -> ChatHarness:
     return ChatHarness(store, lambda call: ScriptedReply(pieces, reason))
 
 
@@ -41,20 +41,20 @@ def letters(text: str) -> tuple[str, ...]:
 
 
 async def test_template_receives_tools_unchanged(writing_store: Path) -> None:
-    asking = ChatHarness(writing_store)
-    await asking.post(CHAT, TOOLS)
-    prompt = asking.call.prompt
+    harness = ChatHarness(writing_store)
+    await harness.post(CHAT, TOOLS)
+    prompt = harness.call.prompt
     assert isinstance(prompt, Chat)
     assert prompt.tools == (WEATHER, CLOCK)
-    assert asking.call.options.grammar is None
+    assert harness.call.options.grammar is None
 
 
-@pytest.mark.parametrize("told", [{"tool_choice": "none"}, {"tools": []}])
-async def test_calls_without_tools_are_text(told: dict[str, Any], writing_store: Path) -> None:
-    asking = saying(writing_store, CALL)
-    message = (await asking.post(CHAT, {**TOOLS, **told})).json()["choices"][0]["message"]
+@pytest.mark.parametrize("changes", [{"tool_choice": "none"}, {"tools": []}])
+async def test_calls_without_tools_are_text(changes: dict[str, Any], writing_store: Path) -> None:
+    harness = script_text(writing_store, CALL)
+    message = (await harness.post(CHAT, {**TOOLS, **changes})).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": CALL}
-    prompt = asking.call.prompt
+    prompt = harness.call.prompt
     assert isinstance(prompt, Chat)
     assert prompt.tools == ()
 
@@ -70,7 +70,7 @@ async def test_calls_without_tools_are_text(told: dict[str, Any], writing_store:
     ],
 )
 async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store: Path) -> None:
-    body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
+    body = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()
     (choice,) = body["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -96,10 +96,10 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
     ],
 )
 async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path) -> None:
-    whole = (await saying(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
+    whole = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
     assert whole["message"] == {"role": "assistant", "content": text}
     assert whole["finish_reason"] == "stop"
-    events = await saying(writing_store, *letters(text)).events(CHAT, TOOLS)
+    events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
     deltas = [event["choices"][0]["delta"] for event in events]
     assert "".join(delta.get("content", "") for delta in deltas) == text
     assert not any("tool_calls" in delta for delta in deltas)
@@ -108,7 +108,7 @@ async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path
 
 async def test_several_calls_keep_their_order(writing_store: Path) -> None:
     text = f'<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "clock"}}</tool_call>'
-    body = (await saying(writing_store, text).post(CHAT, TOOLS)).json()
+    body = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()
     calls = body["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
     assert calls[1]["function"]["arguments"] == "{}"
@@ -116,7 +116,7 @@ async def test_several_calls_keep_their_order(writing_store: Path) -> None:
 
 async def test_stream_has_a_call_in_one_delta(writing_store: Path) -> None:
     text = f"<tool_call>\n{CALL}\n</tool_call>"
-    events = await saying(writing_store, *letters(text)).events(CHAT, TOOLS)
+    events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
     first, called, last = [event["choices"][0] for event in events]
     assert first["delta"] == {"role": "assistant", "content": ""}
     (call,) = called["delta"]["tool_calls"]
@@ -128,7 +128,7 @@ async def test_stream_has_a_call_in_one_delta(writing_store: Path) -> None:
 
 async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> None:
     pieces = ('{"name', '": "we', "athering", '"} and so on')
-    events = await saying(writing_store, *pieces).events(CHAT, TOOLS)
+    events = await script_text(writing_store, *pieces).events(CHAT, TOOLS)
     deltas = [event["choices"][0]["delta"].get("content") for event in events]
     assert deltas == ["", '{"name": "weathering', '"} and so on', None]
 
@@ -152,8 +152,8 @@ def test_may_start_tool_call_detects_prefixes(text: str, possible: bool) -> None
     assert QA_MODEL.may_start_tool_call(text) is possible
 
 
-def grammar_schema(asking: ChatHarness) -> Any:
-    grammar = asking.call.options.grammar
+def grammar_schema(harness: ChatHarness) -> Any:
+    grammar = harness.call.options.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
     schema = orjson.loads(grammar.value)
@@ -167,9 +167,9 @@ def accepts(schema: Any, texts: Sequence[str]) -> list[bool]:
 
 
 async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path) -> None:
-    asking = saying(writing_store, CALL)
-    reply = await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})
-    assert reply.json()["choices"][0]["finish_reason"] == "tool_calls"
+    harness = script_text(writing_store, CALL)
+    response = await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
     texts = (
         CALL,
         '{"name": "clock", "arguments": {}}',
@@ -178,7 +178,7 @@ async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path
         '{"name": "other", "arguments": {}}',
         '{"name": "clock"}',
     )
-    assert accepts(grammar_schema(asking), texts) == [True, True, False, False, False, False]
+    assert accepts(grammar_schema(harness), texts) == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path
 async def test_named_function_compiles_a_grammar_of_one_tool(
     choice: Any, writing_store: Path
 ) -> None:
-    asking = saying(writing_store, '{"name": "clock", "arguments": {}}')
-    await asking.post(CHAT, {**TOOLS, "tool_choice": choice})
+    harness = script_text(writing_store, '{"name": "clock", "arguments": {}}')
+    await harness.post(CHAT, {**TOOLS, "tool_choice": choice})
     texts = ('{"name": "clock", "arguments": {}}', CALL)
-    assert accepts(grammar_schema(asking), texts) == [True, False]
+    assert accepts(grammar_schema(harness), texts) == [True, False]
 
 
 async def test_incomplete_call_is_text(writing_store: Path) -> None:
-    asking = saying(writing_store, CALL[:20], reason=FinishReason.LENGTH)
-    (choice,) = (await asking.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
+    harness = script_text(writing_store, CALL[:20], reason=FinishReason.LENGTH)
+    (choice,) = (await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] == CALL[:20]

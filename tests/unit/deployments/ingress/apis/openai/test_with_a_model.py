@@ -62,20 +62,20 @@ async def test_chat_stream_equals_the_whole_response(store: Path) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (SAYS, "stop")
     *events, done = events_in(stream.content)
     assert done == "[DONE]"
-    said = [event["choices"][0]["delta"].get("content", "") for event in events]
-    assert "".join(said) == SAYS
+    options_sent = [event["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(options_sent) == SAYS
 
 
 async def test_max_tokens_ends_the_text_with_logprobs(store: Path) -> None:
     body = {"model": DECODER, "prompt": "the rain", "max_tokens": 5, "logprobs": 2, "echo": True}
     async with client(store) as http:
-        told = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
+        result = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
         again = (await http.post(COMPLETIONS, json={**body, "seed": 3})).json()
-    (choice,) = told["choices"]
+    (choice,) = result["choices"]
     assert choice == again["choices"][0], "the seed decides"
     assert choice["text"].startswith("the rain")
     assert choice["finish_reason"] == "length"
-    read, written = told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]
+    read, written = result["usage"]["prompt_tokens"], result["usage"]["completion_tokens"]
     assert written == 5
     columns = choice["logprobs"]
     assert {len(column) for column in columns.values()} == {read + written}
@@ -87,8 +87,8 @@ async def test_max_tokens_ends_the_text_with_logprobs(store: Path) -> None:
 async def test_choices_have_different_seeds(store: Path) -> None:
     body = {"model": DECODER, "prompt": ["a", "b"], "n": 2, "seed": 3, "max_tokens": 8}
     async with client(store) as http:
-        told = (await http.post(COMPLETIONS, json=body)).json()
-    texts = [choice["text"] for choice in told["choices"]]
+        result = (await http.post(COMPLETIONS, json=body)).json()
+    texts = [choice["text"] for choice in result["choices"]]
     assert len(set(texts)) == 4
 
 
@@ -103,8 +103,8 @@ async def test_required_tool_call_is_made_by_a_random_model(store: Path) -> None
     tool = {"type": "function", "function": {"name": "measure", "parameters": schema}}
     body = {"model": DECODER, "messages": [USER], "tools": [tool], "tool_choice": "required"}
     async with client(store) as http:
-        told = (await http.post(CHAT, json={**body, "seed": 1})).json()
-    (choice,) = told["choices"]
+        result = (await http.post(CHAT, json={**body, "seed": 1})).json()
+    (choice,) = result["choices"]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "measure"
@@ -130,8 +130,8 @@ async def test_generator_errors_name_the_field_of_the_body(
     path: str, more: dict[str, Any], param: str, stream: bool, store: Path
 ) -> None:
     async with client(store) as http:
-        reply = await http.post(path, json={"model": DECODER, **more, "stream": stream})
-    error = reply.json()["error"]
-    assert reply.status_code in (400, 422)
+        response = await http.post(path, json={"model": DECODER, **more, "stream": stream})
+    error = response.json()["error"]
+    assert response.status_code in (400, 422)
     assert error["param"] == param
     assert f"`{param}`" in error["message"]

@@ -11,16 +11,16 @@ from tests.support.in_process import InProcess
 @pytest.mark.parametrize("path", ["/", "/health", "/ping"])
 async def test_health_does_not_depend_on_replicas(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store, running={}).client() as http:
-        reply = await http.get(path)
-    assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+        response = await http.get(path)
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
 async def test_ready_lists_encoders_and_replicas(tiny_store: Path) -> None:
     running = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
     async with InProcess(tiny_store, running=running, gpus=0).client() as http:
-        reply = await http.get("/ready")
-    assert reply.status_code == 200
-    assert reply.json() == {
+        response = await http.get("/ready")
+    assert response.status_code == 200
+    assert response.json() == {
         "ready": True,
         "missing": [],
         "encoders": {
@@ -42,9 +42,9 @@ async def test_missing_deployments_are_not_ready(
     running: dict[str, int], missing: list[str], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, running=running).client() as http:
-        reply = await http.get("/ready")
-    assert reply.status_code == 503
-    assert reply.json()["missing"] == missing
+        response = await http.get("/ready")
+    assert response.status_code == 503
+    assert response.json()["missing"] == missing
 
 
 async def test_ready_needs_one_open_model_and_lists_rejected_ones(
@@ -65,6 +65,6 @@ async def test_ready_needs_one_open_model_and_lists_rejected_ones(
 
 async def test_metrics_have_prometheus_format(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.get("/metrics")
-    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert reply.text == "hundredfold_requests_total 1\n"
+        response = await http.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.text == "hundredfold_requests_total 1\n"

@@ -41,14 +41,14 @@ def ranking(store: Path, **world: Any) -> InProcess:
 @pytest.mark.parametrize("path", PATHS)
 async def test_texts_return_a_sorted_list(path: str, store: Path) -> None:
     async with ranking(store).client() as http:
-        reply = await http.post(path, json={"query": QUERY, "texts": TEXTS})
-    ranked = reply.json()
+        response = await http.post(path, json={"query": QUERY, "texts": TEXTS})
+    ranked = response.json()
     assert [set(one) for one in ranked] == [{"index", "score"}] * 3
     assert sorted(one["index"] for one in ranked) == [0, 1, 2]
     scores = [one["score"] for one in ranked]
     assert scores == sorted(scores, reverse=True)
     assert all(0 < score < 1 for score in scores)
-    assert reply.headers["x-total-time"].isdecimal()
+    assert response.headers["x-total-time"].isdecimal()
 
 
 async def test_return_text_and_raw_scores_change_the_result(store: Path) -> None:
@@ -79,17 +79,17 @@ async def test_default_ranker_prefers_a_cross_encoder(store: Path) -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_documents_return_an_envelope(path: str, store: Path) -> None:
     async with ranking(store).client() as http:
-        reply = await http.post(path, json=DOCUMENTS)
+        response = await http.post(path, json=DOCUMENTS)
         as_texts = await http.post(path, json={"query": QUERY, "texts": TEXTS})
-    told = reply.json()
-    assert told["results"] == [
+    result = response.json()
+    assert result["results"] == [
         {"index": one["index"], "relevance_score": one["score"]} for one in as_texts.json()
     ]
-    assert (told["object"], told["model"]) == ("rerank", RANKER)
-    assert isinstance(told["id"], str)
-    assert told["created"] > 1_700_000_000
-    assert told["usage"]["total_tokens"] == told["meta"]["tokens"]["input_tokens"] > 0
-    assert told["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
+    assert (result["object"], result["model"]) == ("rerank", RANKER)
+    assert isinstance(result["id"], str)
+    assert result["created"] > 1_700_000_000
+    assert result["usage"]["total_tokens"] == result["meta"]["tokens"]["input_tokens"] > 0
+    assert result["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
 
 
 async def test_top_n_limits_results(store: Path) -> None:
@@ -124,11 +124,11 @@ async def test_documents_may_be_objects_with_keys_of_other_apis(store: Path) -> 
 async def test_long_documents_are_truncated_with_a_warning_header(store: Path) -> None:
     body = {"query": QUERY, "documents": ["good " * 30]}
     async with ranking(store).client() as http:
-        reply = await http.post("/v2/rerank", json=body)
+        response = await http.post("/v2/rerank", json=body)
         refused = await http.post(
             "/rerank", json={"query": QUERY, "texts": ["good " * 30], "truncate": False}
         )
-    assert reply.headers["x-hf-warning"].startswith("input-truncated")
+    assert response.headers["x-hf-warning"].startswith("input-truncated")
     assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
     assert "`texts[0]`" in refused.json()["error"]
 
@@ -153,13 +153,13 @@ async def test_errors_name_the_key_of_the_body(
     path: str, body: dict[str, Any], status: int, code: str, param: str, store: Path
 ) -> None:
     async with ranking(store, settings=LIMITS).client() as http:
-        reply = await http.post(path, json=body)
-    told = reply.json()
-    assert (reply.status_code, told["error"]["code"], told["error"]["param"]) == (
+        response = await http.post(path, json=body)
+    result = response.json()
+    assert (response.status_code, result["error"]["code"], result["error"]["param"]) == (
         status, code, param,
     )  # fmt: skip
-    assert told["message"] == told["error"]["message"]
-    assert "`inputs" not in told["message"]
+    assert result["message"] == result["error"]["message"]
+    assert "`inputs" not in result["message"]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ async def test_models_without_ranking_are_rejected_in_each_error_format(
 
 async def test_null_texts_count_as_missing(store: Path) -> None:
     async with ranking(store).client() as http:
-        reply = await http.post("/rerank", json=DOCUMENTS | {"texts": None})
+        response = await http.post("/rerank", json=DOCUMENTS | {"texts": None})
         neither = await http.post("/rerank", json={"query": QUERY, "texts": None})
-    assert (reply.status_code, len(reply.json()["results"])) == (200, 3)
+    assert (response.status_code, len(response.json()["results"])) == (200, 3)
     assert (neither.status_code, neither.json()["error"]) == (
         422,
         "Error in `texts`: field required",
@@ -192,24 +192,24 @@ async def test_null_texts_count_as_missing(store: Path) -> None:
 
 async def test_overload_sets_retry_after(store: Path) -> None:
     async with ranking(store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
-        reply = await http.post("/v2/rerank", json=DOCUMENTS)
-    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
-    assert reply.json()["error"]["type"] == "rate_limit_error"
+        response = await http.post("/v2/rerank", json=DOCUMENTS)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert response.json()["error"]["type"] == "rate_limit_error"
 
 
 @pytest.mark.parametrize("path", ["/classify", f"/models/{CLASSIFIER}/classify"])
 async def test_classify_returns_the_format_of_infinity(path: str, store: Path) -> None:
     body = {"input": ["good film", "night"], "model": CLASSIFIER}
     async with ranking(store).client() as http:
-        told = (await http.post(path, json=body)).json()
+        result = (await http.post(path, json=body)).json()
         raw = (await http.post(path, json=body | {"raw_scores": True})).json()
         plain = await http.post(f"/models/{CLASSIFIER}", json={"inputs": body["input"]})
-    assert (told["object"], told["model"]) == ("classify", CLASSIFIER)
-    assert told["data"] == plain.json()
-    assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    assert {"id", "created"} <= set(told)
+    assert (result["object"], result["model"]) == ("classify", CLASSIFIER)
+    assert result["data"] == plain.json()
+    assert result["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert {"id", "created"} <= set(result)
     powers = np.exp([one["score"] for one in raw["data"][0]])
-    scores = [one["score"] for one in told["data"][0]]
+    scores = [one["score"] for one in result["data"][0]]
     np.testing.assert_allclose(powers / powers.sum(), scores, atol=1e-6)
 
 
@@ -227,6 +227,6 @@ async def test_classification_errors(
     body: dict[str, Any], status: int, code: str, param: str, store: Path
 ) -> None:
     async with ranking(store, settings=LIMITS).client() as http:
-        reply = await http.post("/classify", json=body)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+        response = await http.post("/classify", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)

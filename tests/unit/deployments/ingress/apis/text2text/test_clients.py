@@ -48,25 +48,27 @@ async def test_summarization_returns_a_summary(
     rewriting_store: Path, tiny_writer: TinyEncoderDecoder
 ) -> None:
     async with hub_client(rewriting_store, SUMMARIZER) as client:
-        told = await client.summarization(RIVER)
-        assert told.summary_text == tiny_writer.answer(PREFIX + RIVER, **OWN_WAY_SAID)
-        said = {"num_beams": 2, "min_length": 6}
-        told = await client.summarization(
+        result = await client.summarization(RIVER)
+        assert result.summary_text == tiny_writer.answer(PREFIX + RIVER, **OWN_WAY_SAID)
+        arguments = {"num_beams": 2, "min_length": 6}
+        result = await client.summarization(
             " ".join([RIVER] * 9),
             clean_up_tokenization_spaces=True,
             truncation="longest_first",
-            generate_parameters=said,
+            generate_parameters=arguments,
         )
-        assert told.summary_text
+        assert result.summary_text
 
 
 async def test_translation_returns_a_translation(
     rewriting_store: Path, tiny_writer: TinyEncoderDecoder
 ) -> None:
     async with hub_client(rewriting_store, TRANSLATOR) as client:
-        said = {"num_beams": 3, "max_new_tokens": 8}
-        told = await client.translation(RIVER, generate_parameters=said, truncation="only_first")
-        assert told.translation_text == tiny_writer.answer(RIVER, **said)
+        arguments = {"num_beams": 3, "max_new_tokens": 8}
+        result = await client.translation(
+            RIVER, generate_parameters=arguments, truncation="only_first"
+        )
+        assert result.translation_text == tiny_writer.answer(RIVER, **arguments)
         with pytest.raises(BadRequestError, match="has no language codes"):
             await client.translation(RIVER, src_lang="en_XX", tgt_lang="fr_XX")
 

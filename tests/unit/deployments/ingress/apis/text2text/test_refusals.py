@@ -26,9 +26,9 @@ from tests.unit.deployments.ingress.apis.text2text.test_tasks import RIVER
 async def test_unsupported_task_is_rejected_with_the_supported_tasks(
     path: str, known: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await client_without_generator.post(path, json={"inputs": RIVER})
-    assert (reply.status_code, reply.json()["code"]) == (400, "wrong_task")
-    assert known in reply.json()["error"]
+    response = await client_without_generator.post(path, json={"inputs": RIVER})
+    assert (response.status_code, response.json()["code"]) == (400, "wrong_task")
+    assert known in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ async def test_unsupported_task_is_rejected_with_the_supported_tasks(
 async def test_invalid_parameters_are_rejected_by_name(
     parameters: dict[str, Any], field: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await client_without_generator.post(
+    response = await client_without_generator.post(
         f"/models/{WRITER}", json={"inputs": RIVER, "parameters": parameters}
     )
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_field")
-    assert reply.json()["field"] == f"parameters.{field}"
-    assert f"`parameters.{field}`" in reply.json()["error"][0]
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_field")
+    assert response.json()["field"] == f"parameters.{field}"
+    assert f"`parameters.{field}`" in response.json()["error"][0]
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ async def test_invalid_parameters_are_rejected_by_name(
 async def test_invalid_body_is_rejected(
     body: Any, status: int, code: str, client_without_generator: httpx.AsyncClient
 ) -> None:
-    reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
-    assert (reply.status_code, reply.json()["code"]) == (status, code)
+    response = await client_without_generator.post(f"/models/{WRITER}", json=body)
+    assert (response.status_code, response.json()["code"]) == (status, code)
 
 
 async def test_streaming_with_beams_is_rejected(
     client_without_generator: httpx.AsyncClient,
 ) -> None:
     body = {"inputs": RIVER, "parameters": {"num_beams": 2}, "stream": True}
-    reply = await client_without_generator.post(f"/models/{WRITER}", json=body)
-    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
-    assert "`parameters.num_beams` must be 1" in reply.json()["error"]
+    response = await client_without_generator.post(f"/models/{WRITER}", json=body)
+    assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+    assert "`parameters.num_beams` must be 1" in response.json()["error"]
 
 
 async def test_model_list_has_the_tasks(

@@ -28,9 +28,9 @@ TTFT = (DECODER, EMBEDDER)
 
 @pytest.mark.parametrize("path", OWN_PATHS)
 async def test_one_prompt_returns_a_list_with_the_full_text(path: str, writing_store: Path) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
-    assert (reply.status_code, reply.json()) == (200, [{"generated_text": "Once" + TEXT}])
-    assert reply.headers["x-generated-tokens"] == "4"
+    response = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
+    assert (response.status_code, response.json()) == (200, [{"generated_text": "Once" + TEXT}])
+    assert response.headers["x-generated-tokens"] == "4"
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/invocations"])
@@ -47,8 +47,8 @@ async def test_default_paths_use_the_generative_model(
     path: str, more: dict[str, Any], models: tuple[str, ...], writing_store: Path
 ) -> None:
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 3}, **more}
-    reply = await ask(writing_store, ScriptedGenerator(), path, body, models=models)
-    assert reply.json() == [{"generated_text": "Once" + TEXT}]
+    response = await ask(writing_store, ScriptedGenerator(), path, body, models=models)
+    assert response.json() == [{"generated_text": "Once" + TEXT}]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ async def test_encoder_models_respond_unchanged(
     body: dict[str, Any], models: tuple[str, ...], writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
-    reply = await ask(writing_store, generator, "/", body, models=models)
-    ((first, *_),) = reply.json()
+    response = await ask(writing_store, generator, "/", body, models=models)
+    ((first, *_),) = response.json()
     assert isinstance(first, float)
     assert not generator.calls
 
@@ -75,52 +75,59 @@ async def test_encoder_models_respond_unchanged(
 async def test_similarity_inputs_are_not_continued(writing_store: Path) -> None:
     pair = {"source_sentence": "good film", "sentences": ["good film"]}
     for body in ({"inputs": pair}, pair, {"inputs": pair, "stream": True}):
-        reply = await ask(writing_store, ScriptedGenerator(), "/", body, models=TTFT)
-        assert reply.json() == [pytest.approx(1, abs=1e-6)]
+        response = await ask(writing_store, ScriptedGenerator(), "/", body, models=TTFT)
+        assert response.json() == [pytest.approx(1, abs=1e-6)]
 
 
 @pytest.mark.parametrize("body", ["Once", {"inputs": "Once"}])
 async def test_a_bare_text_is_a_prompt(body: Any, writing_store: Path) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
-    assert reply.json() == [{"generated_text": "Once" + TEXT}]
+    response = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
+    assert response.json() == [{"generated_text": "Once" + TEXT}]
 
 
 async def test_several_prompts_return_a_list_per_prompt(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     body = {"inputs": ["Once", "Twice"], "parameters": {"details": True}}
-    reply = await ask(writing_store, generator, f"/models/{DECODER}", body)
-    assert [[one["generated_text"] for one in answers] for answers in reply.json()] == [
+    response = await ask(writing_store, generator, f"/models/{DECODER}", body)
+    assert [[one["generated_text"] for one in answers] for answers in response.json()] == [
         ["Once" + TEXT],
         ["Twice" + TEXT],
     ]
-    assert reply.json()[0][0]["details"]["generated_tokens"] == 4
-    assert (reply.headers["x-prompt-tokens"], reply.headers["x-generated-tokens"]) == ("4", "8")
-    assert reply.headers["x-compute-characters"] == "9"
+    assert response.json()[0][0]["details"]["generated_tokens"] == 4
+    assert (response.headers["x-prompt-tokens"], response.headers["x-generated-tokens"]) == (
+        "4",
+        "8",
+    )
+    assert response.headers["x-compute-characters"] == "9"
 
 
 async def test_a_list_with_one_prompt_returns_a_nested_list(writing_store: Path) -> None:
-    reply = await ask(
+    response = await ask(
         writing_store, ScriptedGenerator(), f"/models/{DECODER}", {"inputs": ["Once"]}
     )
-    assert reply.json() == [[{"generated_text": "Once" + TEXT}]]
+    assert response.json() == [[{"generated_text": "Once" + TEXT}]]
 
 
 async def test_several_sequences_have_different_seeds(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     parameters = {"num_return_sequences": 2, "temperature": 0.5, "seed": 5, "details": True}
     body = {"inputs": ["Once", "Twice"], "parameters": parameters}
-    reply = await ask(writing_store, generator, f"/models/{DECODER}", body)
-    told = [[one["details"]["seed"] for one in answers] for answers in reply.json()]
-    assert told == [[5, 6], [5, 6]]
-    assert [one["generated_text"] for one in reply.json()[1]] == ["Twice" + TEXT] * 2
-    assert reply.headers["x-prompt-tokens"] == "4", "a prompt is read once, however often answered"
+    response = await ask(writing_store, generator, f"/models/{DECODER}", body)
+    result = [[one["details"]["seed"] for one in answers] for answers in response.json()]
+    assert result == [[5, 6], [5, 6]]
+    assert [one["generated_text"] for one in response.json()[1]] == ["Twice" + TEXT] * 2
+    assert response.headers["x-prompt-tokens"] == "4", (
+        "a prompt is read once, however often answered"
+    )
 
 
 async def test_errors_name_the_index_of_the_prompt(writing_store: Path) -> None:
     generator = ScriptedGenerator(refusal=InputTooLong("`prompt` has 9 tokens", field="prompt"))
-    reply = await ask(writing_store, generator, f"/models/{DECODER}", {"inputs": ["Once", "Twice"]})
-    assert reply.status_code == 422
-    assert reply.json()["error"].startswith("`inputs[")
+    response = await ask(
+        writing_store, generator, f"/models/{DECODER}", {"inputs": ["Once", "Twice"]}
+    )
+    assert response.status_code == 422
+    assert response.json()["error"].startswith("`inputs[")
 
 
 @pytest.mark.parametrize(
@@ -133,9 +140,9 @@ async def test_errors_name_the_index_of_the_prompt(writing_store: Path) -> None:
     ],
 )
 async def test_errors_have_an_error_type_of_huggingface_hub(body: Any, writing_store: Path) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
-    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
-    assert isinstance(reply.json()["error"], str)
+    response = await ask(writing_store, ScriptedGenerator(), f"/models/{DECODER}", body)
+    assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+    assert isinstance(response.json()["error"], str)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +157,9 @@ async def test_errors_have_an_error_type_of_huggingface_hub(body: Any, writing_s
 async def test_unsupported_tasks_have_the_default_error_format(
     path: str, status: int, writing_store: Path
 ) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
-    assert reply.status_code == status
-    assert "error_type" not in reply.json()
+    response = await ask(writing_store, ScriptedGenerator(), path, {"inputs": "Once"})
+    assert response.status_code == status
+    assert "error_type" not in response.json()
 
 
 async def test_model_list_has_the_task(writing_store: Path) -> None:

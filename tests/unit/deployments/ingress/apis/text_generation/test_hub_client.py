@@ -32,9 +32,9 @@ URL = f"http://test/models/{DECODER}"
 
 
 @asynccontextmanager
-async def hub_client(store: Path, url: str = URL, **said: Any) -> AsyncIterator[Any]:
+async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIterator[Any]:
     """A client of the application over a generator that says `said`."""
-    world = InProcess(store, models=MODELS, generator=ScriptedGenerator(**said))
+    world = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
     async with world.application() as app:
         transport = httpx2.ASGITransport(app)
         # As in its own client, so that it reads the errors of streams.
@@ -55,7 +55,7 @@ async def test_text_generation_returns_a_text(writing_store: Path) -> None:
 
 async def test_text_generation_returns_details(writing_store: Path) -> None:
     async with hub_client(writing_store, f"{URL}/generate") as client:
-        told = await client.text_generation(
+        result = await client.text_generation(
             "Once",
             details=True,
             decoder_input_details=True,
@@ -64,12 +64,12 @@ async def test_text_generation_returns_details(writing_store: Path) -> None:
             temperature=0.5,
             grammar={"type": "regex", "value": "[a-z ]+"},
         )
-    assert told.generated_text == TEXT
-    assert (told.details.finish_reason, told.details.generated_tokens) == ("eos_token", 4)
-    assert [token.text for token in told.details.prefill] == ["Once", " upon"]
-    assert [token.logprob for token in told.details.tokens] == [-0.25, -0.5, -1.0, -0.125]
-    assert told.details.top_tokens[0][1]["text"] == " the"
-    assert told.details.best_of_sequences[0].generated_text == TEXT
+    assert result.generated_text == TEXT
+    assert (result.details.finish_reason, result.details.generated_tokens) == ("eos_token", 4)
+    assert [token.text for token in result.details.prefill] == ["Once", " upon"]
+    assert [token.logprob for token in result.details.tokens] == [-0.25, -0.5, -1.0, -0.125]
+    assert result.details.top_tokens[0][1]["text"] == " the"
+    assert result.details.best_of_sequences[0].generated_text == TEXT
 
 
 @pytest.mark.parametrize("url", [URL, "http://test", f"{URL}/generate_stream"])

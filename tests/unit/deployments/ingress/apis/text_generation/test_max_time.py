@@ -28,12 +28,12 @@ def body(**parameters: Any) -> dict[str, Any]:
 
 async def test_max_time_returns_the_tokens_generated_by_then(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
-    reply = await ask(writing_store, generator, "/generate", body(max_time=0.05))
-    told = reply.json()
-    assert told["generated_text"] == TEXT
-    assert told["details"]["finish_reason"] == "length"
-    assert told["details"]["generated_tokens"] == len(told["details"]["tokens"]) == 3
-    assert 40 <= float(reply.headers["x-total-time"]) < 5_000
+    response = await ask(writing_store, generator, "/generate", body(max_time=0.05))
+    result = response.json()
+    assert result["generated_text"] == TEXT
+    assert result["details"]["finish_reason"] == "length"
+    assert result["details"]["generated_tokens"] == len(result["details"]["tokens"]) == 3
+    assert 40 <= float(response.headers["x-total-time"]) < 5_000
     assert generator.running == 0
 
 
@@ -64,20 +64,20 @@ async def test_completion_ended_by_max_time_is_recorded_once(writing_store: Path
 
 async def test_max_time_ends_each_of_several_sequences(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
-    asked = body(max_time=0.05, num_return_sequences=2, do_sample=True, seed=1)
-    reply = await ask(
-        writing_store, generator, f"/models/{DECODER}", {**asked, "inputs": ["a", "b"]}
+    request_body = body(max_time=0.05, num_return_sequences=2, do_sample=True, seed=1)
+    response = await ask(
+        writing_store, generator, f"/models/{DECODER}", {**request_body, "inputs": ["a", "b"]}
     )
-    told = [[one["generated_text"] for one in answers] for answers in reply.json()]
-    assert told == [["a" + TEXT] * 2, ["b" + TEXT] * 2]
+    result = [[one["generated_text"] for one in answers] for answers in response.json()]
+    assert result == [["a" + TEXT] * 2, ["b" + TEXT] * 2]
     assert len(generator.calls) == 4
     assert generator.running == 0
 
 
 async def test_max_time_ends_a_stream_with_the_text_so_far(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=HANGS)
-    reply = await ask(writing_store, generator, "/generate_stream", body(max_time=0.05))
-    *others, last = events_in(reply.content)
+    response = await ask(writing_store, generator, "/generate_stream", body(max_time=0.05))
+    *others, last = events_in(response.content)
     assert [event["token"]["text"] for event in others] == [" a", " ti", "me"]
     assert (last["index"], last["token"]["text"]) == (4, "")
     assert last["generated_text"] == TEXT
@@ -88,9 +88,9 @@ async def test_max_time_ends_a_stream_with_the_text_so_far(writing_store: Path) 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_max_time_before_the_first_token_is_an_error(path: str, writing_store: Path) -> None:
     generator = SlowStart()
-    reply = await ask(writing_store, generator, path, body(max_time=0.05))
-    assert (reply.status_code, reply.json()["error_type"]) == (504, "incomplete_generation")
-    assert "max_time" in reply.json()["error"]
+    response = await ask(writing_store, generator, path, body(max_time=0.05))
+    assert (response.status_code, response.json()["error_type"]) == (504, "incomplete_generation")
+    assert "max_time" in response.json()["error"]
 
 
 class SlowStart(ScriptedGenerator):

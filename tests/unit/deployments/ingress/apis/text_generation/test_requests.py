@@ -19,12 +19,12 @@ from deployments.ingress.http.request_options import RequestOptions
 HUB, STREAM = RouteDefaults(full_text=True, many=True), RouteDefaults(streams=True)
 
 
-def asked(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerateRequest:
+def parse(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerateRequest:
     return parse_generate_request({"inputs": "Once", "parameters": parameters}, defaults)
 
 
 def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerationOptions:
-    return asked(parameters, defaults).to_generation_request(None, RequestOptions()).options
+    return parse(parameters, defaults).to_generation_request(None, RequestOptions()).options
 
 
 def test_defaults_are_greedy_without_a_token_limit() -> None:
@@ -64,7 +64,7 @@ def test_sampling_parameters_enable_sampling(
 
 
 def test_all_parameters_reach_the_generator() -> None:
-    given = {
+    values = {
         "max_new_tokens": 9,
         "min_new_tokens": 2,
         "temperature": 0.5,
@@ -82,7 +82,7 @@ def test_all_parameters_reach_the_generator() -> None:
         "truncate": 100,
         "grammar": {"type": "regex", "value": "[a-z]+"},
     }
-    assert options(given) == GenerationOptions(
+    assert options(values) == GenerationOptions(
         sampling=SamplingParams(
             temperature=0.5,
             top_k=40,
@@ -122,15 +122,15 @@ def test_logprobs_are_computed_for_details_and_streams(
 
 
 @pytest.mark.parametrize(
-    ("given", "stop"),
+    ("values", "stop"),
     [
         ({"stop_sequences": ["x"]}, ("x",)),
         ({"stop": ["y"], "stop_sequences": ["x"]}, ("y",)),
         ({"stop": [], "stop_sequences": []}, ()),
     ],
 )
-def test_stop_sequences_is_an_alias_of_stop(given: dict[str, Any], stop: tuple[str, ...]) -> None:
-    assert options(given).stop == stop
+def test_stop_sequences_is_an_alias_of_stop(values: dict[str, Any], stop: tuple[str, ...]) -> None:
+    assert options(values).stop == stop
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_grammar_accepts_schema_object_text_and_named_schema(kind: str, value: A
 
 def test_nested_parameters_override_top_level_ones() -> None:
     body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
-    told = parse_generate_request(body, HUB).to_generation_request(None, RequestOptions()).options
-    assert (told.max_new_tokens, told.sampling.top_k) == (5, 9)
+    result = parse_generate_request(body, HUB).to_generation_request(None, RequestOptions()).options
+    assert (result.max_new_tokens, result.sampling.top_k) == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -211,18 +211,18 @@ def test_invalid_parameter_is_named(parameters: dict[str, Any], field: str) -> N
     ],
 )
 def test_unstreamable_parameters_are_rejected_in_streams_only(parameters: dict[str, Any]) -> None:
-    assert asked(parameters)
+    assert parse(parameters)
     with pytest.raises(InvalidField, match="when streaming"):
-        asked(parameters, STREAM)
+        parse(parameters, STREAM)
 
 
 def test_parameters_without_effect_do_not_conflict() -> None:
-    assert asked({"best_of": 1, "num_return_sequences": 1, "seed": 1, "watermark": False}, STREAM)
+    assert parse({"best_of": 1, "num_return_sequences": 1, "seed": 1, "watermark": False}, STREAM)
 
 
 def test_unknown_parameters_have_the_message_huggingface_hub_parses() -> None:
     with pytest.raises(UnknownParameter) as refused:
-        asked({"num_beams": 4, "top_k": 1, "max_lenght": 9})
+        parse({"num_beams": 4, "top_k": 1, "max_lenght": 9})
     assert refused.value.message.startswith(
         "The following `model_kwargs` are not used by the model: ['num_beams', 'max_lenght'] ("
     )
@@ -250,4 +250,4 @@ def test_invalid_inputs_are_named(inputs: Any, defaults: RouteDefaults, field: s
 
 def test_generate_rejects_several_sequences() -> None:
     with pytest.raises(InvalidField, match="num_return_sequences"):
-        asked({"num_return_sequences": 2, "do_sample": True}, RouteDefaults())
+        parse({"num_return_sequences": 2, "do_sample": True}, RouteDefaults())

@@ -28,10 +28,10 @@ async def test_top_tokens_have_a_special_flag(store: Path) -> None:
         whole = (await http.post("/generate", json=ASKED)).json()
         stream = await http.post("/generate_stream", json=ASKED)
     assert whole["generated_text"] == SAYS
-    told = whole["details"]["top_tokens"]
-    assert told == [event["top_tokens"] for event in events_in(stream.content)]
+    result = whole["details"]["top_tokens"]
+    assert result == [event["top_tokens"] for event in events_in(stream.content)]
     # The likeliest in the place of the end is the end itself, which is special.
-    assert [likeliest["special"] for likeliest, _ in told] == [False] * (len(told) - 1) + [True]
-    ends = {one["id"] for tops in told for one in tops if one["special"]}
-    words = {one["id"] for tops in told for one in tops if not one["special"]}
+    assert [likeliest["special"] for likeliest, _ in result] == [False] * (len(result) - 1) + [True]
+    ends = {one["id"] for tops in result for one in tops if one["special"]}
+    words = {one["id"] for tops in result for one in tops if not one["special"]}
     assert not ends & words
